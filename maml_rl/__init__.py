@@ -1,0 +1,45 @@
+"""maml_rl: meta-reinforcement learning with parallel multi-task sampling. Importing it registers the task families.
+
+Public names are loaded on first use, so that child processes, which only step environments, never load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from maml_rl import envs as envs
+
+if TYPE_CHECKING:
+    from maml_rl.adaptation import adapt as adapt
+    from maml_rl.baseline import LinearFeatureBaseline as LinearFeatureBaseline
+    from maml_rl.episode import BatchEpisodes as BatchEpisodes
+    from maml_rl.episode import TaskEpisodes as TaskEpisodes
+    from maml_rl.metalearners import MAMLTRPO as MAMLTRPO
+    from maml_rl.policies import get_policy_for_env as get_policy_for_env
+    from maml_rl.samplers import MultiTaskSampler as MultiTaskSampler
+
+_HOMES = {
+    "BatchEpisodes": "maml_rl.episode",
+    "LinearFeatureBaseline": "maml_rl.baseline",
+    "MAMLTRPO": "maml_rl.metalearners",
+    "MultiTaskSampler": "maml_rl.samplers",
+    "TaskEpisodes": "maml_rl.episode",
+    "adapt": "maml_rl.adaptation",
+    "get_policy_for_env": "maml_rl.policies",
+}
+
+__all__ = [
+    "MAMLTRPO",
+    "BatchEpisodes",
+    "LinearFeatureBaseline",
+    "MultiTaskSampler",
+    "TaskEpisodes",
+    "adapt",
+    "envs",
+    "get_policy_for_env",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'maml_rl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""The task families and the contract that they fulfil."""

@@ -1,0 +1,236 @@
+"""Random streams keyed by (seed, purpose, iteration, phase, task, episode): never by a worker, never by position.
+
+The generator is Philox4x32-10, a counter-based generator: it maps a 192-bit input (a 64-bit key and a 128-bit counter) to
+128 random bits. The stream key fills five of the six input words and part of the sixth, and the place within the stream
+fills the rest. Nothing is hashed, so two different keys can never share a stream, and all streams of a phase are drawn in one
+vectorised call, without one generator object per environment.
+
+Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405
+"""
+
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Noise = Literal["normal", "uniform"]
+
+_WORD = 2**32
+_MAX_PHASE = 2**24
+_LOW = np.uint64(_WORD - 1)
+_SHIFT = np.uint64(32)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+# Blocks of this many counters keep the intermediate arrays inside the second-level cache.
+_CHUNK = 16_384
+
+
+class Purpose(IntEnum):
+    """What a stream is used for. Training and evaluation never share one."""
+
+    TASKS = 0
+    RESET = 1
+    ACTIONS = 2
+    INITIALISATION = 3
+    BOOTSTRAP = 4
+    EVALUATION_TASKS = 5
+    EVALUATION_RESET = 6
+    EVALUATION_ACTIONS = 7
+
+
+class StreamKey(NamedTuple):
+    """Names one random stream. Every entry is an integer in [0, 2**32), `purpose` below 256, `phase` below 2**24."""
+
+    seed: int
+    purpose: int
+    iteration: int = 0
+    phase: int = 0
+    task: int = 0
+    episode: int = 0
+
+    def check(self) -> "StreamKey":
+        """Return the key.
+
+        Raises:
+            ValueError: If an entry is out of range.
+        """
+        limits = {"purpose": 256, "phase": _MAX_PHASE}
+        for name, value in zip(self._fields, self, strict=True):
+            limit = limits.get(name, _WORD)
+            if not 0 <= value < limit:
+                raise ValueError(f"the {name} of a random stream must lie in [0, {limit}), got {value}")
+        return self
+
+    def words(self) -> tuple[int, int, int, int, int]:
+        """Return the five words that Philox takes beside the place in the stream; injective over valid keys."""
+        return self.seed, self.purpose * _MAX_PHASE + self.phase, self.iteration, self.task, self.episode
+
+
+def generator(key: StreamKey) -> np.random.Generator:
+    """Return a NumPy generator of its own for `key`.
+
+    Raises:
+        ValueError: If an entry of the key is out of range.
+    """
+    # Fixed-length entropy: SeedSequence drops trailing zeros, so tuples of different lengths could collide.
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(tuple(int(entry) for entry in key.check()))))
+
+
+def check_seed(seed: int) -> int:
+    """Return `seed` as an int.
+
+    Raises:
+        ValueError: If it is not an integer in [0, 2**32).
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < _WORD:
+        raise ValueError(f"a seed must be an integer in [0, 2**32), got {seed!r}")
+    return int(seed)
+
+
+def philox(key: tuple[ArrayLike, ArrayLike], counter: tuple[ArrayLike, ...]) -> NDArray[np.uint32]:
+    """Apply Philox4x32-10 to every counter.
+
+    Args:
+        key: two words, each broadcastable to (n,).
+        counter: four words, each broadcastable to (n,).
+
+    Returns:
+        (n, 4) random words.
+    """
+    inputs = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in (*counter, *key)))
+    words = [np.atleast_1d(array).ravel() for array in inputs]
+    size = words[0].size
+    result = np.empty((size, 4), dtype=np.uint32)
+    for start in range(0, size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        _philox_chunk([word[part] for word in words], result[part])
+    return result
+
+
+def _philox_chunk(words: list[NDArray[np.uint64]], out: NDArray[np.uint32]) -> None:
+    c0, c1, c2, c3, k0, k1 = words
+    for round_number in range(_ROUNDS):
+        weyl0 = np.uint64(_WEYL[0] * round_number % _WORD)
+        weyl1 = np.uint64(_WEYL[1] * round_number % _WORD)
+        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (
+            (product1 >> _SHIFT) ^ c1 ^ ((k0 + weyl0) & _LOW),
+            product1 & _LOW,
+            (product0 >> _SHIFT) ^ c3 ^ ((k1 + weyl1) & _LOW),
+            product0 & _LOW,
+        )
+    for column, word in enumerate((c0, c1, c2, c3)):
+        out[:, column] = word
+
+
+def _uniform32(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Map words to float32 in [0, 1), 24 bits each."""
+    return (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def _normal32(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Map words (n, even) to standard normal float32 by the Box-Muller transform; n stays, pairs make pairs."""
+    # 32 bits in the radius, centred in their cells, keep the tails finite and reach 6.7 standard deviations.
+    radius = np.sqrt(-2.0 * np.log((words[:, 0::2].astype(np.float64) + 0.5) * 2.0**-32)).astype(np.float32)
+    angle = (words[:, 1::2] >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24 * 2.0 * np.pi)
+    return np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=2).reshape(words.shape)
+
+
+class PhaseStreams(NamedTuple):
+    """The streams of one phase of one iteration, for all its tasks and episodes at once.
+
+    Attributes:
+        seed: the run's seed.
+        iteration: which batch of tasks.
+        phase: number of adaptation steps taken before these episodes.
+        evaluation: draw from the evaluation's streams instead of the training's.
+    """
+
+    seed: int
+    iteration: int
+    phase: int
+    evaluation: bool = False
+
+    def episode_seeds(self, num_tasks: int, num_episodes: int) -> NDArray[np.int64]:
+        """Return one environment seed per episode, (M, B) int64 in [0, 2**63)."""
+        purpose = Purpose.EVALUATION_RESET if self.evaluation else Purpose.RESET
+        words = self._words(purpose, np.zeros(1), num_tasks, num_episodes).astype(np.uint64)
+        seeds = (words[:, 0] << _SHIFT | words[:, 1]) >> np.uint64(1)
+        return seeds.astype(np.int64).reshape(num_tasks, num_episodes)
+
+    def action_noise(
+        self, kind: Noise, num_tasks: int, num_episodes: int, start: int, stop: int, size: int
+    ) -> NDArray[np.float32]:
+        """Return the noise of steps `start` to `stop`, (stop - start, M, B, size) float32.
+
+        An entry depends on the key, the step and its place in `size` alone: any split into blocks gives the same noise.
+
+        Args:
+            kind: "normal" for N(0, 1), "uniform" for U[0, 1).
+            num_tasks: M.
+            num_episodes: B.
+            start: first step.
+            stop: one past the last step.
+            size: numbers per step.
+        """
+        purpose = Purpose.EVALUATION_ACTIONS if self.evaluation else Purpose.ACTIONS
+        blocks = -(-size // 4)
+        index = np.arange(start * blocks, stop * blocks).reshape(stop - start, 1, 1, blocks)
+        words = self._words(purpose, index, num_tasks, num_episodes)
+        numbers = _normal32(words) if kind == "normal" else _uniform32(words)
+        return numbers.reshape(stop - start, num_tasks, num_episodes, blocks * 4)[..., :size]
+
+    def _words(
+        self, purpose: Purpose, index: NDArray[np.generic], num_tasks: int, num_episodes: int
+    ) -> NDArray[np.uint32]:
+        """Return the words (n, 4) at `index`, broadcast against tasks (M, 1, 1) and episodes (B, 1)."""
+        last = StreamKey(self.seed, purpose, self.iteration, self.phase, max(num_tasks, 1) - 1, max(num_episodes, 1) - 1)
+        seed, purpose_and_phase, iteration, _, _ = last.check().words()
+        task = np.arange(num_tasks)[:, None, None]
+        episode = np.arange(num_episodes)[:, None]
+        return philox((seed, purpose_and_phase), (index, iteration, task, episode))
+
+
+class SlotStreams:
+    """One stream per environment slot, each from an integer seed; what a slot draws depends on its own seed and draws alone.
+
+    Args:
+        seeds: (N,) integers in [0, 2**63).
+    """
+
+    def __init__(self, seeds: ArrayLike) -> None:
+        self._seeds = np.array(seeds, dtype=np.uint64).reshape(-1)
+        self._drawn = np.zeros_like(self._seeds)
+
+    def reseed(self, seeds: ArrayLike, mask: NDArray[np.bool_] | None = None) -> None:
+        """Start the streams of the masked slots (all by default) afresh from `seeds` (one per masked slot)."""
+        where = slice(None) if mask is None else mask
+        self._seeds[where] = np.asarray(seeds, dtype=np.uint64)
+        self._drawn[where] = 0
+
+    def uniform(self, size: int, mask: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """Draw `size` numbers from U[0, 1) for every masked slot; (N or masked, size) float64."""
+        return self._doubles(size, mask)[:, :size]
+
+    def normal(self, size: int, mask: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """Draw `size` numbers from N(0, 1) for every masked slot; (N or masked, size) float64."""
+        numbers = self._doubles(size, mask)
+        radius = np.sqrt(-2.0 * np.log1p(-numbers[:, 0::2]))
+        angle = 2.0 * np.pi * numbers[:, 1::2]
+        pairs = np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=2)
+        return pairs.reshape(numbers.shape)[:, :size]
+
+    def _doubles(self, size: int, mask: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+        """Return an even number, at least `size`, of 53-bit uniforms per masked slot."""
+        where = slice(None) if mask is None else mask
+        seeds, drawn = self._seeds[where], self._drawn[where]
+        blocks = -(-size // 2)
+        index = drawn[:, None] + np.arange(blocks, dtype=np.uint64)
+        self._drawn[where] = drawn + np.uint64(blocks)
+        low, high = (seeds & _LOW)[:, None], (seeds >> _SHIFT)[:, None]
+        words = philox((low, high), (index & _LOW, index >> _SHIFT, 0, 0)).astype(np.uint64)
+        # As in any 53-bit uniform: 27 bits of one word above 26 of another.
+        first = (words[:, 0::2] >> np.uint64(5)) << np.uint64(26) | (words[:, 1::2] >> np.uint64(6))
+        return (first.astype(np.float64) * 2.0**-53).reshape(len(seeds), blocks * 2)
