@@ -146,12 +146,14 @@ class PhaseStreams(NamedTuple):
         iteration: which batch of tasks.
         phase: number of adaptation steps taken before these episodes.
         evaluation: draw from the evaluation's streams instead of the training's.
+        first_task: number of the first task, for whoever samples only some tasks of the phase.
     """
 
     seed: int
     iteration: int
     phase: int
     evaluation: bool = False
+    first_task: int = 0
 
     def episode_seeds(self, num_tasks: int, num_episodes: int) -> NDArray[np.int64]:
         """Return one environment seed per episode, (M, B) int64 in [0, 2**63)."""
@@ -186,9 +188,10 @@ class PhaseStreams(NamedTuple):
         self, purpose: Purpose, index: NDArray[np.generic], num_tasks: int, num_episodes: int
     ) -> NDArray[np.uint32]:
         """Return the words (n, 4) at `index`, broadcast against tasks (M, 1, 1) and episodes (B, 1)."""
-        last = StreamKey(self.seed, purpose, self.iteration, self.phase, max(num_tasks, 1) - 1, max(num_episodes, 1) - 1)
+        last_task, last_episode = self.first_task + max(num_tasks, 1) - 1, max(num_episodes, 1) - 1
+        last = StreamKey(self.seed, purpose, self.iteration, self.phase, last_task, last_episode)
         seed, purpose_and_phase, iteration, _, _ = last.check().words()
-        task = np.arange(num_tasks)[:, None, None]
+        task = np.arange(self.first_task, self.first_task + num_tasks)[:, None, None]
         episode = np.arange(num_episodes)[:, None]
         return philox((seed, purpose_and_phase), (index, iteration, task, episode))
 

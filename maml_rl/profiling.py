@@ -1,0 +1,51 @@
+"""Where an iteration's time goes: seconds per named stage, measured only when somebody asks for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+STAGES = ("physics", "inference", "waiting", "assembly", "advantages", "inner", "outer")
+
+
+class StageTimer:
+    """Adds up the seconds spent in each stage.
+
+    Example:
+        with timer.stage("inference"):
+            actions = policy.act(observations, noise)
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time spent in the `with` block to stage `name`."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add `seconds` (may be negative, to move time between stages) to stage `name`."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds per stage since the last call, and start again from zero."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+class _NullTimer(StageTimer):
+    """Measures nothing, at the price of an empty `with` block."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        yield
+
+    def add(self, name: str, seconds: float) -> None:
+        """Do nothing."""
+
+
+NULL_TIMER = _NullTimer()
