@@ -1,0 +1,17 @@
+"""Policies: modules that map observations to distributions of actions, with optional parameters for each task."""
+
+from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
+from maml_rl.policies.making import get_policy_for_env
+from maml_rl.policies.mlp import MLPPolicy
+from maml_rl.policies.normal_mlp import NormalMLPPolicy
+from maml_rl.policies.policy import DistributionParams, Params, Policy
+
+__all__ = [
+    "CategoricalMLPPolicy",
+    "DistributionParams",
+    "MLPPolicy",
+    "NormalMLPPolicy",
+    "Params",
+    "Policy",
+    "get_policy_for_env",
+]

@@ -1,0 +1,122 @@
+"""Fully connected layers, shared or one set per task: what the multi-layer perceptron policies have in common."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maml_rl.policies.policy import Params, Policy
+
+Nonlinearity = Callable[[Tensor], Tensor]
+
+_NONLINEARITIES: dict[str, Nonlinearity] = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+class MLPPolicy(Policy):
+    """What the policies made of fully connected layers share.
+
+    Args:
+        input_size: number of input units; for integer observations the number of categories.
+        output_size: number of output units.
+        layer_names: one per hidden layer, and the output layer last.
+        hidden_sizes: units of each hidden layer.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        seed: of the initial weights; the global random state is left alone.
+        observation_shape: shape of one observation; (input_size,) by default.
+        observation_start: the lowest integer observation. Given, observations are integers in
+            [observation_start, observation_start + input_size), which enter as one-hot vectors.
+
+    Raises:
+        ValueError: If a size is not positive or the nonlinearity is unknown.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        layer_names: Sequence[str],
+        hidden_sizes: Sequence[int],
+        nonlinearity: str | Nonlinearity,
+        seed: int,
+        observation_shape: Sequence[int] | None = None,
+        observation_start: int | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = (input_size, *hidden_sizes, output_size)
+        if any(size < 1 for size in sizes):
+            raise ValueError(f"layer sizes must be positive, got {sizes}")
+        self.input_size, self.output_size = input_size, output_size
+        self.hidden_sizes = tuple(hidden_sizes)
+        self.nonlinearity = find_nonlinearity(nonlinearity)
+        self.observation_start = observation_start
+        default_shape = (input_size,) if observation_start is None else ()
+        self.observation_shape = default_shape if observation_shape is None else tuple(observation_shape)
+        expected = 1 if observation_start is not None else input_size
+        if math.prod(self.observation_shape) != expected:
+            raise ValueError(f"an observation of shape {self.observation_shape} does not have {expected} entries")
+        self._layer_names = tuple((f"{name}.weight", f"{name}.bias") for name in layer_names)
+        generator = torch.Generator().manual_seed(seed)
+        for name, fan_in, fan_out in zip(layer_names, sizes[:-1], sizes[1:], strict=True):
+            # skip_init: the constructor of Linear would draw from the global random state.
+            layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+            self.add_module(name, layer)
+
+    def encode(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return observations (..., *observation shape) as input vectors (..., input_size): flattened, or one-hot."""
+        if self.observation_start is not None:
+            lead = observations.shape[: observations.dim() - len(self.observation_shape)]
+            categories = torch.arange(self.input_size, device=observations.device) + self.observation_start
+            return (observations.reshape(*lead, 1) == categories).to(dtype)
+        if len(self.observation_shape) != 1:
+            lead = observations.shape[: observations.dim() - len(self.observation_shape)]
+            observations = observations.reshape(*lead, self.input_size)
+        return observations.to(dtype)
+
+    def _network(self, observations: Tensor, params: Params | None) -> Tensor:
+        """Return the output units (..., output_size)."""
+        own = params is None
+        params = dict(self.named_parameters()) if params is None else params
+        first = params[self._layer_names[0][0]]
+        units = self.encode(observations, first.dtype)
+        if own or first.dim() == 2:
+            return self._shared_network(units, params)
+        if units.dim() < 2 or units.shape[0] != first.shape[0]:
+            raise ValueError(
+                f"parameters are stacked for {first.shape[0]} tasks, so observations must have the shape "
+                f"({first.shape[0]}, ..., *{self.observation_shape}), got {tuple(observations.shape)}"
+            )
+        lead = units.shape[:-1]
+        units = units.reshape(lead[0], math.prod(lead[1:]), self.input_size)
+        for index, (weight, bias) in enumerate(self._layer_names):
+            if index:
+                units = self.nonlinearity(units)
+            # Weights lie as (M, out, in), as nn.Linear has them; the transposed view costs no copy.
+            units = torch.baddbmm(params[bias].unsqueeze(1), units, params[weight].mT)
+        return units.reshape(*lead, self.output_size)
+
+    def _shared_network(self, units: Tensor, params: Params) -> Tensor:
+        for index, (weight, bias) in enumerate(self._layer_names):
+            if index:
+                units = self.nonlinearity(units)
+            units = F.linear(units, params[weight], params[bias])
+        return units
+
+
+def find_nonlinearity(nonlinearity: str | Nonlinearity) -> Nonlinearity:
+    """Return the function that a name stands for; callables are returned as they are.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    if not isinstance(nonlinearity, str):
+        return nonlinearity
+    if nonlinearity not in _NONLINEARITIES:
+        raise ValueError(
+            f"unknown nonlinearity {nonlinearity!r}; expected one of {sorted(_NONLINEARITIES)} or a callable on tensors"
+        )
+    return _NONLINEARITIES[nonlinearity]

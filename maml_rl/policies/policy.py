@@ -1,0 +1,115 @@
+"""The contract of policies: observations -> torch Distribution, with optional parameters, shared or one set per task.
+
+Every method takes `params`, a mapping from parameter names to tensors. Left out, the policy's own are used. Given tensors
+of the policy's own shapes, observations have any leading axes. Given stacked tensors (M, ...), observations are
+(M, ..., *observation shape), and row m of every tensor belongs to task m.
+
+A parametrised distribution is handed around as a tuple of tensors, the distribution parameters, so that hot paths never
+build distribution objects.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+Params = Mapping[str, Tensor]
+DistributionParams = tuple[Tensor, ...]
+
+
+class Policy(nn.Module, ABC):
+    """Base of all policies.
+
+    Attributes:
+        noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
+        noise_size: how many such numbers per action.
+    """
+
+    noise_kind: Literal["normal", "uniform"]
+    noise_size: int
+
+    @abstractmethod
+    def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
+        """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
+
+    @abstractmethod
+    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return what parametrises the distribution of actions, e.g. (mean, log_std) or (logits,)."""
+
+    @abstractmethod
+    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
+        """Return actions, a deterministic function of observations and noise; the fast path of sampling.
+
+        Args:
+            observations: (..., *observation shape).
+            noise: (..., noise_size) of `noise_kind`.
+            params: see the module.
+
+        Returns:
+            (..., *action shape) actions. With stacked parameters the actions of a task do not depend, to the last bit,
+            on which other tasks are computed along with it.
+        """
+
+    @abstractmethod
+    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of `actions` (..., *action shape), summed over action entries."""
+
+    @abstractmethod
+    def entropy_from(self, distribution: DistributionParams) -> Tensor:
+        """Return the entropy (...)."""
+
+    @abstractmethod
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """Return KL(old, new), (...)."""
+
+    @abstractmethod
+    def fisher_product(
+        self, distribution: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> DistributionParams:
+        """Multiply tangents by the Fisher metric of the distribution, the middle of a Gauss-Newton product J^T F J v.
+
+        Args:
+            distribution: what `distribution_parameters` returned.
+            tangents: one per entry of `distribution`, of its shape (J v).
+            weights: (...) weight of each step; mask / mask.sum() for a mean over real steps.
+
+        Returns:
+            Cotangents of the shapes of `distribution`, ready for a vector-Jacobian product.
+        """
+
+    def log_prob(self, observations: Tensor, actions: Tensor, params: Params | None = None) -> Tensor:
+        """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""
+        return self.log_prob_from(self.distribution_parameters(observations, params), actions)
+
+    def stack_parameters(self, num_tasks: int, params: Params | None = None) -> dict[str, Tensor]:
+        """Return one contiguous copy of the parameters per task; gradients flow through it.
+
+        Args:
+            num_tasks: M.
+            params: of the policy's own shapes, or stacked already.
+
+        Returns:
+            {name: (M, ...)}.
+
+        Raises:
+            ValueError: If a name or shape does not fit the policy.
+        """
+        own = dict(self.named_parameters())
+        if params is None:
+            params = own
+        if params.keys() != own.keys():
+            raise ValueError(f"expected parameters {sorted(own)}, got {sorted(params)}")
+        return {name: _stack(name, params[name], tuple(own[name].shape), num_tasks) for name in own}
+
+
+def _stack(name: str, param: Tensor, shape: tuple[int, ...], num_tasks: int) -> Tensor:
+    if tuple(param.shape) == shape:
+        return param.expand(num_tasks, *shape).contiguous()
+    if tuple(param.shape) == (num_tasks, *shape):
+        return param.contiguous()
+    raise ValueError(
+        f"parameter {name!r} must have the shape {shape}, or {(num_tasks, *shape)} for {num_tasks} tasks, "
+        f"got {tuple(param.shape)}"
+    )
