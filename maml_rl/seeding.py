@@ -155,45 +155,43 @@ class PhaseStreams(NamedTuple):
     evaluation: bool = False
     first_task: int = 0
 
-    def episode_seeds(self, num_tasks: int, num_episodes: int) -> NDArray[np.int64]:
-        """Return one environment seed per episode, (M, B) int64 in [0, 2**63)."""
+    def episode_seeds(self, num_tasks: int, episodes: range) -> NDArray[np.int64]:
+        """Return one environment seed per episode, (M, len(episodes)) int64 in [0, 2**63)."""
         purpose = Purpose.EVALUATION_RESET if self.evaluation else Purpose.RESET
-        words = self._words(purpose, np.zeros(1), num_tasks, num_episodes).astype(np.uint64)
+        words = self._words(purpose, np.zeros(1), num_tasks, episodes).astype(np.uint64)
         seeds = (words[:, 0] << _SHIFT | words[:, 1]) >> np.uint64(1)
-        return seeds.astype(np.int64).reshape(num_tasks, num_episodes)
+        return seeds.astype(np.int64).reshape(num_tasks, len(episodes))
 
     def action_noise(
-        self, kind: Noise, num_tasks: int, num_episodes: int, start: int, stop: int, size: int
+        self, kind: Noise, num_tasks: int, episodes: range, steps: range, size: int
     ) -> NDArray[np.float32]:
-        """Return the noise of steps `start` to `stop`, (stop - start, M, B, size) float32.
+        """Return the noise of some episodes at some steps, (len(steps), M, len(episodes), size) float32.
 
         An entry depends on the key, the step and its place in `size` alone: any split into blocks gives the same noise.
 
         Args:
             kind: "normal" for N(0, 1), "uniform" for U[0, 1).
             num_tasks: M.
-            num_episodes: B.
-            start: first step.
-            stop: one past the last step.
+            episodes: which episodes of every task.
+            steps: which steps.
             size: numbers per step.
         """
         purpose = Purpose.EVALUATION_ACTIONS if self.evaluation else Purpose.ACTIONS
         blocks = -(-size // 4)
-        index = np.arange(start * blocks, stop * blocks).reshape(stop - start, 1, 1, blocks)
-        words = self._words(purpose, index, num_tasks, num_episodes)
+        index = np.arange(steps.start * blocks, steps.stop * blocks).reshape(len(steps), 1, 1, blocks)
+        words = self._words(purpose, index, num_tasks, episodes)
         numbers = _normal32(words) if kind == "normal" else _uniform32(words)
-        return numbers.reshape(stop - start, num_tasks, num_episodes, blocks * 4)[..., :size]
+        return numbers.reshape(len(steps), num_tasks, len(episodes), blocks * 4)[..., :size]
 
     def _words(
-        self, purpose: Purpose, index: NDArray[np.generic], num_tasks: int, num_episodes: int
+        self, purpose: Purpose, index: NDArray[np.generic], num_tasks: int, episodes: range
     ) -> NDArray[np.uint32]:
         """Return the words (n, 4) at `index`, broadcast against tasks (M, 1, 1) and episodes (B, 1)."""
-        last_task, last_episode = self.first_task + max(num_tasks, 1) - 1, max(num_episodes, 1) - 1
-        last = StreamKey(self.seed, purpose, self.iteration, self.phase, last_task, last_episode)
+        tasks = range(self.first_task, self.first_task + num_tasks)
+        last = StreamKey(self.seed, purpose, self.iteration, self.phase, tasks[-1], episodes[-1])
         seed, purpose_and_phase, iteration, _, _ = last.check().words()
-        task = np.arange(self.first_task, self.first_task + num_tasks)[:, None, None]
-        episode = np.arange(num_episodes)[:, None]
-        return philox((seed, purpose_and_phase), (index, iteration, task, episode))
+        words = (index, iteration, np.asarray(tasks)[:, None, None], np.asarray(episodes)[:, None])
+        return philox((seed, purpose_and_phase), words)
 
 
 class SlotStreams:
