@@ -1,0 +1,126 @@
+"""Reads a YAML or JSON mapping and remembers on which line every key stands, so that an error can point at it."""
+
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from maml_rl.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A mapping as it was written.
+
+    Attributes:
+        origin: the file's path, or where else the values come from.
+        values: the mapping itself.
+        lines: line of every key, from 1; nested keys under the path of their parents, as in ("env-kwargs", "low").
+    """
+
+    origin: str
+    values: dict[str, Any]
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+
+    def place(self, *path: str) -> str:
+        """Say where a key stands, or its nearest parent that stands somewhere: "configs/x.yaml, line 3"."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.lines:
+                return f"{self.origin}, line {self.lines[path[:length]]}"
+        return self.origin
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loading without aliases, so that a small file cannot expand into a large value."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases are not supported; write the value out", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+# YAML 1.1 reads 1e-2 as text, for want of a point. Nobody who writes it means text, and JSON writes it too.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_mapping(path: str | Path) -> Mapping:
+    """Read a YAML file (JSON is YAML too) whose top level is a mapping.
+
+    Raises:
+        ConfigError: If the file is missing, unreadable, no YAML, no mapping, asks for a Python object, or
+            has a key twice.
+    """
+    origin = str(path)
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {origin}: {error.strerror or error}") from None
+    return parse_mapping(data, origin)
+
+
+def parse_mapping(data: str | bytes, origin: str) -> Mapping:
+    """Read a YAML document, as `read_mapping` does; `origin` names it in errors.
+
+    Raises:
+        ConfigError: As `read_mapping`.
+    """
+    try:
+        loader = _Loader(data)
+        try:
+            node = loader.get_single_node()
+            if not isinstance(node, yaml.MappingNode):
+                raise ConfigError(f"{origin} holds no mapping; a config is a list of lines `key: value`")
+            lines: dict[KeyPath, int] = {}
+            _walk(node, (), lines, origin)
+            return Mapping(origin, loader.construct_document(node), lines)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{origin}{line} is no valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin} is no valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{origin} is nested too deeply for a config") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{origin} holds a value that cannot be read: {error}") from None
+
+
+def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str) -> None:
+    """Record the line of every key below `node`; refuse keys that are no text or that stand twice in one mapping."""
+    if isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            # Entries of a list share their list's place, and may repeat each other's keys.
+            _walk(entry, path, {}, origin)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.tag != "tag:yaml.org,2002:str":
+            raise ConfigError(f"key {key.value!r} in {origin}, line {line} must be text; put it in quotes")
+        here = (*path, key.value)
+        if here in lines:
+            raise ConfigError(
+                f"duplicate key {key.value!r} in {origin}, line {line}; it stands on line {lines[here]} already"
+            )
+        lines[here] = line
+        _walk(value, here, lines, origin)
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """Return "; did you mean 'x'?" for the entry of `known` that is closest to `word`, or "" if nothing is known."""
+    close = get_close_matches(word, known, n=1, cutoff=0.0)
+    return f"; did you mean {close[0]!r}?" if close else ""
