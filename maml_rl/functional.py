@@ -1,6 +1,6 @@
 """Pure reinforcement-learning mathematics on tensors: returns, advantages, masked statistics, losses, divergences.
 
-Words and shapes: T time steps, B episodes, `...` any leading axes (M tasks). A mask is 1 on real steps and 0 on padding,
+T is time steps, B is episodes, `...` is any leading axes (M tasks). A mask is 1 on real steps and 0 on padding,
 and what lies under the padding never matters, not even NaN. No function writes into its arguments.
 """
 

@@ -1,8 +1,8 @@
 """The contract of policies: observations -> torch Distribution, with optional parameters, shared or one set per task.
 
-Every method takes `params`, a mapping from parameter names to tensors. Left out, the policy's own are used. Given tensors
-of the policy's own shapes, observations have any leading axes. Given stacked tensors (M, ...), observations are
-(M, ..., *observation shape), and row m of every tensor belongs to task m.
+Every method takes `params`, a mapping from parameter names to tensors. Left out, the policy's own are used. Given
+tensors of the policy's own shapes, observations have any leading axes. Given stacked tensors (M, ...), observations
+are (M, ..., *observation shape), and row m of every tensor belongs to task m.
 
 A parametrised distribution is handed around as a tuple of tensors, the distribution parameters, so that hot paths never
 build distribution objects.
