@@ -61,7 +61,11 @@ class CategoricalMLPPolicy(MLPPolicy):
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor]:
         """Return the logits (..., K), in a tuple; not normalised."""
-        return (self._network(observations, params),)
+        return self.distribution_from_units(self._network(observations, params), params)
+
+    def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor]:
+        """Return the logits, which are the output units, in a tuple."""
+        return (units,)
 
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""

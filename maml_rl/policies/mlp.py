@@ -1,13 +1,14 @@
 """Fully connected layers, shared or one set per task: what the multi-layer perceptron policies have in common."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maml_rl.policies.policy import Params, Policy
+from maml_rl.policies.policy import DistributionParams, Params, Policy
 
 Nonlinearity = Callable[[Tensor], Tensor]
 
@@ -27,6 +28,9 @@ class MLPPolicy(Policy):
         observation_shape: shape of one observation; (input_size,) by default.
         observation_start: the lowest integer observation. Given, observations are integers in
             [observation_start, observation_start + input_size), which enter as one-hot vectors.
+
+    Attributes:
+        layer_names: (weight, bias) parameter names of each layer, the output layer last.
 
     Raises:
         ValueError: If a size is not positive or the nonlinearity is unknown.
@@ -57,7 +61,7 @@ class MLPPolicy(Policy):
         expected = 1 if observation_start is not None else input_size
         if math.prod(self.observation_shape) != expected:
             raise ValueError(f"an observation of shape {self.observation_shape} does not have {expected} entries")
-        self._layer_names = tuple((f"{name}.weight", f"{name}.bias") for name in layer_names)
+        self.layer_names = tuple((f"{name}.weight", f"{name}.bias") for name in layer_names)
         generator = torch.Generator().manual_seed(seed)
         for name, fan_in, fan_out in zip(layer_names, sizes[:-1], sizes[1:], strict=True):
             # skip_init: the constructor of Linear would draw from the global random state.
@@ -65,6 +69,10 @@ class MLPPolicy(Policy):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
             self.add_module(name, layer)
+
+    @abstractmethod
+    def distribution_from_units(self, units: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return the distribution parameters that output units (..., output_size) stand for."""
 
     def encode(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return observations (..., *observation shape) as input vectors (..., input_size): flattened, or one-hot."""
@@ -81,7 +89,7 @@ class MLPPolicy(Policy):
         """Return the output units (..., output_size)."""
         own = params is None
         params = dict(self.named_parameters()) if params is None else params
-        first = params[self._layer_names[0][0]]
+        first = params[self.layer_names[0][0]]
         units = self.encode(observations, first.dtype)
         if own or first.dim() == 2:
             return self._shared_network(units, params)
@@ -92,7 +100,7 @@ class MLPPolicy(Policy):
             )
         lead = units.shape[:-1]
         units = units.reshape(lead[0], math.prod(lead[1:]), self.input_size)
-        for index, (weight, bias) in enumerate(self._layer_names):
+        for index, (weight, bias) in enumerate(self.layer_names):
             if index:
                 units = self.nonlinearity(units)
             # Weights lie as (M, out, in), as nn.Linear has them; the transposed view costs no copy.
@@ -100,7 +108,7 @@ class MLPPolicy(Policy):
         return units.reshape(*lead, self.output_size)
 
     def _shared_network(self, units: Tensor, params: Params) -> Tensor:
-        for index, (weight, bias) in enumerate(self._layer_names):
+        for index, (weight, bias) in enumerate(self.layer_names):
             if index:
                 units = self.nonlinearity(units)
             units = F.linear(units, params[weight], params[bias])

@@ -77,11 +77,14 @@ class NormalMLPPolicy(MLPPolicy):
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean (..., A) and the log standard deviation: (A,), or (M, 1, ..., 1, A) when stacked."""
-        mean = self._network(observations, params)
+        return self.distribution_from_units(self._network(observations, params), params)
+
+    def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor, Tensor]:
+        """Return the mean, which is the output units, and the log standard deviation; see `distribution_parameters`."""
         log_std = torch.clamp((self.sigma if params is None else params["sigma"]), min=self._min_log_std)
         if log_std.dim() == 2:
-            log_std = log_std.reshape(log_std.shape[0], *(1,) * (mean.dim() - 2), log_std.shape[1])
-        return mean, log_std
+            log_std = log_std.reshape(log_std.shape[0], *(1,) * (units.dim() - 2), log_std.shape[1])
+        return units, log_std
 
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
         """Return mean + std * noise, (..., *action shape); `noise` is (..., A) from N(0, 1)."""
