@@ -25,18 +25,21 @@ def estimate_advantages(
     episodes: Any, baseline: Baseline | None, gamma: float, gae_lambda: float, normalize: bool, bootstrap: bool
 ) -> Tensor:
     """Return the advantages (..., T, B) of `BatchEpisodes` or `TaskEpisodes`; see their `compute_advantages`."""
-    rewards, mask = episodes.rewards, episodes.mask
+    # In float64 the recursion neither loses digits nor overflows.
+    rewards, mask = episodes.rewards.double(), episodes.mask
     with torch.no_grad():
-        values = torch.zeros_like(rewards) if baseline is None else baseline(episodes).to(rewards.dtype)
+        values = torch.zeros_like(rewards) if baseline is None else baseline(episodes).double()
         final_values = torch.zeros_like(rewards[..., 0, :])
         if bootstrap and baseline is not None:
             goes_on = episodes.truncated & ~episodes.terminated
-            final_values = torch.where(goes_on, baseline.final_values(episodes).to(rewards.dtype), 0.0)
+            final_values = torch.where(goes_on, baseline.final_values(episodes).double(), 0.0)
         following = functional.next_values(values, final_values, episodes.lengths)
         advantages = functional.generalized_advantages(
             rewards, values, following, mask, discount=gamma, gae_lambda=gae_lambda
         )
-        return functional.masked_normalize(advantages, mask) if normalize else advantages
+        if normalize:
+            advantages = functional.masked_normalize(advantages, mask)
+        return advantages.to(episodes.rewards.dtype)
 
 
 def known_gamma(gamma: float | None) -> float:

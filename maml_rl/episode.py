@@ -92,6 +92,8 @@ class TaskEpisodes:
                 _check_lead(name, getattr(self, name), (num_tasks, steps, num_episodes))
         for name in ("lengths", "terminated", "truncated", "final_observations"):
             _check_lead(name, getattr(self, name), (num_tasks, num_episodes))
+        if self.lengths.max() == 0:
+            raise ValueError("expected at least one step, but every episode has length 0")
         if self.lengths.min() < 0 or self.lengths.max() > steps:
             raise ValueError(f"lengths must lie in [0, {steps}], got {self.lengths.min()} to {self.lengths.max()}")
 
@@ -188,7 +190,7 @@ class TaskEpisodes:
     def digest(self) -> str:
         """Return the SHA-256, in hex, over names, types, shapes and bytes of the sampled arrays.
 
-        It depends on neither the device, nor the padding, nor the advantages.
+        It depends on neither the device, nor the number of padded steps, nor the advantages.
         """
         digest = hashlib.sha256()
         for name in _SAMPLED:

@@ -1,0 +1,209 @@
+"""A linear value function of time and observation, fitted to the episodes it is used on."""
+
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from maml_rl.episode import BatchEpisodes, TaskEpisodes
+
+Self = TypeVar("Self", bound="LinearFeatureBaseline")
+
+_TIME_FEATURES = 4
+_MAX_INPUT_SIZE = 4096
+# Tasks are handled in groups whose features fit into the second-level cache.
+_GROUP_BYTES = 2**21
+# Values are finite, however far a final observation lies from those that were fitted.
+_LARGEST = torch.finfo(torch.float32).max
+_FIRST_RAISE = 1e-8
+_MAX_RAISES = 30
+
+
+class LinearFeatureBaseline:
+    """V(s, t) = w . [o, o^2, t, t^2, t^3, 1], by ridge regression on the returns; t is the step divided by 100.
+
+    All tasks are fitted at once, each with weights of its own, in float64 and on real steps only. The ridge acts on
+    features scaled to a root mean square of 1, so that it does not depend on the units of an observation; where it is
+    too weak for a solution, it is raised for that task until there is one. Values are never NaN.
+
+    The targets are the plain discounted returns, whether or not the advantages bootstrap. A value function of time that
+    is fitted to the returns of time-limited episodes estimates the reward still to come before the limit, which is what
+    such tasks are judged by. At a limit common to all episodes it is close to zero, so that bootstrapping there changes
+    little, and `bootstrap=False` is exact. Bootstrapping matters where episodes are cut at different times, or where
+    the limit is an artefact of sampling. Targets that bootstrap too would need V of the final states while it is being
+    fitted: with features of time, any c * discount^(limit - t) could be added to a solution of that equation, so the
+    data do not determine it.
+
+    Integer observations without axes become one-hot vectors when `input_size` is more than 1; others are flattened.
+
+    Args:
+        input_size: number of entries of an observation, or of categories.
+        reg_coeff: weight of the ridge.
+
+    Raises:
+        ValueError: If `input_size` is not in [1, 4096] or `reg_coeff` is negative.
+
+    Source: Duan et al. 2016, https://arxiv.org/abs/1604.06778; on time limits Pardo et al. 2018,
+    https://arxiv.org/abs/1712.00378
+    """
+
+    def __init__(self, input_size: int, reg_coeff: float = 1e-5) -> None:
+        if not 1 <= input_size <= _MAX_INPUT_SIZE:
+            raise ValueError(
+                f"input_size must lie in [1, {_MAX_INPUT_SIZE}], got {input_size}; a linear fit of larger "
+                "observations, images for example, only memorises: use another baseline, or none"
+            )
+        if not reg_coeff >= 0.0:
+            raise ValueError(f"reg_coeff must not be negative, got {reg_coeff}")
+        self.input_size = input_size
+        self.reg_coeff = reg_coeff
+        self._weights: Tensor | None = None
+        self._scale: Tensor | None = None
+
+    @property
+    def feature_size(self) -> int:
+        """Number of features."""
+        return 2 * self.input_size + _TIME_FEATURES
+
+    def fit(self: Self, episodes: TaskEpisodes | BatchEpisodes, targets: Tensor | None = None) -> Self:
+        """Fit the weights, one set per task.
+
+        Args:
+            episodes: of M tasks, or of one.
+            targets: (M, T, B), or (T, B), what to predict on real steps; `episodes.returns` by default.
+
+        Returns:
+            The baseline itself.
+        """
+        targets = episodes.returns if targets is None else targets
+        mask = _of_tasks(episodes.mask, episodes)
+        steps = torch.arange(mask.shape[1], device=mask.device).unsqueeze(-1).expand(mask.shape[1:])
+        targets = torch.where(mask > 0, _of_tasks(targets, episodes), 0.0).flatten(1)
+        observations = _of_tasks(episodes.observations, episodes)
+        groups = self._groups(*mask.shape)
+        fitted = []
+        with torch.no_grad():
+            for group in groups:
+                real = mask[group].flatten(1).double()
+                encoded = self._encode(observations[group], mask[group])
+                # Division by the largest entry keeps the squares of any finite observation finite.
+                scale = encoded.abs().amax(1)
+                scale = torch.where(scale > 0.0, scale, 1.0)
+                time = steps.flatten().expand(real.shape)
+                features = _features(encoded / scale.unsqueeze(1), time, real)
+                fitted.append((scale, _solve(features, targets[group].double(), real.sum(1), self.reg_coeff)))
+        self._scale, self._weights = (torch.cat(parts) for parts in zip(*fitted, strict=True))
+        return self
+
+    def __call__(self, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
+        """Return the value of the state before each step, (M, T, B) or (T, B), zero on padding.
+
+        Raises:
+            RuntimeError: If the baseline was not fitted, or for another number of tasks.
+        """
+        mask = _of_tasks(episodes.mask, episodes)
+        steps = torch.arange(mask.shape[1], device=mask.device).unsqueeze(-1).expand(mask.shape)
+        values = self._predict(_of_tasks(episodes.observations, episodes), steps, mask)
+        return values.reshape(episodes.mask.shape)
+
+    def final_values(self, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
+        """Return the value of the state after the last step, (M, B) or (B,), as if the episode went on.
+
+        Raises:
+            RuntimeError: If the baseline was not fitted, or for another number of tasks.
+        """
+        lengths = _of_tasks(episodes.lengths, episodes).unsqueeze(1)
+        observations = _of_tasks(episodes.final_observations, episodes).unsqueeze(1)
+        values = self._predict(observations, lengths, torch.ones(lengths.shape, device=lengths.device))
+        return values.reshape(episodes.lengths.shape)
+
+    def _predict(self, observations: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
+        """Return values (M, T, B) float32."""
+        if self._weights is None or self._scale is None:
+            raise RuntimeError("the baseline has no weights yet; fit it to episodes first")
+        if len(self._weights) != len(mask):
+            raise RuntimeError(
+                f"the baseline was fitted for {len(self._weights)} tasks, but the episodes are of {len(mask)}; "
+                "fit it to them"
+            )
+        weights, scale = self._weights.to(mask.device), self._scale.to(mask.device)
+        values = torch.empty(mask.shape, device=mask.device)
+        with torch.no_grad():
+            for group in self._groups(*mask.shape):
+                encoded = self._encode(observations[group], mask[group]) / scale[group].unsqueeze(1)
+                features = _features(encoded, steps[group].flatten(1), mask[group].flatten(1).double())
+                products = torch.bmm(features, weights[group].unsqueeze(-1)).clamp(-_LARGEST, _LARGEST)
+                values[group] = products.reshape(mask[group].shape)
+        return values
+
+    def _groups(self, num_tasks: int, num_steps: int, num_episodes: int) -> list[slice]:
+        """Cut the tasks into groups."""
+        bytes_per_task = 8 * self.feature_size * max(1, num_steps * num_episodes)
+        size = max(1, _GROUP_BYTES // bytes_per_task)
+        return [slice(start, start + size) for start in range(0, num_tasks, size)]
+
+    def _encode(self, observations: Tensor, mask: Tensor) -> Tensor:
+        """Return observations (M, T, B, ...) as vectors (M, T * B, input_size) float64, zero on padding."""
+        shape = observations.shape[mask.dim() :]
+        if shape == () and self.input_size > 1:
+            categories = torch.arange(self.input_size, device=observations.device)
+            vectors = observations.unsqueeze(-1) == categories
+        elif math.prod(shape) == self.input_size:
+            vectors = observations.reshape(*mask.shape, self.input_size)
+        else:
+            raise ValueError(
+                f"the baseline expects observations of {self.input_size} entries, got the shape {tuple(shape)}"
+            )
+        return torch.where(mask.unsqueeze(-1) > 0, vectors.double(), 0.0).flatten(1, 2)
+
+
+def _of_tasks(tensor: Tensor, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
+    """Give the arrays of a single task a leading axis."""
+    return tensor if isinstance(episodes, TaskEpisodes) else tensor.unsqueeze(0)
+
+
+def _features(vectors: Tensor, steps: Tensor, real: Tensor) -> Tensor:
+    """Return features (M, N, F) of scaled observations (M, N, D), zero where `real` (M, N) is."""
+    size = vectors.shape[-1]
+    features = vectors.new_empty((*vectors.shape[:-1], 2 * size + _TIME_FEATURES))
+    features[..., :size] = vectors
+    features[..., size : 2 * size] = vectors.square()
+    features[..., -1] = real
+    time = steps.double() / 100.0
+    for power in (1, 2, 3):
+        features[..., 2 * size + power - 1] = real * time**power
+    return features
+
+
+def _solve(features: Tensor, targets: Tensor, count: Tensor, reg_coeff: float) -> Tensor:
+    """Solve the normal equations of every task.
+
+    Args:
+        features: (M, N, F), zero on padding.
+        targets: (M, N), zero on padding.
+        count: (M,) number of real steps.
+        reg_coeff: weight of the ridge on features of unit root mean square.
+
+    Returns:
+        (M, F) finite weights.
+    """
+    gram = torch.bmm(features.mT, features)
+    moments = torch.bmm(features.mT, targets.unsqueeze(-1))
+    scale = (gram.diagonal(dim1=-2, dim2=-1) / count.clamp(min=1.0).unsqueeze(-1)).sqrt().unsqueeze(-1)
+    scale = torch.where(scale > 0.0, scale, 1.0)
+    gram, moments = gram / (scale * scale.mT), moments / scale
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    ridge = gram.new_full((len(gram), 1, 1), reg_coeff)
+    weights = torch.zeros_like(moments)
+    unsolved = torch.ones(len(gram), dtype=torch.bool, device=gram.device)
+    for _ in range(_MAX_RAISES):
+        factor, failed = torch.linalg.cholesky_ex(gram + ridge * identity)
+        solution = torch.cholesky_solve(moments, factor) / scale
+        solved = unsolved & (failed == 0) & torch.isfinite(solution).all(dim=-2).squeeze(-1)
+        weights = torch.where(solved[:, None, None], solution, weights)
+        unsolved = unsolved & ~solved
+        if not unsolved.any():
+            break
+        ridge = torch.where(unsolved[:, None, None], (10.0 * ridge).clamp(min=_FIRST_RAISE), ridge)
+    return weights.squeeze(-1)
