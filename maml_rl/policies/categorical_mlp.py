@@ -69,8 +69,9 @@ class CategoricalMLPPolicy(MLPPolicy):
 
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
-        cumulative = torch.softmax(self._network(observations, params), dim=-1).cumsum(-1)
-        # Scaled by the last sum, which rounding leaves near 1: so that no action of probability zero is ever chosen.
+        logits = self._network(observations, params)
+        cumulative = torch.exp(logits - logits.amax(-1, keepdim=True)).cumsum(-1)
+        # The noise is scaled by the very sum it is compared with, so that no action of probability zero is chosen.
         return (cumulative[..., :-1] <= noise * cumulative[..., -1:]).sum(-1)
 
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:

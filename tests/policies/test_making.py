@@ -1,0 +1,86 @@
+"""Which policy fits which spaces."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maml_rl.policies import CategoricalMLPPolicy, NormalMLPPolicy, get_policy_for_env
+
+BOX = spaces.Box(-1.0, 1.0, (3,))
+
+
+def env(observation_space: gym.Space, action_space: gym.Space) -> SimpleNamespace:
+    return SimpleNamespace(single_observation_space=observation_space, single_action_space=action_space)
+
+
+@pytest.mark.parametrize(
+    "observation_space",
+    [
+        BOX,
+        spaces.Box(-1.0, 1.0, (2, 3), np.float64),
+        spaces.Box(-1.0, 1.0, ()),
+        spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        spaces.Discrete(7),
+        spaces.Discrete(7, start=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("action_space", [spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(5)], ids=str)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_policy_acts_on_observations_of_the_space_with_actions_of_the_space(observation_space, action_space, stacked):
+    policy = get_policy_for_env(env(observation_space, action_space), (8,), "tanh")
+    observation_space.seed(0)
+    observations = torch.from_numpy(np.stack([[observation_space.sample() for _ in range(3)] for _ in range(2)]))
+    params = policy.stack_parameters(2) if stacked else None
+    actions = policy.act(observations, torch.full((2, 3, policy.noise_size), 0.1), params)
+    assert actions.shape == (2, 3, *action_space.shape)
+    for action in actions.detach().flatten(0, 1).numpy():
+        clipped = np.clip(action, -1.0, 1.0) if isinstance(action_space, spaces.Box) else action
+        assert action_space.contains(clipped)
+    assert policy.log_prob(observations, actions, params).shape == (2, 3)
+
+
+def test_box_actions_get_a_gaussian_and_discrete_ones_a_categorical_policy():
+    assert isinstance(get_policy_for_env(env(BOX, BOX)), NormalMLPPolicy)
+    assert isinstance(get_policy_for_env(env(BOX, spaces.Discrete(2))), CategoricalMLPPolicy)
+
+
+def test_single_and_vector_environments_give_the_same_policy():
+    single = gym.make("CartPole-v1")
+    vector = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    first, second = (get_policy_for_env(each, seed=3) for each in (single, vector))
+    assert (first.input_size, first.output_size, first.hidden_sizes) == (4, 2, (100, 100))
+    for name, value in first.named_parameters():
+        assert torch.equal(value, second.get_parameter(name))
+    single.close()
+    vector.close()
+
+
+def test_deviations_and_seed_are_passed_on():
+    policy = get_policy_for_env(env(BOX, BOX), init_std=0.5, min_std=0.25, seed=4)
+    torch.testing.assert_close(policy.sigma.exp(), torch.full((3,), 0.5))
+    other = get_policy_for_env(env(BOX, BOX), init_std=0.5, seed=5)
+    assert not torch.equal(policy.layer1.weight, other.layer1.weight)
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "message"),
+    [
+        (spaces.Dict(a=BOX), BOX, r"observation space.*FlattenObservation"),
+        (BOX, spaces.MultiDiscrete([2, 2]), r"action space.*TransformAction"),
+        (BOX, spaces.Discrete(3, start=1), r"action space.*TransformAction"),
+    ],
+    ids=["dict", "multi-discrete", "discrete from 1"],
+)
+def test_unsupported_space_is_refused_with_a_remedy(observation_space, action_space, message):
+    with pytest.raises(TypeError, match=message):
+        get_policy_for_env(env(observation_space, action_space))
+
+
+def test_what_has_no_spaces_is_refused():
+    with pytest.raises(TypeError, match="observation space"):
+        get_policy_for_env("HalfCheetahDir-v5")

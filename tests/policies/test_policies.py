@@ -1,0 +1,306 @@
+"""The policies, against layers of torch.nn, torch.distributions, differences, and themselves in other groupings."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from maml_rl.policies import CategoricalMLPPolicy, MLPPolicy, NormalMLPPolicy, Params, Policy
+
+
+def make(kind: str, nonlinearity: str = "tanh", seed: int = 0, hidden_sizes: tuple[int, ...] = (7, 5)) -> MLPPolicy:
+    if kind == "normal":
+        return NormalMLPPolicy(3, 2, hidden_sizes, nonlinearity, init_std=0.7, seed=seed)
+    return CategoricalMLPPolicy(3, 4, hidden_sizes, nonlinearity, seed=seed)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_noise(policy: Policy, *lead: int, seed: int = 9) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    draw = {"normal": torch.randn, "uniform": torch.rand}[policy.noise_kind]
+    return draw((*lead, policy.noise_size), generator=generator)
+
+
+def different_params(policy: Policy, num_tasks: int) -> dict[str, Tensor]:
+    """Return parameters of which each task has its own."""
+    stacked = policy.stack_parameters(num_tasks)
+    return {
+        name: (value + 0.1 * randn(*value.shape, seed=index)).detach()
+        for index, (name, value) in enumerate(stacked.items())
+    }
+
+
+def of_task(params: Params, task: int) -> dict[str, Tensor]:
+    return {name: value[task] for name, value in params.items()}
+
+
+def both(test):
+    return pytest.mark.parametrize("kind", ["normal", "categorical"])(test)
+
+
+@pytest.mark.parametrize("nonlinearity", ["relu", "tanh"])
+@both
+def test_network_equals_layers_of_torch_with_the_same_weights(kind, nonlinearity):
+    policy = make(kind, nonlinearity)
+    last = "mu" if kind == "normal" else "layer3"
+    reference = torch.nn.Sequential()
+    for index, name in enumerate(("layer1", "layer2", last)):
+        if index:
+            reference.append({"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}[nonlinearity]())
+        reference.append(getattr(policy, name))
+    observations = randn(6, 4, 3)
+    torch.testing.assert_close(policy.distribution_parameters(observations)[0], reference(observations))
+
+
+@both
+def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
+    policy, observations = make(kind), randn(4, 6, 5, 3)
+    params = different_params(policy, 4)
+    noise = make_noise(policy, 4, 6, 5)
+    stacked = policy(observations, params)
+    actions = policy.act(observations, noise, params)
+    assert stacked.batch_shape == (4, 6, 5)
+    for task in range(4):
+        alone = policy(observations[task], of_task(params, task))
+        torch.testing.assert_close(alone.log_prob(actions[task]), stacked.log_prob(actions)[task])
+        torch.testing.assert_close(
+            policy.act(observations[task], noise[task], of_task(params, task)), actions[task], rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("num_tasks", "num_episodes", "hidden"), [(5, 20, (100, 100)), (7, 3, (13, 5)), (4, 1, (64,))])
+@pytest.mark.parametrize("nonlinearity", ["relu", "tanh"])
+@both
+def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
+    kind, nonlinearity, num_tasks, num_episodes, hidden
+):
+    policy = make(kind, nonlinearity, hidden_sizes=hidden)
+    params = different_params(policy, num_tasks)
+    observations, noise = randn(num_tasks, num_episodes, 3), make_noise(policy, num_tasks, num_episodes)
+    with torch.inference_mode():
+        together = policy.act(observations, noise, params)
+        logits = policy.distribution_parameters(observations, params)[0]
+        groups = [[task] for task in range(num_tasks)] + [[0, 1], [2, 1], list(range(1, num_tasks))]
+        for group in groups:
+            some = {name: value[group] for name, value in params.items()}
+            assert torch.equal(policy.act(observations[group], noise[group], some), together[group])
+            assert torch.equal(policy.distribution_parameters(observations[group], some)[0], logits[group])
+        part = {name: value[1:3] for name, value in params.items()}
+        assert torch.equal(policy.act(observations[1:3], noise[1:3], part), together[1:3])
+
+
+@both
+def test_log_prob_kl_and_entropy_equal_those_of_the_distributions(kind):
+    policy, observations = make(kind), randn(3, 4, 3)
+    first, second = different_params(policy, 3), policy.stack_parameters(3)
+    p, q = policy(observations, first), policy(observations, second)
+    actions = policy.act(observations, make_noise(policy, 3, 4), first)
+    torch.testing.assert_close(policy.log_prob(observations, actions, first), p.log_prob(actions))
+    old, new = (policy.distribution_parameters(observations, params) for params in (first, second))
+    torch.testing.assert_close(policy.kl(old, new), kl_divergence(p, q))
+    torch.testing.assert_close(policy.entropy_from(old), p.entropy())
+
+
+@both
+def test_fisher_product_is_the_hessian_of_the_kl_at_equal_distributions(kind):
+    policy = make(kind).double()
+    observations = randn(2, 3, 3).double()
+    distribution = tuple(x.detach() for x in policy.distribution_parameters(observations, policy.stack_parameters(2)))
+    tangents = tuple(randn(*entry.shape, seed=3).double() for entry in distribution)
+    weights = torch.rand(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def weighted_kl(*new: Tensor) -> Tensor:
+        return (weights * policy.kl(distribution, new)).sum()
+
+    _, expected = torch.autograd.functional.hvp(weighted_kl, distribution, tangents)
+    for product, reference in zip(policy.fisher_product(distribution, tangents, weights), expected, strict=True):
+        torch.testing.assert_close(product, reference)
+
+
+@both
+def test_log_prob_is_twice_differentiable_in_stacked_parameters(kind):
+    policy = make(kind).double()
+    observations = randn(2, 3, 3).double()
+    names = list(policy.stack_parameters(2))
+    params = [value.detach().double().requires_grad_() for value in different_params(policy, 2).values()]
+    actions = policy.act(
+        observations, make_noise(policy, 2, 3).double(), dict(zip(names, params, strict=True))
+    ).detach()
+
+    def loss(*values: Tensor) -> Tensor:
+        return policy.log_prob(observations, actions, dict(zip(names, values, strict=True))).square().mean()
+
+    with torch.random.fork_rng():
+        assert torch.autograd.gradcheck(loss, params)
+        assert torch.autograd.gradgradcheck(loss, params)
+
+
+# torch scripts the decompositions of forward mode when it first needs them, and warns about itself.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@both
+def test_forward_mode_products_equal_differences(kind):
+    policy = make(kind).double()
+    observations = randn(2, 3, 3).double()
+    params = {name: value.double() for name, value in different_params(policy, 2).items()}
+    tangents = {name: randn(*value.shape, seed=5).double() for name, value in params.items()}
+    _, products = torch.func.jvp(
+        lambda values: policy.distribution_parameters(observations, values), (params,), (tangents,)
+    )
+
+    def moved(step: float) -> tuple[Tensor, ...]:
+        return policy.distribution_parameters(observations, {n: params[n] + step * tangents[n] for n in params})
+
+    for product, plus, minus in zip(products, moved(1e-6), moved(-1e-6), strict=True):
+        torch.testing.assert_close(product, (plus - minus) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+@both
+def test_same_seed_gives_the_same_weights_and_the_global_random_state_is_left_alone(kind):
+    state = torch.get_rng_state()
+    first, again, other = make(kind, seed=1), make(kind, seed=1), make(kind, seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in first.named_parameters():
+        assert torch.equal(value, again.get_parameter(name))
+        if name.endswith("weight"):
+            assert not torch.equal(value, other.get_parameter(name))
+            assert value.abs().max() <= math.sqrt(6.0 / sum(value.shape))
+        elif name.endswith("bias"):
+            assert not value.any()
+
+
+def test_parameters_have_the_familiar_names():
+    assert {name.split(".")[0] for name, _ in make("normal").named_parameters()} == {"layer1", "layer2", "mu", "sigma"}
+    assert {name.split(".")[0] for name, _ in make("categorical").named_parameters()} == {"layer1", "layer2", "layer3"}
+
+
+@both
+def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind):
+    policy = make(kind)
+    stacked = policy.stack_parameters(3)
+    for name, value in policy.named_parameters():
+        assert stacked[name].is_contiguous()
+        assert torch.equal(stacked[name], value.expand(3, *value.shape))
+    sum(value.sum() for value in stacked.values()).backward()
+    for value in policy.parameters():
+        assert torch.equal(value.grad, torch.full_like(value, 3.0))
+    again = policy.stack_parameters(3, stacked)
+    assert all(torch.equal(again[name], stacked[name]) for name in stacked)
+
+
+def test_stack_parameters_of_another_policy_or_number_of_tasks_is_refused():
+    policy = make("normal")
+    with pytest.raises(ValueError, match="expected parameters"):
+        policy.stack_parameters(2, dict(make("categorical").named_parameters()))
+    with pytest.raises(ValueError, match=r"layer1\.weight.*for 3 tasks"):
+        policy.stack_parameters(3, policy.stack_parameters(2) | {"sigma": torch.zeros(2)})
+
+
+def test_observations_of_another_number_of_tasks_are_refused():
+    policy = make("normal")
+    with pytest.raises(ValueError, match="stacked for 3 tasks"):
+        policy.act(randn(2, 5, 3), randn(2, 5, 2), policy.stack_parameters(3))
+
+
+def test_gaussian_actions_are_the_mean_plus_scaled_noise():
+    policy = make("normal")
+    observations, noise = randn(5, 3), randn(5, 2, seed=1)
+    mean = policy(observations).mean
+    torch.testing.assert_close(policy.act(observations, torch.zeros(5, 2)), mean)
+    torch.testing.assert_close(policy.act(observations, noise), mean + 0.7 * noise)
+
+
+def test_deviation_never_falls_below_its_minimum():
+    policy = NormalMLPPolicy(3, 2, min_std=0.1)
+    with torch.no_grad():
+        policy.sigma.copy_(torch.tensor([-50.0, 0.0]))
+    torch.testing.assert_close(policy(randn(4, 3)).stddev, torch.tensor([0.1, 1.0]).expand(4, 2))
+
+
+def test_deviation_is_learned_and_independent_of_the_state():
+    policy = make("normal")
+    policy.log_prob(randn(4, 3), randn(4, 2)).sum().backward()
+    assert policy.sigma.grad.abs().min() > 0
+    assert policy.distribution_parameters(randn(4, 3))[1].shape == (2,)
+
+
+def test_gaussian_actions_have_the_shape_of_the_space():
+    policy = NormalMLPPolicy(3, 6, (4,), action_shape=(2, 3))
+    params = policy.stack_parameters(5)
+    actions = policy.act(randn(5, 7, 3), randn(5, 7, 6), params)
+    assert actions.shape == (5, 7, 2, 3)
+    distribution = policy(randn(5, 7, 3), params)
+    assert distribution.event_shape == (2, 3)
+    torch.testing.assert_close(policy.log_prob(randn(5, 7, 3), actions, params), distribution.log_prob(actions))
+
+
+def test_categorical_actions_follow_the_probabilities():
+    policy = make("categorical")
+    observation = randn(3)
+    noise = ((torch.arange(20_000) + 0.5) / 20_000).unsqueeze(-1)
+    actions = policy.act(observation.expand(20_000, 3), noise)
+    frequencies = torch.bincount(actions, minlength=4) / 20_000
+    torch.testing.assert_close(frequencies, policy(observation).probs.detach(), rtol=0.0, atol=2e-4)
+    assert actions.dtype == torch.int64
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 1.0 - 2.0**-24])
+@pytest.mark.parametrize("impossible", [0, 1, 3])
+def test_action_of_probability_zero_is_never_chosen(impossible, noise):
+    policy = CategoricalMLPPolicy(3, 4)
+    observations = randn(1000, 3)
+    with torch.no_grad():
+        policy.layer1.weight[impossible] = 0.0
+        policy.layer1.bias[impossible] = -1e4
+    actions = policy.act(observations, torch.full((1000, 1), noise))
+    assert not (actions == impossible).any()
+    assert actions.min() >= 0
+    assert actions.max() <= 3
+
+
+def test_integer_observations_enter_as_one_hot_vectors():
+    policy = CategoricalMLPPolicy(4, 2, (5,), observation_start=3)
+    one_hot = CategoricalMLPPolicy(4, 2, (5,))
+    observations = torch.tensor([[3, 6, 4], [5, 5, 3]])
+    expected = one_hot(F.one_hot(observations - 3, 4).float()).probs
+    torch.testing.assert_close(policy(observations).probs, expected)
+    torch.testing.assert_close(policy(observations, policy.stack_parameters(2)).probs, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.int32])
+def test_images_of_any_number_type_are_flattened_to_float32(dtype):
+    policy = NormalMLPPolicy(12, 2, (5,), observation_shape=(2, 2, 3))
+    images = (torch.arange(4 * 5 * 12).reshape(4, 5, 2, 2, 3) % 200).to(dtype)
+    expected = policy.act(images.float(), torch.zeros(4, 5, 2))
+    assert policy.encode(images).dtype == torch.float32
+    assert policy.encode(images).shape == (4, 5, 12)
+    assert torch.equal(policy.act(images, torch.zeros(4, 5, 2)), expected)
+
+
+def test_callable_nonlinearity_is_used():
+    named, called = (NormalMLPPolicy(3, 2, (4,), nonlinearity) for nonlinearity in ("tanh", torch.tanh))
+    assert torch.equal(named(randn(5, 3)).mean, called(randn(5, 3)).mean)
+    other = NormalMLPPolicy(3, 2, (4,), F.softplus)
+    assert not torch.equal(other(randn(5, 3)).mean, called(randn(5, 3)).mean)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_size": 0}, "positive"),
+        ({"hidden_sizes": (5, 0)}, "positive"),
+        ({"nonlinearity": "rleu"}, "relu"),
+        ({"init_std": 0.0}, "init_std"),
+        ({"min_std": -1.0}, "min_std"),
+        ({"action_shape": (3,)}, "2 entries"),
+        ({"observation_shape": (2, 2)}, "3 entries"),
+    ],
+)
+def test_senseless_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NormalMLPPolicy(**{"input_size": 3, "output_size": 2, **arguments})
