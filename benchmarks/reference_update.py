@@ -1,0 +1,118 @@
+"""The straightforward MAML-TRPO update, batched over tasks: what the fast one must agree with, and is measured against.
+
+Everything is left to automatic differentiation: one graph through the inner steps of all tasks, the gradient of the mean
+divergence with a graph of its own, and one pass back through that for every curvature product.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maml_rl.episode import TaskEpisodes
+from maml_rl.policies.policy import Policy
+
+
+class ReferenceUpdate:
+    """One update, in the parts that tests compare.
+
+    Args:
+        policy: whose own parameters are the initial ones.
+        train: for each inner step the episodes of all tasks, with advantages.
+        valid: the episodes of all tasks after the last inner step, with advantages.
+        step_sizes: one for each inner step.
+        first_order: ignore second derivatives of the inner loss.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        train: Sequence[TaskEpisodes],
+        valid: TaskEpisodes,
+        step_sizes: Sequence[float],
+        first_order: bool = False,
+    ) -> None:
+        self.policy, self.train, self.valid = policy, train, valid
+        self.step_sizes, self.first_order = step_sizes, first_order
+        self.params = list(policy.parameters())
+        self.old: tuple[Tensor, ...] | None = None
+        self.old_log_probs: Tensor | None = None
+
+    def adapted(self) -> dict[str, Tensor]:
+        """Return phi_K (M, ...) as a function of the policy's parameters."""
+        params = self.policy.stack_parameters(len(self.valid))
+        for episodes, step_size in zip(self.train, self.step_sizes, strict=True):
+            log_probs = self.policy.log_prob(episodes.observations, episodes.actions, params)
+            losses = -mean_over_real_steps(log_probs * episodes.advantages, episodes.mask)
+            grads = torch.autograd.grad(losses.sum(), list(params.values()), create_graph=not self.first_order)
+            params = {name: p - step_size * g for (name, p), g in zip(params.items(), grads, strict=True)}
+        return params
+
+    def loss_and_kl(self) -> tuple[Tensor, Tensor]:
+        """Return the surrogate loss and KL(old, new), means over tasks; the first call makes these parameters the old."""
+        valid = self.valid
+        distribution = self.policy.distribution_parameters(valid.observations, self.adapted())
+        log_probs = self.policy.log_prob_from(distribution, valid.actions)
+        if self.old is None:
+            self.old = tuple(tensor.detach() for tensor in distribution)
+            self.old_log_probs = log_probs.detach() if valid.log_probs is None else valid.log_probs
+        ratio = torch.exp(log_probs - self.old_log_probs)
+        loss = -mean_over_real_steps(ratio * valid.advantages, valid.mask).mean()
+        return loss, mean_over_real_steps(self.policy.kl(self.old, distribution), valid.mask).mean()
+
+    def gradient_and_product(self) -> tuple[float, Tensor, Callable[[Tensor], Tensor]]:
+        """Return loss, meta-gradient (D,), and the product with the Hessian of the mean divergence."""
+        loss, kl = self.loss_and_kl()
+        gradient = flat(torch.autograd.grad(loss, self.params, retain_graph=True))
+        kl_gradient = flat(torch.autograd.grad(kl, self.params, create_graph=True))
+
+        def product(vector: Tensor) -> Tensor:
+            return flat(torch.autograd.grad(kl_gradient @ vector, self.params, retain_graph=True))
+
+        return loss.item(), gradient, product
+
+    def step(
+        self, max_kl: float, cg_iters: int, cg_damping: float, ls_max_steps: int, ls_backtrack_ratio: float
+    ) -> dict[str, Any]:
+        """Take one trust-region step."""
+        before, gradient, product = self.gradient_and_product()
+        direction = conjugate_gradient(lambda v: product(v) + cg_damping * v, gradient, cg_iters)
+        curvature = direction @ (product(direction) + cg_damping * direction)
+        full_step = torch.sqrt(2.0 * max_kl / curvature) * direction
+        old = nn.utils.parameters_to_vector(self.params).detach()
+        for steps in range(ls_max_steps):
+            self._set(old - ls_backtrack_ratio**steps * full_step)
+            # The inner gradients need graphs, the result does not.
+            loss, kl = (value.item() for value in self.loss_and_kl())
+            if loss < before and kl <= max_kl:
+                return {"loss/before": before, "loss/after": loss, "kl": kl, "line_search_steps": steps + 1}
+        self._set(old)
+        return {"loss/before": before, "loss/after": before, "kl": 0.0, "line_search_steps": ls_max_steps}
+
+    def _set(self, vector: Tensor) -> None:
+        with torch.no_grad():
+            nn.utils.vector_to_parameters(vector, self.params)
+
+
+def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iterations: int) -> Tensor:
+    """Return x with A x close to b."""
+    x, r, p = torch.zeros_like(b), b.clone(), b.clone()
+    square = r @ r
+    for _ in range(iterations):
+        image = product(p)
+        alpha = square / (p @ image)
+        x, r = x + alpha * p, r - alpha * image
+        square, previous = r @ r, square
+        p = r + square / previous * p
+    return x
+
+
+def mean_over_real_steps(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of (M, T, B) over the real steps of each task."""
+    return (values * mask).sum((1, 2)) / mask.sum((1, 2))
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all entries as one vector."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

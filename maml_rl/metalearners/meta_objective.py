@@ -1,0 +1,172 @@
+"""The meta-objective on all tasks of an update: cut into chunks, computed side by side, summed in a fixed order."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from maml_rl.adaptation import InnerLoop, InnerLoss
+from maml_rl.episode import TaskEpisodes
+from maml_rl.errors import NonFiniteError
+from maml_rl.linearisation import ChunkWorkers, ParameterLayout, PolicyOnSamples, Samples, Workspace, cut, every_nth
+from maml_rl.metalearners.objectives import OuterObjective
+from maml_rl.metalearners.task_chunk import TaskChunk
+from maml_rl.policies.policy import Policy
+
+Result = TypeVar("Result")
+
+# Bytes of intermediate results that may be kept between curvature products; what does not fit is computed again.
+_CACHE = 1 << 30
+# Numbers kept per unit and sample: value and delta.
+_KEPT = 2
+
+
+class MetaObjective:
+    """Mean over tasks of the loss after adaptation, as a function of the initial parameters theta.
+
+    Parameters and gradients are float64 vectors (D,) on the CPU, where the optimiser's few vector operations take no
+    time and lose no digits; inside, everything is computed on `device` in the precision of the policy. The result
+    depends neither on the number of cores nor on which chunk is finished first.
+
+    Args:
+        policy: any policy.
+        train: for each inner step the episodes of all tasks.
+        valid: the episodes of all tasks after the last.
+        step_sizes: of the inner steps.
+        inner_loss: see `maml_rl.adapt`.
+        objective: outer objective.
+        first_order: ignore second derivatives of the inner loss.
+        curvature_fraction: share of each task's episodes that the curvature is computed from.
+        device: where to compute.
+        tasks_per_chunk: by default what fits into the cache.
+        cache: bytes that may be kept between curvature products.
+        automatic: differentiate automatically, whatever the policy.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        train: Sequence[TaskEpisodes],
+        valid: TaskEpisodes,
+        *,
+        step_sizes: Sequence[float],
+        inner_loss: InnerLoss,
+        objective: OuterObjective,
+        first_order: bool = False,
+        curvature_fraction: float = 1.0,
+        device: torch.device,
+        tasks_per_chunk: int | None = None,
+        cache: int = _CACHE,
+        automatic: bool = False,
+    ) -> None:
+        self._policy, self._device = policy, device
+        self._layout = ParameterLayout(policy)
+        self._train, self._valid, self._step_sizes = train, valid, step_sizes
+        self._inner_loss, self._objective, self._first_order = inner_loss, objective, first_order
+        self._curvature_fraction, self._automatic = curvature_fraction, automatic
+        self._num_tasks = len(valid)
+        self._dtype = next(policy.parameters()).dtype
+        shapes = [episodes.rewards.shape for episodes in (*train, valid)]
+        largest = max(steps * num_episodes for _, steps, num_episodes in shapes)
+        slices = cut(self._num_tasks, largest, self._layout.width, device)
+        if tasks_per_chunk is not None:
+            starts = range(0, self._num_tasks, tasks_per_chunk)
+            slices = [slice(start, min(start + tasks_per_chunk, self._num_tasks)) for start in starts]
+        samples_per_task = sum(steps * num_episodes for _, steps, num_episodes in shapes)
+        bytes_per_task = samples_per_task * self._layout.units * _KEPT * self._dtype.itemsize
+        # How many of the first tasks may keep their intermediate results.
+        self._keep_until = cache // max(1, bytes_per_task)
+        self._slices = slices
+        self._workers = ChunkWorkers(device)
+        self._chunks: list[TaskChunk] = []
+
+    def __enter__(self) -> Self:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._workers.__exit__(kind, error, traceback)
+        self._chunks = []
+
+    def initial_parameters(self) -> Tensor:
+        """Return the policy's own parameters, (D,)."""
+        with torch.no_grad():
+            return self._layout.flatten(dict(self._policy.named_parameters())).to("cpu", torch.float64)
+
+    def write_to_policy(self, theta: Tensor) -> None:
+        """Give the policy the parameters `theta` (D,)."""
+        with torch.no_grad():
+            views = self._layout.views(theta)
+            for name, param in self._policy.named_parameters():
+                param.copy_(views[name])
+
+    def linearise(self, theta: Tensor) -> tuple[float, Tensor]:
+        """Return loss and gradient (D,) at `theta` (D,), which become the old parameters of what follows.
+
+        Raises:
+            NonFiniteError: If one of them is not finite.
+        """
+        local = self._local(theta)
+
+        def linearise(tasks: slice, workspace: Workspace) -> tuple[TaskChunk, Tensor, Tensor]:
+            chunk = self._make_chunk(tasks)
+            return chunk, *chunk.linearise(local, workspace)
+
+        chunks, losses, gradients = zip(*self._workers.map(linearise, self._slices), strict=True)
+        self._chunks = list(chunks)
+        all_losses, gradient = torch.cat(losses), self._mean(gradients)
+        if not bool(all_losses.isfinite().all()):
+            bad = (~all_losses.isfinite()).nonzero().flatten().tolist()
+            raise NonFiniteError(
+                f"the loss after adaptation is not finite for the tasks {bad}; look for NaN in their advantages, "
+                "or use a smaller fast_lr"
+            )
+        if not bool(gradient.isfinite().all()):
+            raise NonFiniteError(
+                "the meta-gradient is not finite though the losses are; look for overflow in the inner loop, where a "
+                "smaller fast_lr may help"
+            )
+        return self._average(losses), gradient
+
+    def curvature_product(self, vector: Tensor) -> Tensor:
+        """Return the Hessian of the mean KL(old, new) at the old parameters, times `vector`; both (D,)."""
+        local = self._local(vector)
+        return self._mean(self._on_chunks(lambda chunk, workspace: chunk.curvature_product(local, workspace)))
+
+    def evaluate(self, theta: Tensor) -> tuple[float, float]:
+        """Return the loss and the mean KL(old, new) at `theta` (D,)."""
+        local = self._local(theta)
+        results = self._on_chunks(lambda chunk, workspace: chunk.evaluate(local, workspace))
+        losses, kls = zip(*results, strict=True)
+        return self._average(losses), self._average(kls)
+
+    def _make_chunk(self, tasks: slice) -> TaskChunk:
+        def loop(fraction: float) -> tuple[InnerLoop, PolicyOnSamples]:
+            steps = [self._on_samples(episodes, tasks, fraction) for episodes in self._train]
+            inner = InnerLoop(steps, self._step_sizes, self._inner_loss, first_order=self._first_order)
+            return inner, self._on_samples(self._valid, tasks, fraction)
+
+        curvature = loop(self._curvature_fraction) if self._curvature_fraction < 1.0 else None
+        keep = tasks.stop <= self._keep_until
+        return TaskChunk(*loop(1.0), self._objective, curvature=curvature, keep=keep)
+
+    def _on_samples(self, episodes: TaskEpisodes, tasks: slice, fraction: float) -> PolicyOnSamples:
+        columns = every_nth(episodes.rewards.shape[2], fraction)
+        samples = Samples.of(episodes, tasks, columns=columns, dtype=self._dtype, device=self._device)
+        return PolicyOnSamples(self._policy, self._layout, samples, automatic=self._automatic)
+
+    def _on_chunks(self, function: Callable[[TaskChunk, Workspace], Result]) -> list[Result]:
+        return self._workers.map(function, self._chunks)
+
+    def _local(self, vector: Tensor) -> Tensor:
+        return vector.to(self._device, self._dtype)
+
+    def _mean(self, sums: Sequence[Tensor]) -> Tensor:
+        return torch.stack([part.to("cpu", torch.float64) for part in sums]).sum(0) / self._num_tasks
+
+    def _average(self, parts: Sequence[Tensor]) -> float:
+        return torch.cat([part.to("cpu", torch.float64) for part in parts]).mean().item()

@@ -1,0 +1,113 @@
+"""The two halves of a trust-region step, as pure functions: its direction and its length.
+
+Source: Schulman et al. 2015, appendix C, https://arxiv.org/abs/1502.05477
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What conjugate gradients found.
+
+    Attributes:
+        x: (D,) with A x close to b.
+        curvature: x^T A x.
+        iterations: products with A that were needed.
+    """
+
+    x: Tensor
+    curvature: float
+    iterations: int
+
+
+def conjugate_gradient(
+    product: Callable[[Tensor], Tensor], b: Tensor, *, iterations: int, tolerance: float = 1e-10
+) -> Solution:
+    """Solve A x = b for a symmetric positive definite A that is known by its products only.
+
+    Args:
+        product: v -> A v, both (D,).
+        b: (D,).
+        iterations: at most so many products, at least 1.
+        tolerance: stop once |b - A x|^2 is below it times |b|^2.
+
+    Returns:
+        x, and x^T A x without another product: the residual b - A x is at hand.
+
+    Raises:
+        ValueError: If `iterations` is less than 1.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    x = torch.zeros_like(b)
+    residual, direction = b.clone(), b.clone()
+    square = first = torch.dot(b, b).item()
+    done = 0
+    while done < iterations and square > tolerance * first:
+        image = product(direction)
+        curvature = torch.dot(direction, image).item()
+        done += 1
+        if not curvature > 0.0:
+            # Not positive definite to working precision (or NaN): going on would only go astray.
+            break
+        step = square / curvature
+        x = x + step * direction
+        residual = residual - step * image
+        previous, square = square, torch.dot(residual, residual).item()
+        direction = residual + (square / previous) * direction
+    return Solution(x, torch.dot(x, b - residual).item(), done)
+
+
+@dataclass(frozen=True, slots=True)
+class LineSearch:
+    """What the line search ended with.
+
+    Attributes:
+        accepted: whether a step was found.
+        steps: how many were tried.
+        fraction: the one taken, as a fraction of the full step; 0 if none was.
+        loss: there; the loss before if none was accepted.
+        kl: there; 0 if none was accepted.
+    """
+
+    accepted: bool
+    steps: int
+    fraction: float
+    loss: float
+    kl: float
+
+
+def backtracking_line_search(
+    evaluate: Callable[[float], tuple[float, float]], loss: float, *, max_kl: float, max_steps: int, ratio: float
+) -> LineSearch:
+    """Shorten a step until the loss falls and the divergence stays within its bound.
+
+    Args:
+        evaluate: fraction of the full step -> (loss, KL(old, new)) there.
+        loss: before the step.
+        max_kl: bound of the divergence.
+        max_steps: try at most so many fractions 1, ratio, ratio^2, ...
+        ratio: between 0 and 1.
+
+    Raises:
+        ValueError: If `max_kl`, `max_steps` or `ratio` is out of range.
+    """
+    if not max_kl > 0.0:
+        raise ValueError(f"max_kl must be positive, got {max_kl}")
+    if max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+    if not 0.0 < ratio < 1.0:
+        raise ValueError(f"ratio must lie strictly between 0 and 1, got {ratio}")
+    fraction = 1.0
+    for steps in range(1, max_steps + 1):
+        new_loss, kl = evaluate(fraction)
+        # Written so that NaN is refused.
+        if new_loss < loss and kl <= max_kl:
+            return LineSearch(True, steps, fraction, new_loss, kl)
+        fraction *= ratio
+    return LineSearch(False, max_steps, 0.0, loss, 0.0)
