@@ -14,7 +14,7 @@ _TIME_FEATURES = 4
 _MAX_INPUT_SIZE = 4096
 # Tasks are handled in groups whose features fit into the second-level cache.
 _GROUP_BYTES = 2**21
-# Values are finite, however far a final observation lies from those that were fitted.
+# Values stay finite in float32, however large the targets were.
 _LARGEST = torch.finfo(torch.float32).max
 _FIRST_RAISE = 1e-8
 _MAX_RAISES = 30
@@ -25,7 +25,8 @@ class LinearFeatureBaseline:
 
     All tasks are fitted at once, each with weights of its own, in float64 and on real steps only. The ridge acts on
     features scaled to a root mean square of 1, so that it does not depend on the units of an observation; where it is
-    too weak for a solution, it is raised for that task until there is one. Values are never NaN.
+    too weak for a solution, it is raised for that task until there is one. A fit says nothing about what lies outside
+    its data: entries of an observation that are larger than any fitted are clipped to it. Values are never NaN.
 
     The targets are the plain discounted returns, whether or not the advantages bootstrap. A value function of time that
     is fitted to the returns of time-limited episodes estimates the reward still to come before the limit, which is what
@@ -132,7 +133,7 @@ class LinearFeatureBaseline:
         with torch.no_grad():
             for group in self._groups(*mask.shape):
                 encoded = self._encode(observations[group], mask[group]) / scale[group].unsqueeze(1)
-                features = _features(encoded, steps[group].flatten(1), mask[group].flatten(1).double())
+                features = _features(encoded.clamp(-1.0, 1.0), steps[group].flatten(1), mask[group].flatten(1).double())
                 products = torch.bmm(features, weights[group].unsqueeze(-1)).clamp(-_LARGEST, _LARGEST)
                 values[group] = products.reshape(mask[group].shape)
         return values

@@ -1,0 +1,233 @@
+"""The linear baseline, against NumPy's least squares, and on the episodes that break others."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.episode import BatchEpisodes, TaskEpisodes
+
+
+def make(lengths: Any, observations: Any = None, rewards: Any = None, seed: int = 0, **ends: Any) -> TaskEpisodes:
+    """Episodes (M, B) of the given lengths, with random observations (M, T, B, 3) and rewards unless given."""
+    generator = np.random.default_rng(seed)
+    counts = np.array(lengths)
+    steps = int(counts.max())
+    grid = (len(counts), steps, counts.shape[1])
+    real = np.arange(steps)[None, :, None] < counts[:, None, :]
+    drawn = generator.normal(size=(*grid, 3)) if observations is None else np.broadcast_to(observations, (*grid, 3))
+    paid = generator.normal(size=grid) if rewards is None else np.broadcast_to(rewards, grid)
+    everywhere = np.ones(counts.shape, bool)
+    return TaskEpisodes(
+        np.where(real[..., None], drawn, 0.0).astype(drawn.dtype),
+        np.zeros(grid, np.int64),
+        np.where(real, paid, 0.0).astype(np.float32),
+        counts,
+        ends.get("terminated", ~everywhere),
+        ends.get("truncated", everywhere),
+        generator.normal(size=(*counts.shape, 3)),
+        gamma=0.9,
+    )
+
+
+def design(observations: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The features of the docstring, (N, F)."""
+    time = steps[:, None] / 100.0
+    return np.concatenate((observations, observations**2, time, time**2, time**3, np.ones_like(time)), axis=1)
+
+
+def least_squares(episodes: TaskEpisodes, task: int) -> np.ndarray:
+    """Weights of one task, from its real steps alone."""
+    real = episodes.mask[task].numpy() > 0
+    steps = np.broadcast_to(np.arange(real.shape[0])[:, None], real.shape)[real]
+    features = design(episodes.observations[task].numpy()[real].astype(np.float64), steps)
+    return np.linalg.lstsq(features, episodes.returns[task].numpy()[real].astype(np.float64), rcond=None)[0]
+
+
+def test_values_equal_least_squares_on_the_real_steps_of_each_task():
+    episodes = make([[40, 25, 60], [50, 60, 33]])
+    baseline = LinearFeatureBaseline(3, reg_coeff=1e-9).fit(episodes)
+    values, final_values = baseline(episodes), baseline.final_values(episodes)
+    for task in range(2):
+        weights = least_squares(episodes, task)
+        for episode, length in enumerate(episodes.lengths[task].tolist()):
+            observations = episodes.observations[task, :length, episode].numpy()
+            expected = design(observations, np.arange(length)) @ weights
+            np.testing.assert_allclose(values[task, :length, episode].numpy(), expected, rtol=1e-4, atol=1e-4)
+            assert not values[task, length:, episode].any()
+            largest = np.abs(episodes.observations[task].numpy()).max((0, 1))
+            final_observation = np.clip(episodes.final_observations[task, episode].numpy(), -largest, largest)
+            final = design(final_observation[None], np.array([length])) @ weights
+            np.testing.assert_allclose(final_values[task, episode].numpy(), final[0], rtol=1e-4, atol=1e-4)
+
+
+def test_padded_steps_never_enter_the_fit():
+    episodes = make([[4, 9], [7, 2]])
+    clean = LinearFeatureBaseline(3).fit(episodes)(episodes).clone()
+    padding = episodes.mask == 0
+    episodes.observations[padding] = torch.nan
+    targets = torch.where(padding, torch.nan, episodes.returns)
+    assert torch.equal(LinearFeatureBaseline(3).fit(episodes, targets)(episodes), clean)
+
+
+def test_each_task_is_fitted_as_if_it_were_alone():
+    # Long enough that the tasks fall into several groups.
+    episodes = make(np.random.default_rng(0).integers(1, 300, (40, 20)))
+    together = LinearFeatureBaseline(3).fit(episodes)
+    values, finals = together(episodes), together.final_values(episodes)
+    for task in (0, 17, 39):
+        one = episodes[task]
+        alone = LinearFeatureBaseline(3).fit(one)
+        torch.testing.assert_close(alone(one), values[task, : len(one)], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(alone.final_values(one), finals[task], rtol=1e-4, atol=1e-4)
+
+
+def test_value_that_the_features_can_express_is_recovered():
+    episodes = make([[50, 50]])
+    time = torch.arange(50.0)[None, :, None] / 100.0
+    targets = 3.0 + episodes.observations[..., 0].float() - 2.0 * episodes.observations[..., 2].float() ** 2 + time**3
+    torch.testing.assert_close(LinearFeatureBaseline(3).fit(episodes, targets)(episodes), targets, rtol=0.0, atol=1e-4)
+
+
+def test_values_do_not_depend_on_the_units_of_an_observation():
+    episodes = make([[50, 30]])
+    values = LinearFeatureBaseline(3).fit(episodes)(episodes).clone()
+    episodes.observations *= torch.tensor([1e-12, 1.0, 1e12])
+    torch.testing.assert_close(LinearFeatureBaseline(3).fit(episodes)(episodes), values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("reg_coeff", [0.0, 1e-5])
+@pytest.mark.parametrize("length", [1, 2, 100])
+@pytest.mark.parametrize(
+    ("observations", "dtype"),
+    [(0.0, np.float32), (5.0, np.float32), (1e30, np.float32), (1e200, np.float64), (1e-40, np.float32)],
+)
+def test_constant_and_huge_observations_and_short_episodes_never_give_nan(observations, dtype, length, reg_coeff):
+    everywhere = np.full((1, 1, 1, 3), observations, dtype)
+    episodes = make([[length, 1], [length, length]], observations=everywhere, rewards=1.0)
+    baseline = LinearFeatureBaseline(3, reg_coeff).fit(episodes)
+    assert torch.isfinite(baseline(episodes)).all()
+    assert torch.isfinite(baseline.final_values(episodes)).all()
+    assert torch.isfinite(episodes.compute_advantages(baseline)).all()
+    # The observations tell nothing, so that the best values are the best cubic in time.
+    returns, time = episodes.returns[1, :, 0].double().numpy(), np.arange(length) / 100.0
+    cubic = np.polynomial.Polynomial.fit(time, returns, min(3, length - 1))
+    np.testing.assert_allclose(baseline(episodes)[1, :, 0].numpy(), cubic(time), rtol=0.0, atol=1e-2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-5]))
+def test_values_are_finite_whatever_the_observations(seed, reg_coeff):
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(0, 6, (3, 2))
+    lengths[0, 0] = 5
+    magnitude = 10.0 ** generator.integers(-300, 300, 3)
+    observations = np.round(generator.normal(size=(3, 5, 2, 3))) * magnitude
+    episodes = make(lengths, observations=observations, seed=seed)
+    baseline = LinearFeatureBaseline(3, reg_coeff).fit(episodes)
+    assert torch.isfinite(baseline(episodes)).all()
+    assert torch.isfinite(baseline.final_values(episodes)).all()
+    assert torch.isfinite(episodes.compute_advantages(baseline)).all()
+
+
+def test_final_observation_far_outside_of_the_fitted_ones_is_clipped_to_them():
+    episodes = make([[50, 50]])
+    largest = episodes.observations.abs().amax((1, 2))
+    baseline = LinearFeatureBaseline(3).fit(episodes)
+    episodes.final_observations[0] = torch.stack((1e30 * largest[0], largest[0]))
+    final_values = baseline.final_values(episodes)
+    torch.testing.assert_close(final_values[0, 0], final_values[0, 1])
+
+
+def test_task_without_a_single_step_has_value_zero():
+    episodes = make([[3, 2], [0, 0]])
+    baseline = LinearFeatureBaseline(3).fit(episodes)
+    assert not baseline.final_values(episodes)[1].any()
+
+
+def test_integer_observations_become_one_hot_vectors():
+    generator = np.random.default_rng(0)
+    states = generator.integers(0, 4, (2, 30, 5))
+    rewards = np.array([1.0, -2.0, 0.5, 7.0])[states]
+    ends = np.ones((2, 5), bool)
+    lengths = np.full((2, 5), 30)
+    episodes = TaskEpisodes(states, states, rewards, lengths, ~ends, ends, states[:, 0], gamma=0.0)
+    baseline = LinearFeatureBaseline(4).fit(episodes)
+    torch.testing.assert_close(baseline(episodes), episodes.rewards, rtol=0.0, atol=1e-4)
+    expected = torch.tensor([1.0, -2.0, 0.5, 7.0])[episodes.final_observations]
+    torch.testing.assert_close(baseline.final_values(episodes), expected, rtol=0.0, atol=0.05)
+
+
+def test_images_are_flattened():
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 255, (1, 60, 2, 2, 2)).astype(np.uint8)
+    ends, lengths = np.ones((1, 2), bool), np.full((1, 2), 60)
+    rewards = images[..., 1, 0].astype(np.float32)
+    episodes = TaskEpisodes(
+        images, lengths[:, None].repeat(60, 1), rewards, lengths, ends, ~ends, images[:, 0], gamma=0
+    )
+    torch.testing.assert_close(LinearFeatureBaseline(4).fit(episodes)(episodes), episodes.rewards, rtol=0, atol=1e-3)
+
+
+def test_single_task_is_used_as_in_pytorch_maml_rl():
+    episodes = BatchEpisodes(batch_size=2, gamma=0.9)
+    for step in range(20):
+        observations = np.array([[step, 1.0], [0.0, step]])
+        episodes.append(observations, np.zeros((2, 1)), np.array([1.0, 2.0]), [0, 1])
+    baseline = LinearFeatureBaseline(2)
+    baseline.fit(episodes)
+    assert baseline(episodes).shape == (20, 2)
+    torch.testing.assert_close(baseline(episodes), episodes.returns, rtol=0.0, atol=0.2)
+    episodes.compute_advantages(baseline, gae_lambda=1.0, normalize=False)
+    torch.testing.assert_close(episodes.advantages, episodes.returns - baseline(episodes), rtol=0.0, atol=1e-4)
+
+
+def test_bootstrapping_at_a_limit_common_to_all_episodes_changes_little():
+    # Reward 1 for 50 steps, undiscounted: what is left is linear in time, and nothing is left at the limit.
+    episodes = make([[50, 50]], rewards=1.0)
+    on, off = (
+        episodes.compute_advantages(LinearFeatureBaseline(3), gamma=1.0, normalize=False, bootstrap=bootstrap).clone()
+        for bootstrap in (True, False)
+    )
+    torch.testing.assert_close(on, off, rtol=0.0, atol=1e-2)
+    assert off.abs().max() < 1e-2
+
+
+def test_episode_cut_early_bootstraps_with_what_the_others_still_earned():
+    # Terminated episodes last 50 steps; the one cut at 10 is worth as much to the policy that plays it.
+    lengths = [[50] * 8 + [10]]
+    truncated = np.array([[False] * 8 + [True]])
+    episodes = make(lengths, rewards=1.0, truncated=truncated, terminated=~truncated)
+    advantages = {}
+    for bootstrap in (True, False):
+        baseline = LinearFeatureBaseline(3)
+        episodes.compute_advantages(baseline, gamma=1.0, normalize=False, bootstrap=bootstrap)
+        advantages[bootstrap] = float(episodes.advantages[0, 0, 8])
+    assert advantages[False] < -25.0
+    assert abs(advantages[True]) < 15.0
+
+
+def test_baseline_must_be_fitted_to_as_many_tasks_as_it_is_used_on():
+    baseline = LinearFeatureBaseline(3)
+    with pytest.raises(RuntimeError, match="fit it"):
+        baseline(make([[2]]))
+    baseline.fit(make([[2], [2]]))
+    with pytest.raises(RuntimeError, match="fitted for 2 tasks"):
+        baseline(make([[2]]))
+
+
+def test_observations_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="4 entries"):
+        LinearFeatureBaseline(4).fit(make([[2]]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((0,), "input_size"), ((10**6,), "images"), ((3, -1.0), "reg_coeff")]
+)
+def test_senseless_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LinearFeatureBaseline(*arguments)

@@ -1,0 +1,419 @@
+"""Episodes of one task and of a batch of tasks: what they hold, their advantages, their digests."""
+
+import copy
+import hashlib
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from maml_rl.episode import BatchEpisodes, TaskEpisodes
+
+ARRAYS = ("observations", "actions", "rewards", "lengths", "terminated", "truncated", "final_observations")
+
+
+class GivenBaseline:
+    """Values that were agreed upon beforehand."""
+
+    def __init__(self, values: Tensor, final_values: Tensor) -> None:
+        self.values, self.final = values, final_values
+        self.fits = 0
+
+    def fit(self, episodes: Any) -> None:
+        self.fits += 1
+
+    def __call__(self, episodes: Any) -> Tensor:
+        return self.values
+
+    def final_values(self, episodes: Any) -> Tensor:
+        return self.final
+
+
+def make_arrays(lengths: list[list[int]], seed: int = 0, num_steps: int | None = None) -> dict[str, np.ndarray]:
+    """Random episodes of the given lengths; every other one is terminated, the rest truncated."""
+    generator = np.random.default_rng(seed)
+    counts = np.array(lengths)
+    num_tasks, num_episodes = counts.shape
+    steps = int(counts.max()) if num_steps is None else num_steps
+    real = np.arange(steps)[None, :, None] < counts[:, None, :]
+
+    def numbers(*shape: int) -> np.ndarray:
+        return generator.normal(size=shape).astype(np.float32)
+
+    terminated = np.arange(counts.size).reshape(counts.shape) % 2 == 0
+    return {
+        "observations": np.where(real[..., None], numbers(num_tasks, steps, num_episodes, 3), np.float32(0.0)),
+        "actions": np.where(real[..., None], numbers(num_tasks, steps, num_episodes, 2), np.float32(0.0)),
+        "rewards": np.where(real, numbers(num_tasks, steps, num_episodes), np.float32(0.0)),
+        "lengths": counts,
+        "terminated": terminated,
+        "truncated": ~terminated,
+        "final_observations": numbers(num_tasks, num_episodes, 3),
+    }
+
+
+def make(lengths: list[list[int]], seed: int = 0, **metadata: Any) -> TaskEpisodes:
+    return TaskEpisodes(**make_arrays(lengths, seed), **metadata)
+
+
+def appended(arrays: dict[str, np.ndarray], task: int, **kwargs: Any) -> BatchEpisodes:
+    """Append the steps of one task one by one, each from the same buffers, as a sampler that reuses them would."""
+    lengths = arrays["lengths"][task]
+    episodes = BatchEpisodes(len(lengths), **kwargs)
+    buffers = {name: np.empty_like(arrays[name][task, 0]) for name in ("observations", "actions", "rewards")}
+    for step in range(int(lengths.max())):
+        ids = [int(episode) for episode in np.flatnonzero(lengths > step)]
+        for name, buffer in buffers.items():
+            buffer[: len(ids)] = arrays[name][task, step, ids]
+        episodes.append(*(buffer[: len(ids)] for buffer in buffers.values()), ids)
+        for buffer in buffers.values():
+            buffer.fill(77)
+    return episodes
+
+
+def test_numpy_arrays_are_wrapped_without_a_copy():
+    arrays = make_arrays([[4, 2], [3, 1]])
+    episodes = TaskEpisodes(**arrays)
+    arrays["observations"][1, 0, 0] = 5.0
+    assert episodes.observations[1, 0, 0].tolist() == [5.0, 5.0, 5.0]
+
+
+def test_read_only_and_float64_arrays_are_accepted():
+    arrays = make_arrays([[2, 1]])
+    for array in arrays.values():
+        array.flags.writeable = False
+    episodes = TaskEpisodes(**arrays | {"rewards": arrays["rewards"].astype(np.float64)[:, ::-1]})
+    assert episodes.rewards.dtype == torch.float32
+
+
+def test_mask_and_number_of_steps_come_from_the_lengths():
+    episodes = make([[1, 3], [2, 1]])
+    expected = [[[1, 1], [0, 1], [0, 1]], [[1, 1], [1, 0], [0, 0]]]
+    assert torch.equal(episodes.mask, torch.tensor(expected, dtype=torch.float32))
+    assert episodes.num_steps == 7
+    assert len(episodes) == 2
+
+
+def test_steps_past_the_longest_episode_are_cut_off():
+    lengths = [[1, 3], [2, 1]]
+    long = TaskEpisodes(**make_arrays(lengths, num_steps=9), log_probs=np.zeros((2, 9, 2), np.float32))
+    for name in ("observations", "actions", "rewards", "mask", "log_probs"):
+        assert getattr(long, name).shape[:3] == (2, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("actions", (2, 3, 3, 2), "actions"),
+        ("final_observations", (2, 3), "final_observations"),
+        ("lengths", (2,), "lengths"),
+        ("rewards", (2, 3), "rewards"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(name, shape, message):
+    with pytest.raises(ValueError, match=message):
+        TaskEpisodes(**make_arrays([[1, 3], [2, 1]]) | {name: np.zeros(shape, np.float32)})
+
+
+@pytest.mark.parametrize("lengths", [[[4, 3]], [[-1, 3]], [[0, 0]]])
+def test_impossible_lengths_are_refused(lengths):
+    with pytest.raises(ValueError, match=r"lengths|length 0"):
+        TaskEpisodes(**make_arrays([[3, 3]]) | {"lengths": np.array(lengths)})
+
+
+def test_tasks_must_be_as_many_as_rows():
+    with pytest.raises(ValueError, match="expected 1 tasks"):
+        make([[1]], tasks=({}, {}))
+
+
+def test_returns_and_episode_returns_of_literal_rewards():
+    arrays = make_arrays([[3, 2]])
+    arrays["rewards"] = np.array([[[1, 2], [2, 4], [4, 0]]], np.float32)
+    episodes = TaskEpisodes(**arrays, gamma=0.5)
+    assert episodes.returns.tolist() == [[[3.0, 4.0], [4.0, 4.0], [4.0, 0.0]]]
+    assert episodes.episode_returns().tolist() == [[7.0, 6.0]]
+    assert episodes[0].episode_returns().tolist() == [7.0, 6.0]
+
+
+def test_unknown_discount_and_missing_advantages_are_named():
+    episodes = make([[2]])
+    with pytest.raises(ValueError, match="gamma"):
+        _ = episodes.returns
+    with pytest.raises(ValueError, match="gamma"):
+        episodes.compute_advantages(None)
+    with pytest.raises(RuntimeError, match="compute_advantages"):
+        _ = episodes.advantages
+
+
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_truncated_episode_bootstraps_from_the_final_observation_and_a_terminated_one_never(bootstrap):
+    # One step each, reward 1, V(s_0) = 10, V(final) = 100, discount 0.5.
+    arrays = make_arrays([[1, 1]])
+    arrays["rewards"][:] = 1.0
+    assert arrays["terminated"].tolist() == [[True, False]]
+    baseline = GivenBaseline(torch.full((1, 1, 2), 10.0), torch.full((1, 2), 100.0))
+    advantages = TaskEpisodes(**arrays).compute_advantages(baseline, gamma=0.5, normalize=False, bootstrap=bootstrap)
+    assert advantages.tolist() == [[[-9.0, 41.0 if bootstrap else -9.0]]]
+
+
+def test_episode_that_is_both_terminated_and_truncated_does_not_bootstrap():
+    arrays = make_arrays([[1]]) | {"truncated": np.ones((1, 1), bool)}
+    baseline = GivenBaseline(torch.zeros(1, 1, 1), torch.full((1, 1), 100.0))
+    advantages = TaskEpisodes(**arrays).compute_advantages(baseline, gamma=0.5, normalize=False)
+    assert advantages.flatten().tolist() == arrays["rewards"].flatten().tolist()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_advantages_equal_a_double_loop_for_any_ends(data):
+    lengths = data.draw(st.lists(st.lists(st.integers(1, 5), min_size=2, max_size=2), min_size=1, max_size=3))
+    bootstrap = data.draw(st.booleans())
+    discount, gae_lambda = (data.draw(st.sampled_from([0.0, 0.9, 1.0])) for _ in range(2))
+    arrays = make_arrays(lengths, seed=data.draw(st.integers(0, 1000)))
+    episodes = TaskEpisodes(**arrays)
+    generator = torch.Generator().manual_seed(0)
+    values, final_values = (torch.randn(s, generator=generator) for s in (episodes.mask.shape, episodes.lengths.shape))
+    advantages = episodes.compute_advantages(
+        GivenBaseline(values, final_values), gamma=discount, gae_lambda=gae_lambda, normalize=False, bootstrap=bootstrap
+    )
+    expected = np.zeros(tuple(advantages.shape))
+    for task, episode in itertools.product(range(len(lengths)), range(2)):
+        length = lengths[task][episode]
+        value = values[task, :length, episode].tolist()
+        goes_on = bootstrap and bool(arrays["truncated"][task, episode])
+        value.append(float(final_values[task, episode]) if goes_on else 0.0)
+        estimate = 0.0
+        for step in reversed(range(length)):
+            error = float(arrays["rewards"][task, step, episode]) + discount * value[step + 1] - value[step]
+            estimate = error + discount * gae_lambda * estimate
+            expected[task, step, episode] = estimate
+    np.testing.assert_allclose(advantages.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_normalized_advantages_have_mean_zero_and_deviation_one_for_each_task():
+    episodes = make([[5, 2, 4], [3, 6, 1]])
+    advantages = episodes.compute_advantages(None, gamma=0.9)
+    assert torch.equal(advantages, episodes.advantages)
+    assert not advantages[episodes.mask == 0].any()
+    for task in range(2):
+        real = advantages[task][episodes.mask[task] > 0]
+        torch.testing.assert_close(real.mean(), torch.tensor(0.0), rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(real.std(correction=0), torch.tensor(1.0))
+
+
+def test_values_under_the_padding_never_enter_the_advantages():
+    lengths = [[1, 3], [2, 1]]
+    episodes = make(lengths)
+    values, final_values = torch.ones(episodes.mask.shape), torch.ones(2, 2)
+    clean = episodes.compute_advantages(GivenBaseline(values, final_values), gamma=0.9).clone()
+    values[episodes.mask == 0] = torch.nan
+    assert torch.equal(episodes.compute_advantages(GivenBaseline(values, final_values), gamma=0.9), clean)
+
+
+def test_computing_advantages_leaves_rewards_and_values_alone():
+    episodes = make([[1, 3]])
+    values, rewards = torch.full((1, 3, 2), 2.0), episodes.rewards.clone()
+    episodes.compute_advantages(GivenBaseline(values, torch.ones(1, 2)), gamma=0.9)
+    assert torch.equal(episodes.rewards, rewards)
+    assert (values == 2.0).all()
+
+
+def test_baseline_is_fitted_by_default_for_a_batch_of_tasks_and_by_the_caller_for_one():
+    episodes = make([[2, 1]])
+    baseline = GivenBaseline(torch.zeros(1, 2, 2), torch.zeros(1, 2))
+    episodes.compute_advantages(baseline, gamma=0.9)
+    episodes.compute_advantages(baseline, fit=False)
+    assert baseline.fits == 1
+    single = GivenBaseline(torch.zeros(2, 2), torch.zeros(2))
+    episodes[0].compute_advantages(single)
+    assert single.fits == 0
+    episodes[0].compute_advantages(single, fit=True)
+    assert single.fits == 1
+
+
+def test_task_of_a_batch_is_a_view_with_the_same_numbers():
+    episodes = make([[2, 4], [3, 1]], gamma=0.9, fast_lr=0.1, tasks=({"goal": 1}, {"goal": 2}))
+    episodes.compute_advantages(None)
+    one = episodes[1]
+    assert isinstance(one, BatchEpisodes)
+    assert len(one) == 3
+    for name in ("observations", "actions", "rewards", "mask", "returns", "advantages"):
+        assert torch.equal(getattr(one, name), getattr(episodes, name)[1, :3])
+    assert one.observations.data_ptr() == episodes.observations[1].data_ptr()
+    assert one.lengths.tolist() == [3, 1]
+    assert (one.gamma, one.fast_lr, one.task) == (0.9, 0.1, {"goal": 2})
+    assert torch.equal(episodes[-1].rewards, one.rewards)
+    with pytest.raises(IndexError):
+        _ = episodes[2]
+
+
+def test_appending_to_a_view_leaves_the_batch_alone():
+    episodes = make([[2, 4], [3, 1]])
+    digest = episodes.digest()
+    one = episodes[1]
+    one.append(np.ones((2, 3)), np.ones((2, 2)), np.ones(2), [0, 1])
+    assert one.lengths.tolist() == [4, 2]
+    assert episodes.digest() == digest
+
+
+def test_tasks_stacked_again_are_bit_identical():
+    arrays = make_arrays([[2, 4], [3, 1], [1, 1]])
+    episodes = TaskEpisodes(**arrays, gamma=0.9, fast_lr=0.1, log_probs=arrays["rewards"].copy(), tasks=({}, {}, {}))
+    episodes.compute_advantages(None)
+    again = TaskEpisodes.stack(list(episodes))
+    for name in (*ARRAYS, "mask", "advantages", "returns", "log_probs"):
+        assert torch.equal(getattr(again, name), getattr(episodes, name)), name
+    assert again.digest() == episodes.digest()
+    assert (again.gamma, again.fast_lr, again.tasks) == (0.9, 0.1, ({}, {}, {}))
+
+
+def test_episodes_that_differ_in_metadata_are_not_stacked():
+    first = make([[1, 1]], gamma=0.9)[0]
+    with pytest.raises(ValueError, match="gamma"):
+        TaskEpisodes.stack([first, make([[1, 1]], gamma=0.8)[0]])
+    with pytest.raises(ValueError, match="batch_size"):
+        TaskEpisodes.stack([first, make([[1]], gamma=0.9)[0]])
+    with pytest.raises(ValueError, match="at least one"):
+        TaskEpisodes.stack([])
+    second = make([[1, 1]], gamma=0.9)
+    second.compute_advantages(None)
+    with pytest.raises(ValueError, match="advantages"):
+        TaskEpisodes.stack([first, second[0]])
+
+
+def test_digest_covers_every_sampled_array_and_nothing_else():
+    arrays = make_arrays([[2, 4], [3, 1]])
+    episodes = TaskEpisodes(**arrays)
+    digest = episodes.digest()
+    assert TaskEpisodes(**copy.deepcopy(arrays)).digest() == digest
+    episodes.compute_advantages(None, gamma=0.9)
+    assert episodes.digest() == digest
+    for name in ARRAYS:
+        changed = copy.deepcopy(arrays)
+        entry = changed[name]
+        entry[0, 0] = ~entry[0, 0] if entry.dtype == bool else 1
+        assert TaskEpisodes(**changed).digest() != digest, name
+    other_type = arrays | {"observations": arrays["observations"].astype(np.float64)}
+    assert TaskEpisodes(**other_type).digest() != digest
+
+
+def test_digest_does_not_depend_on_how_many_steps_were_allocated():
+    lengths = [[2, 4], [3, 1]]
+    wide = make_arrays(lengths, num_steps=9)
+    narrow = {name: array[:, :4] if name in ARRAYS[:3] else array for name, array in wide.items()}
+    assert TaskEpisodes(**wide).digest() == TaskEpisodes(**narrow).digest()
+
+
+def test_digest_of_literal_episodes_is_the_sha256_of_names_types_shapes_and_bytes():
+    number = np.array([1.0], "<f4").tobytes()
+    parts = [
+        b"observations <f4 (1, 1, 1, 1)\n" + number,
+        b"actions <i8 (1, 1, 1)\n" + np.array([3], "<i8").tobytes(),
+        b"rewards <f4 (1, 1, 1)\n" + number,
+        b"lengths <i8 (1, 1)\n" + np.array([1], "<i8").tobytes(),
+        b"terminated |b1 (1, 1)\n\x01",
+        b"truncated |b1 (1, 1)\n\x00",
+        b"final_observations <f4 (1, 1, 1)\n" + number,
+    ]
+    ones = np.ones((1, 1, 1, 1), np.float32)
+    episodes = TaskEpisodes(
+        ones,
+        np.full((1, 1, 1), 3),
+        ones[0],
+        np.ones((1, 1), np.int64),
+        np.ones((1, 1), bool),
+        np.zeros((1, 1), bool),
+        ones[0],
+    )
+    assert episodes.digest() == hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_digest_is_the_same_on_an_accelerator():
+    episodes = make([[2, 4], [3, 1]])
+    assert episodes.to("cuda").digest() == episodes.digest()
+
+
+def test_moved_episodes_are_complete_and_the_original_stays():
+    episodes = make([[2, 4], [3, 1]], gamma=0.9)
+    episodes.compute_advantages(None)
+    moved = episodes.to("meta")
+    tensors = (*ARRAYS, "mask", "advantages")
+    assert all(getattr(moved, name).device.type == "meta" for name in tensors)
+    assert all(getattr(episodes, name).device.type == "cpu" for name in tensors)
+    assert moved.gamma == 0.9
+    assert episodes.to("cpu").observations is episodes.observations
+
+
+def test_appended_episodes_equal_the_arrays_even_from_reused_buffers():
+    arrays = make_arrays([[2, 40, 17], [3, 1, 5]])
+    for task in range(2):
+        episodes, expected = appended(arrays, task, gamma=0.9), TaskEpisodes(**arrays, gamma=0.9)[task]
+        for name in ("observations", "actions", "rewards", "mask", "lengths", "returns"):
+            assert torch.equal(getattr(episodes, name), getattr(expected, name)), name
+        assert torch.equal(episodes.compute_advantages(None), expected.compute_advantages(None))
+
+
+def test_finished_episodes_stack_to_the_batch_they_came_from():
+    arrays = make_arrays([[2, 4], [3, 1]])
+    batches = [appended(arrays, task) for task in range(2)]
+    for task, batch in enumerate(batches):
+        assert not batch.truncated.any()
+        for episode in (1, 0):
+            ends = {name: arrays[name][task, [episode]] for name in ("terminated", "truncated")}
+            batch.finish([episode], arrays["final_observations"][task, [episode]], **ends)
+    assert TaskEpisodes.stack(batches).digest() == TaskEpisodes(**arrays).digest()
+
+
+def test_rows_without_an_episode_are_passed_over():
+    episodes = BatchEpisodes(2)
+    episodes.append(np.array([[1.0], [2.0]]), np.array([3, 4]), np.array([5.0, 6.0]), [1, None])
+    episodes.append(np.array([[1.0]]), np.array([3]), np.array([5.0]), [None])
+    assert episodes.lengths.tolist() == [0, 1]
+    assert episodes.observations.tolist() == [[[0.0], [1.0]]]
+    assert episodes.actions.dtype == torch.int64
+
+
+def test_episode_that_pauses_continues_where_it_stopped():
+    episodes = BatchEpisodes(2)
+    for reward, ids in ((1.0, [0]), (2.0, [0, 1]), (3.0, [1])):
+        rows = len(ids)
+        episodes.append(np.zeros((rows, 1)), np.zeros((rows, 1)), np.full(rows, reward), ids)
+    assert episodes.rewards.tolist() == [[1.0, 2.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize("ids", [[0, 0], [0, 2], [-1, 0]])
+def test_repeated_or_unknown_episodes_are_refused(ids):
+    episodes = BatchEpisodes(2)
+    with pytest.raises(ValueError, match="distinct"):
+        episodes.append(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), ids)
+
+
+def test_rows_that_do_not_match_the_ids_are_refused():
+    with pytest.raises(ValueError, match="one row of actions"):
+        BatchEpisodes(2).append(np.zeros((2, 1)), np.zeros((1, 1)), np.zeros(2), [0, 1])
+
+
+def test_reading_before_the_first_step_is_refused():
+    with pytest.raises(RuntimeError, match="append"):
+        _ = BatchEpisodes(2).observations
+
+
+def test_appending_forgets_advantages_of_the_shorter_episodes():
+    episodes = make([[1, 2]], gamma=0.9)[0]
+    episodes.compute_advantages(None)
+    episodes.append(np.zeros((1, 3)), np.zeros((1, 2)), np.zeros(1), [0])
+    with pytest.raises(RuntimeError, match="compute_advantages"):
+        _ = episodes.advantages
+
+
+def test_image_observations_keep_their_type():
+    episodes = BatchEpisodes(1)
+    episodes.append(np.full((1, 2, 2, 3), 255, np.uint8), np.zeros(1, np.int64), np.zeros(1), [0])
+    assert episodes.observations.dtype == torch.uint8
+    assert episodes.observations.shape == (1, 1, 2, 2, 3)
