@@ -78,6 +78,9 @@ class Config(BaseModel):
     max_kl: Annotated[Positive, Field(description="trust region")] = 1e-2
     cg_iters: Annotated[Count, Field(description="conjugate gradient iterations")] = 10
     cg_damping: Annotated[float, Field(ge=0, description="damping of the curvature")] = 1e-5
+    curvature_fraction: Annotated[
+        float, Field(gt=0, le=1, description="share of the episodes that the curvature is computed from")
+    ] = 1.0
     ls_max_steps: Annotated[Count, Field(description="tries of the line search")] = 15
     ls_backtrack_ratio: Annotated[float, Field(gt=0, lt=1, description="shrinkage between tries")] = 0.8
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of every random stream")] = 0

@@ -99,6 +99,15 @@ def parse_mapping(data: str | bytes, origin: str) -> Mapping:
         raise ConfigError(f"{origin} holds a value that cannot be read: {error}") from None
 
 
+def parse_value(text: str, origin: str) -> Any:
+    """Read one value as YAML writes it: "0.1", "[64, 64]", "{low: -1}", "true", or plain text.
+
+    Raises:
+        ConfigError: As `read_mapping`.
+    """
+    return parse_mapping(f"value: {text}", origin).values["value"]
+
+
 def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str) -> None:
     """Record the line of every key below `node`; refuse keys that are no text or that stand twice in one mapping."""
     if isinstance(node, yaml.SequenceNode):

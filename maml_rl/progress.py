@@ -1,0 +1,71 @@
+"""What a person sees while training runs and when it ends; nothing while it runs, where the output is no terminal."""
+
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+from maml_rl.metrics import Metrics
+
+
+class TrainingProgress:
+    """A progress bar with the returns before and after adaptation, and the steps per second of the sampling.
+
+    Args:
+        num_batches: meta-updates in all.
+        num_steps: inner steps.
+    """
+
+    def __init__(self, num_batches: int, num_steps: int) -> None:
+        self._last = num_steps
+        # disable=None is off unless standard error is a terminal.
+        self._bar: tqdm[None] = tqdm(total=num_batches, unit="update", dynamic_ncols=True, disable=None)
+        self._seconds: dict[str, float] = {}
+        self.first: Metrics | None = None
+        self.latest: Metrics | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def __call__(self, metrics: Metrics) -> None:
+        """Show one more iteration."""
+        if self.latest is None:
+            self.first = metrics
+            self._bar.update(metrics["iteration"])
+        self.latest = metrics
+        for key, value in metrics.items():
+            if key.startswith("time/"):
+                self._seconds[key] = self._seconds.get(key, 0.0) + value
+        self._bar.set_postfix_str(f"{self._returns(metrics)}, {metrics['time/steps_per_s']:,.0f} steps/s", False)
+        self._bar.update()
+
+    def summary(self) -> str:
+        """Return the returns of the first and the latest iteration, for the end of a run."""
+        if self.first is None or self.latest is None:
+            return "no iteration was left to do"
+        lines = [
+            f"iteration {metrics['iteration']:>5}: {self._returns(metrics)}" for metrics in (self.first, self.latest)
+        ]
+        count = self.latest["iteration"] - self.first["iteration"] + 1
+        sample, update = (self._seconds[key] / count for key in ("time/sample_s", "time/update_s"))
+        lines.append(f"each iteration took {sample:.2f} s of sampling and {update:.2f} s of updating")
+        return "\n".join(lines)
+
+    def profile(self) -> str:
+        """Return the mean share of every stage as a table of text."""
+        if self.first is None or self.latest is None:
+            return ""
+        count = self.latest["iteration"] - self.first["iteration"] + 1
+        prefix = "time/share/"
+        shares = {key.removeprefix(prefix): self._seconds[key] / count for key in self._seconds if prefix in key}
+        rows = sorted(shares.items(), key=lambda entry: -entry[1])
+        return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
+
+    def _returns(self, metrics: Metrics) -> str:
+        before, after = metrics["return/step_0"], metrics[f"return/step_{self._last}"]
+        return f"return {before:.1f} before and {after:.1f} after adaptation"

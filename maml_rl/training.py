@@ -1,0 +1,132 @@
+"""Meta-training: sample a batch of tasks, adapt to each, update the meta-policy; write it all down; again."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from maml_rl.config import Config
+from maml_rl.episode import TaskEpisodes
+from maml_rl.experiment import Experiment, make_experiment
+from maml_rl.metalearners import MAMLTRPO
+from maml_rl.metrics import Metrics
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.run_folder import RunFolder
+from maml_rl.samplers import MultiTaskSampler
+
+OnIteration = Callable[[Metrics], None]
+
+
+def train(
+    config: Config,
+    folder: str | Path,
+    *,
+    num_workers: int | None = None,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
+    overwrite: bool = False,
+    profile: bool = False,
+    on_iteration: OnIteration | None = None,
+) -> Policy:
+    """Train a meta-policy, or go on training one.
+
+    The same config gives the same parameters and metrics, bit for bit and but for the times, whatever the number of
+    workers, whichever children die, and however often the run is killed and resumed.
+
+    Args:
+        config: the experiment.
+        folder: where config, metrics, TensorBoard events and checkpoints go.
+        num_workers: child processes; 0 steps in this process, None takes the number of usable cores.
+        device: where the policy and the update run.
+        resume: go on from the newest intact checkpoint in `folder`.
+        overwrite: replace the run that is in `folder`.
+        profile: add each stage's share of the time to the metrics.
+        on_iteration: is given the metrics of every iteration.
+
+    Returns:
+        The trained policy.
+
+    Raises:
+        ConfigError: If the config is wrong, or `folder` holds another run.
+        CheckpointError: If a checkpoint cannot be written or, on resuming, read.
+        ChildEnvError: If an environment fails.
+        NonFiniteError: If an environment or the policy puts out NaN or infinity.
+    """
+    experiment = make_experiment(config, device)
+    timer = StageTimer() if profile else NULL_TIMER
+    with (
+        experiment.make_sampler(num_workers=num_workers, timer=timer) as sampler,
+        RunFolder(folder, config, experiment.policy, resume=resume, overwrite=overwrite) as run,
+    ):
+        metalearner = MAMLTRPO(
+            experiment.policy,
+            config.fast_lr,
+            config.first_order,
+            experiment.device,
+            curvature_fraction=config.curvature_fraction,
+        )
+        sampler.seek(run.iteration - 1)
+        for iteration in range(run.iteration, config.num_batches):
+            metrics = _iterate(iteration, experiment, sampler, metalearner, timer)
+            metrics["env_steps"] += run.env_steps
+            run.record(metrics)
+            if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.num_batches:
+                run.save(metrics[f"return/step_{config.num_steps}"])
+            if on_iteration is not None:
+                on_iteration(metrics)
+    return experiment.policy
+
+
+def _iterate(
+    iteration: int, experiment: Experiment, sampler: MultiTaskSampler, metalearner: MAMLTRPO, timer: StageTimer
+) -> Metrics:
+    """Do one meta-update, and return what there is to say about it."""
+    config = experiment.config
+    started = perf_counter()
+    tasks = sampler.sample_tasks(config.meta_batch_size)
+    train_episodes, valid_episodes = sampler.sample(
+        tasks,
+        num_steps=config.num_steps,
+        fast_lr=config.fast_lr,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+        device=experiment.device,
+        bootstrap=config.bootstrap,
+    )
+    sampled = perf_counter()
+    with timer.stage("outer"):
+        logs = metalearner.step(
+            train_episodes,
+            valid_episodes,
+            max_kl=config.max_kl,
+            cg_iters=config.cg_iters,
+            cg_damping=config.cg_damping,
+            ls_max_steps=config.ls_max_steps,
+            ls_backtrack_ratio=config.ls_backtrack_ratio,
+        )
+    updated = perf_counter()
+    phases = [*train_episodes, valid_episodes]
+    metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in phases)}
+    for step, episodes in enumerate(phases):
+        metrics[f"return/step_{step}"] = mean_return(episodes)
+    metrics |= logs
+    metrics["digest"] = combined_digest(phases)
+    metrics["time/sample_s"] = sampled - started
+    metrics["time/update_s"] = updated - sampled
+    metrics["time/steps_per_s"] = metrics["env_steps"] / (sampled - started)
+    for stage, seconds in timer.take().items():
+        metrics[f"time/share/{stage}"] = seconds / (updated - started)
+    return metrics
+
+
+def mean_return(episodes: TaskEpisodes) -> float:
+    """Return the mean undiscounted return over all tasks and episodes."""
+    return float(episodes.episode_returns().double().mean())
+
+
+def combined_digest(phases: Sequence[TaskEpisodes]) -> str:
+    """Return one SHA-256 for the episodes of several phases."""
+    return hashlib.sha256("".join(episodes.digest() for episodes in phases).encode()).hexdigest()

@@ -1,0 +1,9 @@
+"""Test how fast a trained policy adapts to new tasks; `python test.py --help` lists the options."""
+
+import sys
+
+# A child process imports this file again: whatever is above the guard, every child loads.
+if __name__ == "__main__":
+    from maml_rl.command_line import run_test
+
+    sys.exit(run_test())
