@@ -1,0 +1,343 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from time import monotonic
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from maml_rl.checkpoint import latest_intact
+from maml_rl.command_line import run_test, run_train
+from maml_rl.config import load_config
+from maml_rl.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SMALL = """\
+env-name: 2DNavigation-v0
+max-episode-steps: 10
+hidden-sizes: [8]
+fast-batch-size: 4
+meta-batch-size: 3
+num-batches: 4
+cg-iters: 3
+checkpoint-every: 2
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests must not write to it."""
+    folder = tmp_path_factory.mktemp("scripts")
+    (folder / "small.yaml").write_text(SMALL)
+    options = ["--config", str(folder / "small.yaml"), "--output-folder", str(folder / "run"), "--num-workers", "0"]
+    assert run_train(options) == 0
+    return folder / "run"
+
+
+def exit_code(run: Callable[[list[str]], int], options: list[str]) -> int:
+    """What the script would exit with; argparse raises, the commands return."""
+    try:
+        return run(options)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (SMALL, ["--num-batches", "-1"], ["num-batches", "at least 1", "-1"]),
+        (SMALL, ["--num-batches", "ten"], ["num-batches", "a whole number", "ten"]),
+        (SMALL, ["--meta-batch-size", "0"], ["meta-batch-size", "at least 1"]),
+        (SMALL, ["--fast-lr", "fast"], ["fast-lr", "a number"]),
+        (SMALL, ["--hidden-sizes", "[8, -8]"], ["hidden-sizes", "entry 2"]),
+        (SMALL, ["--seed", "-1"], ["seed", "at least 0"]),
+        (SMALL, ["--num-workers", "-1"], ["--num-workers", "at least 0"]),
+        (SMALL, ["--num-workers", "two"], ["--num-workers", "two"]),
+        (SMALL, ["--device", "abacus"], ["abacus", "--device"]),
+        (SMALL, ["--device", "cuda:99"], ["cuda:99", "--device"]),
+        (SMALL, ["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
+        (SMALL, ["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
+        (SMALL, ["--num-batch", "3"], ["unrecognized arguments", "--num-batch"]),
+        (SMALL, ["--resume"], ["no run to resume", "without --resume"]),
+        (SMALL, ["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+        (SMALL, ["--env-name", "CartPole-v1"], ["env-name", "CartPole-v1"]),
+        (SMALL, ["--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
+        (SMALL.replace("2DNavigation", "3DNavigation"), [], ["line 1", "did you mean '2DNavigation-v0'"]),
+        (SMALL + "num_steps: 1\n", [], ["small.yaml, line 9", "did you mean 'num-steps'"]),
+        (SMALL + "num-batches: 3\n", [], ["small.yaml, line 9", "duplicate"]),
+        (SMALL + "env-kwargs: {high: 2, low: x}\n", [], ["small.yaml, line 9", "cannot be made"]),
+        ("env-name: !!python/object/apply:os.system ['touch hacked']", [], ["no valid YAML"]),
+    ],
+)
+def test_bad_input_to_train_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    options: list[str],
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(text)
+    before = snapshot(tmp_path)
+    assert exit_code(run_train, ["--config", "small.yaml", "--output-folder", "run", *options]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("train.py: error: ")
+    for word in words:
+        assert word in output.err
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_run_is_not_overwritten_without_being_told(
+    run_folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(run_folder)
+    assert exit_code(run_train, ["--config", str(config), "--output-folder", str(run_folder)]) == 2
+    assert "holds another run" in capsys.readouterr().err
+    assert snapshot(run_folder) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--num-steps", "-1"], ["--num-steps", "at least 0"]),
+        (["--num-batches", "0"], ["--num-batches", "at least 1"]),
+        (["--meta-batch-size", "-3"], ["--meta-batch-size", "at least 1"]),
+        (["--fast-batch-size", "0"], ["fast-batch-size", "at least 1"]),
+        (["--config", "nowhere.json"], ["nowhere.json", "No such file"]),
+        (["--policy", "nowhere"], ["there is no checkpoint nowhere"]),
+        (["--policy", "wrong"], ["wrong", "SHA256SUMS"]),
+        (["--output", "missing/results.npz"], ["there is no folder missing"]),
+        (["--output", "there.npz"], ["there.npz exists", "--overwrite"]),
+        (["--device", "abacus"], ["abacus"]),
+    ],
+)
+def test_bad_input_to_test_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    run_folder: Path,
+    options: list[str],
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.npz").write_text("")
+    (tmp_path / "wrong").mkdir()
+    before = snapshot(tmp_path)
+    assert exit_code(run_test, ["--config", str(run_folder / "config.json"), "--output", "results.npz", *options]) == 2
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("test.py: error: ")
+    for word in words:
+        assert word in output.err
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "change", [("hidden-sizes: [8]", "hidden-sizes: [9]"), ("2DNavigation-v0", "HalfCheetahDir-v5")]
+)
+def test_checkpoint_of_another_architecture_is_refused_with_both_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, change: tuple[str, str]
+) -> None:
+    (tmp_path / "other.yaml").write_text(SMALL.replace(*change))
+    policy = sorted((run_folder / "checkpoints").iterdir())[-1]
+    options = ["--config", str(tmp_path / "other.yaml"), "--policy", str(policy), "--output", str(tmp_path / "r.npz")]
+    assert exit_code(run_test, options) == 2
+    error = capsys.readouterr().err
+    assert "another architecture" in error
+    assert "there and (" in error
+    assert not (tmp_path / "r.npz").exists()
+
+
+@pytest.mark.parametrize("policy", [None, "latest", "best", "folder", "file"])
+def test_trained_policy_is_tested_from_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, policy: str | None
+) -> None:
+    newest = sorted((run_folder / "checkpoints").iterdir())[-1]
+    choice = {"folder": str(newest), "file": str(newest / "tensors.safetensors")}.get(policy or "", policy)
+    output = tmp_path / "results.npz"
+    options = ["--config", str(run_folder / "config.json"), "--output", str(output), "--num-workers", "0"]
+    options += ["--meta-batch-size", "5", "--num-batches", "2", "--num-steps", "2"]
+    assert run_test(options + ([] if choice is None else ["--policy", choice])) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert "95 % interval" in rows[1]
+    assert [row.split()[0] for row in rows[2:5]] == ["0", "1", "2"]
+    with np.load(output, allow_pickle=False) as saved:
+        assert saved["returns"].shape == (10, 3, 4)
+        assert len(json.loads(str(saved["tasks"]))) == 10
+
+
+def test_default_folder_is_named_after_the_config(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_train(["--config", str(config), "--num-workers", "0", "--num-batches", "1", "--seed", "7"]) == 0
+    assert load_config("runs/small/config.json").seed == 7
+    output = capsys.readouterr()
+    assert "the results lie in runs/small" in output.out
+    # No terminal, no progress bar.
+    assert "\r" not in output.err
+
+
+def test_default_config_is_2d_navigation(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small = ["--num-batches", "1", "--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"]
+    assert run_train(["--output-folder", str(folder), *small]) == 0
+    assert load_config(folder / "config.json").env_name == "2DNavigation-v0"
+
+
+def test_resume_needs_only_the_folder(tmp_path: Path, config: Path) -> None:
+    folder = tmp_path / "run"
+    common = ["--output-folder", str(folder), "--num-workers", "0"]
+    assert run_train(["--config", str(config), "--num-batches", "2", *common]) == 0
+    assert run_train(["--resume", "--num-batches", "4", *common]) == 0
+    assert [row["iteration"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+def test_profile_is_printed_at_the_end(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--profile"]) == 0
+    output = capsys.readouterr().out
+    for stage in ("inference", "inner", "outer"):
+        assert stage in output
+
+
+# From here on the scripts run as a user runs them, and are killed as the world kills them.
+
+
+class Script:
+    """A running script, in a process group of its own, as a shell starts it."""
+
+    def __init__(self, name: str, *options: str, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / name), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        )
+        self.pid = self._process.pid
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline, pause = monotonic() + seconds, Event()
+        while not condition():
+            assert self._process.poll() is None, self._process.communicate()
+            assert monotonic() < deadline, "the script did not get that far"
+            pause.wait(0.005)
+
+    def end(self, signal_number: int | None = None, *, group: bool = False) -> tuple[int, str, str]:
+        """Send a signal, if any; return the exit code, the output and the errors."""
+        if signal_number is not None:
+            (os.killpg if group else os.kill)(self.pid, signal_number)
+        output, errors = self._process.communicate(timeout=60)
+        return self._process.returncode, output, errors
+
+    def survivors(self) -> list[psutil.Process]:
+        """Processes of the script's session that are still there after two seconds."""
+        members = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.pid:
+                    members.append(process)
+            except ProcessLookupError:
+                continue
+        return psutil.wait_procs(members, timeout=2.0)[1]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    scripts: list[Script] = []
+
+    def start_script(name: str, *options: str) -> Script:
+        scripts.append(Script(name, *options, folder=tmp_path))
+        return scripts[-1]
+
+    yield start_script
+    for script in scripts:
+        for process in script.survivors():
+            process.kill()
+
+
+def lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def untimed(folder: Path) -> list[dict[str, object]]:
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+@pytest.mark.timeout(120)
+def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
+    tmp_path: Path, config: Path, start: Callable[..., Script]
+) -> None:
+    script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000")
+    script.wait_until(lambda: lines_in(tmp_path / "runs" / "small" / "metrics.jsonl") >= 3)
+    pressed = monotonic()
+    code, output, errors = script.end(signal.SIGINT, group=True)
+    assert monotonic() - pressed < 5.0
+    assert code == 130
+    assert output == ""
+    assert errors.splitlines() == ["train.py: interrupted; the same command with --resume goes on"]
+    assert script.survivors() == []
+    assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 2
+
+
+@pytest.mark.timeout(120)
+def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
+    tmp_path: Path, config: Path, start: Callable[..., Script]
+) -> None:
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    settings = ["--config", str(config), "--num-batches", "60"]
+    assert run_train([*settings, "--output-folder", str(undisturbed), "--num-workers", "0"]) == 0
+    script = start("train.py", *settings, "--output-folder", str(killed), "--num-workers", "2")
+    script.wait_until(lambda: lines_in(killed / "metrics.jsonl") >= 7)
+    code, _, _ = script.end(signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert script.survivors() == []
+    assert lines_in(killed / "metrics.jsonl") < 60, "the run was over before it was killed"
+    assert run_train(["--resume", "--output-folder", str(killed), "--num-workers", "0"]) == 0
+    assert untimed(killed) == untimed(undisturbed)
+    found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
+    assert found.iteration == 60
+    assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
+
+
+@pytest.mark.timeout(120)
+def test_scripts_run_from_any_folder_with_processes_of_their_own(
+    tmp_path: Path, config: Path, start: Callable[..., Script]
+) -> None:
+    code, output, errors = start("train.py", "--config", str(config), "--num-workers", "2").end()
+    assert (code, errors) == (0, "")
+    assert "the results lie in runs/small" in output
+    run = tmp_path / "runs" / "small"
+    options = ["--config", str(run / "config.json"), "--output", "results.npz", "--meta-batch-size", "4"]
+    script = start("test.py", *options, "--num-workers", "2")
+    code, output, errors = script.end()
+    assert code == 0, errors
+    assert "iteration-000004" in errors
+    assert "95 % interval" in output
+    assert script.survivors() == []
