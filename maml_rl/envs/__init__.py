@@ -1,1 +1,19 @@
-"""The task families and the contract that they fulfil."""
+"""The task families and the contract that they fulfil. Importing it registers the families, and loads none of them."""
+
+from maml_rl.envs.checking import check_meta_env
+from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, StepBuffers, Task
+from maml_rl.envs.registration import FAMILIES, FamilySpec, register_families
+
+__all__ = [
+    "FAMILIES",
+    "FamilySpec",
+    "MetaEnv",
+    "MetaVectorEnv",
+    "StepBuffers",
+    "Task",
+    "check_meta_env",
+    "make_vector_env",
+]
+
+register_families()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -89,24 +88,20 @@ class EpisodeRecorder:
         return bool(running.any())
 
     def finish(self, tasks: Sequence[Task]) -> TaskEpisodes:
-        """Return the episodes, cut to the longest one, with zeros in place of padding."""
-        longest = int(self._lengths.max())
-        mask = np.arange(longest)[None, :, None] < self._lengths[:, None, :]
-        arrays = [array[:, :longest] for array in (self._observations, self._actions, self._rewards)]
-        if not mask.all():
-            for array in arrays:
-                array[~mask] = 0
-        observations, actions, rewards = (torch.from_numpy(array) for array in arrays)
+        """Return the episodes, with zeros in place of padding."""
+        padding = np.arange(self._rewards.shape[1])[None, :, None] >= self._lengths[:, None, :]
+        if padding.any():
+            for array in (self._observations, self._actions, self._rewards):
+                array[padding] = 0
         return TaskEpisodes(
-            observations=observations,
-            actions=actions,
-            rewards=rewards,
-            mask=torch.from_numpy(mask.astype(np.float32)),
-            lengths=torch.from_numpy(self._lengths),
-            terminated=torch.from_numpy(self._terminated),
-            truncated=torch.from_numpy(self._truncated),
-            final_observations=torch.from_numpy(self._final_observations),
-            tasks=tuple(tasks),
+            observations=self._observations,
+            actions=self._actions,
+            rewards=self._rewards,
+            lengths=self._lengths,
+            terminated=self._terminated,
+            truncated=self._truncated,
+            final_observations=self._final_observations,
+            tasks=tasks,
         )
 
     def _check_finite(self, what: str, values: NDArray[np.generic], slots: slice) -> None:

@@ -1,0 +1,151 @@
+"""Multi-armed bandits: every task has arms with other means.
+
+Source: Duan et al. 2016, section 3.1, https://arxiv.org/abs/1611.02779
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from maml_rl.envs.family import BatchedFamily, BatchOfOne
+from maml_rl.envs.meta_env import Task
+from maml_rl.envs.tasks import TaskEntry
+from maml_rl.seeding import SlotStreams
+
+
+class _BanditFamily(BatchedFamily):
+    """What bandits share: k arms, one pull per episode, nothing to see."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        k: int,
+        entry: TaskEntry,
+        task: Task | None,
+        max_episode_steps: int | None,
+        render_mode: str | None,
+    ) -> None:
+        self.k = k
+        super().__init__(
+            num_envs,
+            spaces.Box(0.0, 1.0, (1,), np.float32),
+            spaces.Discrete(k),
+            {"mean": entry},
+            task=task,
+            max_episode_steps=max_episode_steps,
+            render_mode=render_mode,
+        )
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw the means of the arms from U[0, 1]."""
+        return [{"mean": mean} for mean in random.uniform(size=(num_tasks, self.k))]
+
+    @abstractmethod
+    def _pull(self, means: NDArray[np.float64], streams: SlotStreams) -> NDArray[np.float64]:
+        """Return one reward per slot from the means of the pulled arms."""
+
+    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+        pass
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> tuple[NDArray[np.float64], bool]:
+        check_actions(actions, self.k)
+        means = np.take_along_axis(self.tasks["mean"], actions.reshape(-1, 1), axis=1)[:, 0]
+        rewards = self._pull(means, streams)
+        self._reward_terms = {"reward_arm": rewards}
+        return rewards, True
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:] = 0.0
+
+
+class BernoulliBanditVectorEnv(_BanditFamily):
+    """Arms that pay 1 with probability `mean`, else 0.
+
+    Args:
+        num_envs: number of slots.
+        k: number of arms.
+        task: `{"mean": (k,)}`, probabilities.
+        max_episode_steps: has no effect: an episode is one pull.
+        render_mode: None.
+    """
+
+    task_description = "mean (k,): probability that each arm pays 1, uniform in [0, 1]"
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        k: int = 10,
+        task: Task | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        check_positive("k", k)
+        entry = TaskEntry((k,), "probabilities in [0, 1]", lambda mean: bool(((mean >= 0) & (mean <= 1)).all()))
+        super().__init__(num_envs, k, entry, task, max_episode_steps, render_mode)
+
+    def _pull(self, means: NDArray[np.float64], streams: SlotStreams) -> NDArray[np.float64]:
+        return (streams.uniform(1)[:, 0] < means).astype(np.float64)
+
+
+class GaussianBanditVectorEnv(_BanditFamily):
+    """Arms that pay Normal(mean, std).
+
+    Args:
+        num_envs: number of slots.
+        k: number of arms.
+        std: standard deviation of every arm.
+        task: `{"mean": (k,)}`.
+        max_episode_steps: has no effect: an episode is one pull.
+        render_mode: None.
+    """
+
+    task_description = "mean (k,): mean pay of each arm, uniform in [0, 1]"
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        k: int = 10,
+        std: float = 1.0,
+        task: Task | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        check_positive("k", k)
+        if not std >= 0.0:
+            raise ValueError(f"std must not be negative, got {std}")
+        self.std = std
+        super().__init__(num_envs, k, TaskEntry((k,)), task, max_episode_steps, render_mode)
+
+    def _pull(self, means: NDArray[np.float64], streams: SlotStreams) -> NDArray[np.float64]:
+        return means + self.std * streams.normal(1)[:, 0]
+
+
+class BernoulliBanditEnv(BatchOfOne):
+    """One slot of `BernoulliBanditVectorEnv`."""
+
+    family_class = BernoulliBanditVectorEnv
+
+
+class GaussianBanditEnv(BatchOfOne):
+    """One slot of `GaussianBanditVectorEnv`."""
+
+    family_class = GaussianBanditVectorEnv
+
+
+def check_positive(name: str, number: int) -> None:
+    """Raise ValueError unless `number` is at least 1."""
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+
+
+def check_actions(actions: NDArray[Any], count: int) -> None:
+    """Raise ValueError unless all actions are integers in [0, count)."""
+    if not np.issubdtype(actions.dtype, np.integer) or actions.min() < 0 or actions.max() >= count:
+        raise ValueError(f"actions must be integers in [0, {count}), got {actions}")

@@ -1,0 +1,41 @@
+"""Discs and lines on a small picture, for the families that have no renderer of their own."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Colour = tuple[int, int, int]
+
+
+class Canvas:
+    """A white square picture of the plane, y upwards.
+
+    Args:
+        size: pixels along each side.
+        reach: the picture shows [-reach, reach] on both axes.
+    """
+
+    def __init__(self, size: int, reach: float) -> None:
+        self.pixels = np.full((size, size, 3), 255, np.uint8)
+        self._reach = reach
+        self._rows, self._columns = np.mgrid[:size, :size]
+
+    def disc(self, centre: Sequence[float], radius: int, colour: Colour) -> None:
+        """Fill a disc; `radius` in pixels."""
+        row, column = self._to_pixel(np.asarray(centre))
+        self.pixels[(self._rows - row) ** 2 + (self._columns - column) ** 2 <= radius**2] = colour
+
+    def line(self, points: NDArray[np.float64], colour: Colour) -> None:
+        """Connect `points` (n, 2)."""
+        size = len(self.pixels)
+        for start, stop in zip(points[:-1], points[1:], strict=True):
+            ends = np.array([self._to_pixel(start), self._to_pixel(stop)])
+            count = int(np.abs(ends[1] - ends[0]).max()) + 1
+            rows, columns = np.rint(np.linspace(ends[0], ends[1], count)).astype(int).T
+            inside = (rows >= 0) & (rows < size) & (columns >= 0) & (columns < size)
+            self.pixels[rows[inside], columns[inside]] = colour
+
+    def _to_pixel(self, point: NDArray[np.float64]) -> tuple[float, float]:
+        scale = (len(self.pixels) - 1) / (2.0 * self._reach)
+        return (self._reach - float(point[1])) * scale, (self._reach + float(point[0])) * scale

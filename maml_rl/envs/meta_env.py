@@ -1,0 +1,178 @@
+"""The contract of environments whose task can be changed: `MetaEnv` for one, `MetaVectorEnv` for many slots.
+
+Words: N slots, each one environment instance with a task of its own. A task is plain data, a dict of numbers and arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import ArrayLike, NDArray
+
+Task = dict[str, Any]
+Seeds = int | Sequence[int | None] | NDArray[np.integer] | None
+
+
+@dataclass(slots=True)
+class StepBuffers:
+    """What every reset and step writes in place, for all slots.
+
+    Attributes:
+        observations: (N, *obs), of the dtype of the observation space.
+        rewards: (N,) float64.
+        terminated: (N,) bool, set from the step that ended the episode until the next reset.
+        truncated: (N,) bool, likewise.
+    """
+
+    observations: NDArray[Any]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+    @classmethod
+    def allocate(cls, observation_space: spaces.Space[Any], num_envs: int) -> StepBuffers:
+        """Return buffers of zeros for `num_envs` slots."""
+        shape, dtype = array_layout(observation_space)
+        return cls(
+            observations=np.zeros((num_envs, *shape), dtype),
+            rewards=np.zeros(num_envs, np.float64),
+            terminated=np.zeros(num_envs, np.bool_),
+            truncated=np.zeros(num_envs, np.bool_),
+        )
+
+
+def array_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype of one element of a space as an array.
+
+    Raises:
+        TypeError: If the space is neither Box nor Discrete.
+    """
+    if not isinstance(space, spaces.Box | spaces.Discrete):
+        raise TypeError(
+            f"unsupported space {space}: expected Box or Discrete; flatten it with gymnasium.wrappers.FlattenObservation"
+        )
+    return space.shape, np.dtype(space.dtype)
+
+
+class MetaEnv(gymnasium.Env[Any, Any], ABC):
+    """A `gymnasium.Env` whose task can be changed."""
+
+    @abstractmethod
+    def sample_tasks(self, num_tasks: int) -> list[Task]:
+        """Draw tasks of the family from `np_random`."""
+
+    @abstractmethod
+    def reset_task(self, task: Task) -> None:
+        """Become the member of the family that `task` describes, from the next step on and over resets.
+
+        Raises:
+            ValueError: If an entry is missing, unknown, or malformed; the message names it.
+        """
+
+
+class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
+    """N slots, each with a task of its own; the one interface that `rollout` knows.
+
+    There is no autoreset: a slot whose episode is over stays as it is until the next reset. Its observation is the final
+    one, its rewards are 0, `terminated` or `truncated` stays set, and its actions are ignored.
+
+    Attributes:
+        buffers: what every reset and step writes.
+        parts: ranges of slots that are stepped independently of each other; one range here, one per child elsewhere.
+        max_episode_steps: steps after which an episode is truncated; None for never.
+        physics_seconds: (len(parts),) seconds spent stepping and resetting so far.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 - gymnasium declares it an instance variable
+
+    buffers: StepBuffers
+    parts: tuple[slice, ...]
+    max_episode_steps: int | None
+    physics_seconds: NDArray[np.float64]
+
+    @abstractmethod
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
+        """Draw `num_tasks` tasks from the generator of the environment; `seed` seeds it first, as `reset` would."""
+
+    @abstractmethod
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`, from the next step on and over resets.
+
+        Raises:
+            ValueError: If there is not one task per slot, or a task is malformed.
+        """
+
+    @abstractmethod
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Reset all slots, slot i with `seeds[i]`, and write the buffers: `reset` without copies and infos.
+
+        Args:
+            seeds: (N,) integers in [0, 2**63).
+        """
+
+    @abstractmethod
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step of the slots `parts[index]` with `actions` (one per slot of the part)."""
+
+    @abstractmethod
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Wait for steps that were started, and return whose results are in the buffers.
+
+        Args:
+            timeout: None to wait for all of `indices`; else seconds after which those that have answered, at least one, do.
+            indices: which parts to wait for; all that were started by default.
+        """
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step all slots; the arrays are the caller's own.
+
+        Args:
+            actions: (N, *act).
+
+        Returns:
+            Observations, rewards, terminated, truncated, and infos.
+        """
+        actions = np.asarray(actions)
+        if len(actions) != self.num_envs:
+            raise ValueError(f"expected one action for each of the {self.num_envs} slots, got {len(actions)}")
+        for index, part in enumerate(self.parts):
+            self.step_send(index, actions[part])
+        self.step_recv()
+        buffers = self.buffers
+        return (
+            buffers.observations.copy(),
+            buffers.rewards.copy(),
+            buffers.terminated.copy(),
+            buffers.truncated.copy(),
+            self._infos(),
+        )
+
+    def _infos(self) -> dict[str, Any]:
+        """Return what the last reset or step has to tell beside the buffers."""
+        return {}
+
+
+def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
+    """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means a fresh one from the system.
+
+    Raises:
+        ValueError: If a sequence does not have one seed per slot, or a seed is negative.
+    """
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, int | np.integer):
+        seeds: list[int | None] = [int(seed) + slot for slot in range(num_envs)]
+    else:
+        seeds = [None if entry is None else int(entry) for entry in seed]
+    if len(seeds) != num_envs:
+        raise ValueError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
+    if any(entry is not None and entry < 0 for entry in seeds):
+        raise ValueError(f"seeds must not be negative, got {seed}")
+    return seeds

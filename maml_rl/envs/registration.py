@@ -1,0 +1,81 @@
+"""Which families there are, by id, and their registration with Gymnasium."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySpec:
+    """One registered family.
+
+    Attributes:
+        module: where its classes are.
+        name: of the classes: `<name>Env` for one slot, `<name>VectorEnv` for many.
+        max_episode_steps: time limit by default; None where episodes end by themselves.
+        kwargs: keyword arguments that belong to the id.
+        has_physics: whether its steps are dear enough to be worth several processes or threads.
+    """
+
+    module: str
+    name: str
+    max_episode_steps: int | None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    has_physics: bool = False
+
+
+def _mujoco(module: str, name: str) -> FamilySpec:
+    return FamilySpec(f"maml_rl.envs.mujoco.{module}", name, 200, has_physics=True)
+
+
+FAMILIES: dict[str, FamilySpec] = {
+    **{f"Bandit-K{k}-v0": FamilySpec("maml_rl.envs.bandit", "BernoulliBandit", None, {"k": k}) for k in (5, 10, 50)},
+    **{
+        f"GaussianBandit-K{k}-v0": FamilySpec("maml_rl.envs.bandit", "GaussianBandit", None, {"k": k})
+        for k in (5, 10, 50)
+    },
+    "TabularMDP-v0": FamilySpec("maml_rl.envs.tabular_mdp", "TabularMDP", 10),
+    "2DNavigation-v0": FamilySpec("maml_rl.envs.navigation", "Navigation2D", 100),
+    "HalfCheetahVel-v5": _mujoco("half_cheetah", "HalfCheetahVel"),
+    "HalfCheetahDir-v5": _mujoco("half_cheetah", "HalfCheetahDir"),
+    "AntVel-v5": _mujoco("ant", "AntVel"),
+    "AntDir-v5": _mujoco("ant", "AntDir"),
+    "AntPos-v5": _mujoco("ant", "AntPos"),
+}
+
+
+def register_families() -> None:
+    """Register every family that Gymnasium does not know yet."""
+    for env_id, family in FAMILIES.items():
+        if env_id not in gymnasium.registry:
+            gymnasium.register(
+                env_id,
+                entry_point=f"{family.module}:{family.name}Env",
+                vector_entry_point=f"{family.module}:{family.name}VectorEnv",
+                max_episode_steps=family.max_episode_steps,
+                kwargs=dict(family.kwargs),
+            )
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """Return what an id, or "module:id", is registered with; the module is imported first.
+
+    Raises:
+        ValueError: If there is no such module or id; the message names the closest one.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"cannot import the module of {env_id!r}: {error}") from error
+    if name not in gymnasium.registry:
+        close = difflib.get_close_matches(name, [*FAMILIES, *gymnasium.registry], 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the families are {', '.join(FAMILIES)}"
+        raise ValueError(f"unknown family {name!r}; {hint}")
+    return gymnasium.registry[name]

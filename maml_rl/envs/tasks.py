@@ -1,0 +1,83 @@
+"""What the tasks of a family look like, and how a malformed one is refused."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import TaskError
+
+TaskArrays = dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """One entry of a task.
+
+    Attributes:
+        shape: () for a number.
+        requirement: what a value must fulfil, in words; "" for any finite numbers.
+        fulfils: tells whether an array of the right shape does.
+    """
+
+    shape: tuple[int, ...] = ()
+    requirement: str = ""
+    fulfils: Callable[[NDArray[np.float64]], bool] = lambda array: True
+
+
+def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> TaskArrays:
+    """Return the entries of a task as float64 arrays; lists, as they come from JSON, are fine.
+
+    Raises:
+        TaskError: If an entry is missing, unknown, or malformed; the message names it.
+    """
+    if not isinstance(task, Mapping):
+        raise TaskError(f"a task is a dict with the entries {sorted(entries)}, got {task!r}")
+    for name in task:
+        if name not in entries:
+            close = difflib.get_close_matches(str(name), entries, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected {sorted(entries)}"
+            raise TaskError(f"unknown entry {name!r} of a task; {hint}")
+    return {name: _parse_entry(name, task, entry) for name, entry in entries.items()}
+
+
+def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArray[np.float64]:
+    if name not in task:
+        raise TaskError(f"a task is missing the entry {name!r}; got {sorted(task)}")
+    try:
+        array = np.array(task[name], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TaskError(f"entry {name!r} of a task must hold numbers, got {task[name]!r}") from None
+    if array.shape != entry.shape:
+        raise TaskError(f"entry {name!r} of a task must have the shape {entry.shape}, got {array.shape}")
+    if not np.isfinite(array).all():
+        raise TaskError(f"entry {name!r} of a task must be finite, got {task[name]!r}")
+    if not entry.fulfils(array):
+        raise TaskError(f"entry {name!r} of a task must be {entry.requirement}, got {task[name]!r}")
+    return array
+
+
+def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:
+    """Return the tasks of all slots as arrays (N, ...). A dict that stands for many slots is read once.
+
+    Raises:
+        TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
+    """
+    if len(tasks) != num_envs:
+        raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
+    parsed: list[TaskArrays] = []
+    row_of: dict[int, int] = {}
+    rows = []
+    for slot, task in enumerate(tasks):
+        row = row_of.setdefault(id(task), len(parsed))
+        if row == len(parsed):
+            try:
+                parsed.append(parse_task(task, entries))
+            except TaskError as error:
+                raise TaskError(f"slot {slot}: {error}") from None
+        rows.append(row)
+    return {name: np.stack([arrays[name] for arrays in parsed])[rows] for name in entries}
