@@ -1,7 +1,7 @@
-"""The straightforward MAML-TRPO update, batched over tasks: what the fast one must agree with, and is measured against.
+"""The straightforward MAML-TRPO update, batched over tasks: what the fast one must agree with and is measured against.
 
-Everything is left to automatic differentiation: one graph through the inner steps of all tasks, the gradient of the mean
-divergence with a graph of its own, and one pass back through that for every curvature product.
+Everything is left to automatic differentiation: one graph through the inner steps of all tasks, the gradient of the
+mean divergence with a graph of its own, and one pass back through that for every curvature product.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class ReferenceUpdate:
         return params
 
     def loss_and_kl(self) -> tuple[Tensor, Tensor]:
-        """Return the surrogate loss and KL(old, new), means over tasks; the first call makes these parameters the old."""
+        """Return surrogate loss and KL(old, new), means over tasks; the first call makes these parameters the old."""
         valid = self.valid
         distribution = self.policy.distribution_parameters(valid.observations, self.adapted())
         log_probs = self.policy.log_prob_from(distribution, valid.actions)

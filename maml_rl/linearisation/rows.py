@@ -15,7 +15,7 @@ class Rows:
 
     Attributes:
         units: (k, R, input_size) encoded observations.
-        actions: (k, R, A) for real-valued actions, (k, R) for discrete ones.
+        actions: (k, R, A), or (k, R, 1) for discrete ones.
         weights: (k, R) weight of each row in the mean over its task's real steps.
     """
 
@@ -41,13 +41,10 @@ class Rows:
             return values if order is None else values.gather(1, order.unsqueeze(-1).expand(-1, -1, values.shape[2]))
 
         units = policy.encode(samples.observations, samples.advantages.dtype)
-        actions = take(samples.actions)
-        # Actions lie as (k, A, R), as the output units do: products of matrices with few columns are slow, with few
-        # rows they are fast.
-        actions = actions.squeeze(-1) if samples.actions.dim() == 3 else actions.mT.contiguous().mT
+        # Actions lie as (k, A, R), as the output units do; see `heads`.
         return cls(
             units=take(units).contiguous(),
-            actions=actions,
+            actions=take(samples.actions).mT.contiguous().mT,
             weights=take(samples.weights).squeeze(-1),
             _order=order,
             _grid=(num_tasks, steps, num_episodes),

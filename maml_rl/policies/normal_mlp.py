@@ -65,7 +65,7 @@ class NormalMLPPolicy(MLPPolicy):
         if math.prod(self.action_shape) != output_size:
             raise ValueError(f"an action of shape {self.action_shape} does not have {output_size} entries")
         self.noise_size = output_size
-        self._min_log_std = math.log(min_std)
+        self.min_log_std = math.log(min_std)
         self.sigma = nn.Parameter(torch.full((output_size,), math.log(init_std)))
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Independent:
@@ -81,7 +81,7 @@ class NormalMLPPolicy(MLPPolicy):
 
     def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean, which is the output units, and the log standard deviation; see `distribution_parameters`."""
-        log_std = torch.clamp((self.sigma if params is None else params["sigma"]), min=self._min_log_std)
+        log_std = torch.clamp((self.sigma if params is None else params["sigma"]), min=self.min_log_std)
         if log_std.dim() == 2:
             log_std = log_std.reshape(log_std.shape[0], *(1,) * (units.dim() - 2), log_std.shape[1])
         return units, log_std
