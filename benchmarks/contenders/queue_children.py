@@ -1,0 +1,131 @@
+"""The usual home-made sampler: a few children with one environment object per slot, fed and read through queues."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.queues import Queue
+from queue import Empty
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contenders.collecting import Episodes, Job, TaskPolicies, make_half_cheetah
+from benchmarks.measuring import Measurements
+
+
+class QueueChildren:
+    """Collects the job with children that hold whole tasks; the policy acts for whoever has answered.
+
+    Every child reads actions from a queue of its own; all answer into one queue. The parent waits for one answer and
+    takes along those that lie ready.
+
+    Args:
+        name: of the row.
+        job: what to collect; every child holds the slots of `tasks_per_wave / children` tasks.
+        children: number of processes; at most the tasks of a wave, else each holds a part of a task.
+        wait_for_all: act only when every child has answered.
+    """
+
+    def __init__(self, name: str, job: Job, children: int = 8, wait_for_all: bool = False) -> None:
+        self._name, self._job, self._wait_for_all = name, job, wait_for_all
+        children = max(number for number in range(1, children + 1) if job.tasks_per_wave % number == 0)
+        self._tasks_per_child = job.tasks_per_wave // children
+        slots = self._tasks_per_child * job.episodes_per_task
+        # Forked like the other contenders' children; none of them touches torch.
+        context = multiprocessing.get_context("fork")
+        self._results: Queue[Any] = context.Queue()
+        self._commands: list[Queue[Any]] = [context.Queue() for _ in range(children)]
+        self._children = [
+            context.Process(target=_run_child, args=(index, slots, commands, self._results), daemon=True)
+            for index, commands in enumerate(self._commands)
+        ]
+        for child in self._children:
+            child.start()
+        self._sizes, *_ = [self._results.get() for _ in self._children]
+        self._policies = TaskPolicies(job, *self._sizes)
+
+    def turn(self) -> Measurements:
+        """Collect once; return steps per second."""
+        start = time.perf_counter()
+        self.collect()
+        return {self._name: self._job.steps / (time.perf_counter() - start)}
+
+    def collect(self) -> Episodes:
+        """Collect all tasks, wave by wave."""
+        episodes = Episodes(self._job, *self._sizes)
+        for first in range(0, self._job.num_tasks, self._job.tasks_per_wave):
+            self._collect_wave(first, episodes)
+        return episodes
+
+    def close(self) -> None:
+        """End the children."""
+        for commands in self._commands:
+            commands.put(None)
+        for child in self._children:
+            child.join(10.0)
+
+    def _collect_wave(self, first: int, episodes: Episodes) -> None:
+        job, per_child, count = self._job, self._tasks_per_child, len(self._children)
+        shape = (per_child, job.episodes_per_task)
+        tasks = [slice(first + i * per_child, first + (i + 1) * per_child) for i in range(count)]
+        policies = [self._policies.of_tasks(of_child) for of_child in tasks]
+        policies_of_all = self._policies.of_tasks(slice(first, first + job.tasks_per_wave))
+        noise = self._policies.noise().reshape(job.horizon, count, -1, self._sizes[1])
+        steps = np.full(count, -1)
+        for commands in self._commands:
+            commands.put("reset")
+        running = count
+        while running:
+            answers = self._answers(running)
+            for index, _, rewards in answers:
+                if steps[index] >= 0:
+                    episodes.rewards[tasks[index], steps[index]] = rewards.reshape(shape)
+                steps[index] += 1
+            going_on = sorted(
+                ((index, seen) for index, seen, _ in answers if steps[index] < job.horizon), key=lambda pair: pair[0]
+            )
+            running -= len(answers) - len(going_on)
+            if len(going_on) == count:
+                # All at once, where all are there, costs far less than one small pass for each.
+                together = np.concatenate([seen for _, seen in going_on])
+                chosen = policies_of_all.act(together, noise[steps, np.arange(count)].reshape(len(together), -1))
+                actions = np.split(chosen, count)
+            else:
+                actions = [policies[index].act(seen, noise[steps[index], index]) for index, seen in going_on]
+            for (index, seen), chosen in zip(going_on, actions, strict=True):
+                self._commands[index].put(chosen)
+                episodes.observations[tasks[index], steps[index]] = seen.reshape(*shape, -1)
+                episodes.actions[tasks[index], steps[index]] = chosen.reshape(*shape, -1)
+
+    def _answers(self, running: int) -> list[Any]:
+        """Wait for one answer, or all, and return what has come."""
+        answers = [self._results.get() for _ in range(running if self._wait_for_all else 1)]
+        while len(answers) < running:
+            try:
+                answers.append(self._results.get_nowait())
+            except Empty:
+                break
+        return answers
+
+
+def _run_child(index: int, slots: int, commands: Queue[Any], results: Queue[Any]) -> None:
+    """Step the environments one after the other until there are no more commands."""
+    envs = [make_half_cheetah() for _ in range(slots)]
+    observation_size, action_size = len(envs[0].reset()[0]), len(envs[0].action_space.sample())
+    results.put((observation_size, action_size))
+    observations = np.empty((slots, observation_size), np.float32)
+    rewards = np.empty(slots, np.float32)
+    while (command := commands.get()) is not None:
+        for slot, env in enumerate(envs):
+            if isinstance(command, str):
+                observations[slot] = env.reset()[0]
+            else:
+                observations[slot], rewards[slot], _, _, _ = env.step(command[slot])
+        # Pickling happens later, in the queue's own thread, when the arrays may already hold the next step.
+        results.put((index, observations.copy(), rewards.copy()))
+
+
+def make_queue_children(name: str, job: Job, children: int, wait_for_all: bool) -> QueueChildren:
+    """Return the design with `children` processes."""
+    return QueueChildren(name, job, children, wait_for_all)

@@ -1,0 +1,123 @@
+"""Every contender lives in a process of its own, so that no other's threads, imports or forks get into its numbers."""
+
+import importlib
+import multiprocessing
+import os
+import tempfile
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.measuring import Measurements, Participant
+
+
+class Contender(Protocol):
+    """What a host holds."""
+
+    def turn(self) -> Measurements:
+        """Do the work once, and return what was measured by row name."""
+
+    def close(self) -> None:
+        """End all processes and free everything."""
+
+
+class HostError(RuntimeError):
+    """A contender raised; the message holds its traceback and the end of what it printed."""
+
+
+class Host:
+    """A process that makes a contender and runs its turns on demand.
+
+    Args:
+        name: for messages.
+        make: "module:function" that makes the contender; only the host imports it.
+        arguments: of `make`.
+
+    Raises:
+        HostError: If the contender cannot be made.
+    """
+
+    def __init__(self, name: str, make: str, *arguments: Any) -> None:
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make, arguments), name=name)
+        self._process.start()
+        theirs.close()
+        self._receive()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the host; the contender's processes are its descendants."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def turn(self) -> Measurements:
+        """Run one turn of the contender.
+
+        Raises:
+            HostError: If it raises, or its process dies.
+        """
+        self._connection.send("turn")
+        measurements: Measurements = self._receive()
+        return measurements
+
+    def close(self) -> None:
+        """Close the contender and end its process; safe to call twice."""
+        if self._process.is_alive():
+            try:
+                self._connection.send("close")
+                self._receive()
+            except (BrokenPipeError, HostError):
+                pass
+        self._process.join(30.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._connection.close()
+
+    def participant(self) -> Participant:
+        """Return the host as somebody who takes turns."""
+        return Participant(self.name, self.turn, self.close)
+
+    def _receive(self) -> Any:
+        try:
+            failure, result = self._connection.recv()
+        except EOFError:
+            self._process.join()
+            raise HostError(f"the process of {self.name} died with exit code {self._process.exitcode}") from None
+        if failure:
+            raise HostError(f"{self.name} failed:\n{failure}")
+        return result
+
+
+def _serve(connection: Connection, make: str, arguments: tuple[Any, ...]) -> None:
+    """Make the contender and obey the parent until it says close, or is gone."""
+    # MuJoCo writes warnings about every environment object to the error stream and a log into the working folder.
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        before = Path.cwd()
+        os.chdir(folder)
+        output = Path(folder, "output.txt")
+        with output.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        contender: Contender | None = None
+        try:
+            module, _, function = make.partition(":")
+            contender = getattr(importlib.import_module(module), function)(*arguments)
+            connection.send(("", None))
+            while connection.recv() == "turn":
+                connection.send(("", contender.turn()))
+            contender, closing = None, contender
+            closing.close()
+            connection.send(("", None))
+        except (EOFError, BrokenPipeError):
+            pass
+        except Exception:
+            printed = output.read_text(errors="replace")[-2000:]
+            connection.send((f"{traceback.format_exc()}\n{printed}", None))
+        finally:
+            if contender is not None:
+                contender.close()
+            os.chdir(before)

@@ -1,0 +1,155 @@
+"""The limit of sampling: the physics alone, on the very trajectories that were sampled.
+
+The initial states and the applied controls of sampled episodes are replayed by bare `mj_step` in a tight loop, in one
+process per core, nothing else. The same trajectories, because contacts make real states cost more than resting ones; and
+the very model that the family steps, so that what it computes beside the motion (Ant's contact forces) is paid for on
+both sides.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.measuring import usable_cores
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    """What is replayed.
+
+    Attributes:
+        qpos: (E, nq) initial positions of E episodes.
+        qvel: (E, nv) initial velocities.
+        controls: (E, T, nu) what the actuators got.
+        lengths: (E,) steps of each episode.
+    """
+
+    qpos: Float64
+    qvel: Float64
+    controls: NDArray[np.floating[Any]]
+    lengths: NDArray[np.int64]
+
+    def part(self, episodes: slice) -> "Trajectories":
+        """Return some of the episodes."""
+        return Trajectories(self.qpos[episodes], self.qvel[episodes], self.controls[episodes], self.lengths[episodes])
+
+
+class Replay:
+    """One process per core that replays trajectories on demand.
+
+    Args:
+        model: the family's `MjModel`.
+        frame_skip: physics steps per environment step.
+        processes: how many; one per usable core by default.
+    """
+
+    def __init__(self, model: Any, frame_skip: int, processes: int | None = None) -> None:
+        # A fresh interpreter has no threads of others, and imports nothing but MuJoCo and NumPy.
+        context = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        self._processes = []
+        for _ in range(processes or usable_cores()):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_replay_on_demand, args=(theirs, model, frame_skip), daemon=True)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def load(self, trajectories: Trajectories) -> None:
+        """Hand every process an equal share of the episodes."""
+        count, processes = len(trajectories.lengths), len(self._connections)
+        for index, connection in enumerate(self._connections):
+            connection.send(trajectories.part(slice(index * count // processes, (index + 1) * count // processes)))
+        for connection in self._connections:
+            connection.recv()
+
+    def run(self) -> float:
+        """Replay what was loaded; return seconds."""
+        start = time.perf_counter()
+        for connection in self._connections:
+            connection.send("run")
+        for connection in self._connections:
+            connection.recv()
+        return time.perf_counter() - start
+
+    def final_states(self) -> tuple[Float64, Float64]:
+        """Return positions (E, nq) and velocities (E, nv) at the end of the episodes of the last run."""
+        for connection in self._connections:
+            connection.send("final states")
+        answers: Sequence[tuple[Float64, Float64]] = [connection.recv() for connection in self._connections]
+        return np.concatenate([qpos for qpos, _ in answers]), np.concatenate([qvel for _, qvel in answers])
+
+    def close(self) -> None:
+        """End the processes."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(10.0)
+
+
+def _replay_on_demand(connection: Connection, model: Any, frame_skip: int) -> None:
+    import mujoco
+
+    data = mujoco.MjData(model)
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    size = mujoco.mj_stateSize(model, kind)
+    states, controls = np.empty((0, size)), np.empty((0, 0, model.nu))
+    lengths = np.empty(0, np.int64)
+    finals = np.empty((0, model.nq)), np.empty((0, model.nv))
+    while True:
+        try:
+            command = connection.recv()
+        except EOFError:
+            return
+        if isinstance(command, Trajectories):
+            states = _initial_states(model, data, command, size, kind)
+            controls, lengths = np.ascontiguousarray(command.controls, np.float64), command.lengths
+            finals = np.empty((len(lengths), model.nq)), np.empty((len(lengths), model.nv))
+            connection.send("loaded")
+        elif command == "run":
+            _run(mujoco, model, data, states, controls, lengths, frame_skip, finals)
+            connection.send("ready")
+        else:
+            connection.send(finals)
+
+
+def _initial_states(model: Any, data: Any, trajectories: Trajectories, size: int, kind: Any) -> Float64:
+    """Return (E, size) integration states, warm start included, as a reset leaves them."""
+    import mujoco
+
+    states = np.empty((len(trajectories.lengths), size))
+    for state, qpos, qvel in zip(states, trajectories.qpos, trajectories.qvel, strict=True):
+        mujoco.mj_resetData(model, data)
+        data.qpos[:], data.qvel[:] = qpos, qvel
+        mujoco.mj_forward(model, data)
+        mujoco.mj_getState(model, data, state, kind)
+    return states
+
+
+def _run(
+    mujoco: Any,
+    model: Any,
+    data: Any,
+    states: Float64,
+    controls: Float64,
+    lengths: NDArray[np.int64],
+    frame_skip: int,
+    finals: tuple[Float64, Float64],
+) -> None:
+    """Replay all episodes: the tight loop whose speed is the limit."""
+    step, control, kind = mujoco.mj_step, data.ctrl, mujoco.mjtState.mjSTATE_INTEGRATION
+    for episode, length in enumerate(lengths.tolist()):
+        mujoco.mj_setState(model, data, states[episode], kind)
+        for row in controls[episode, :length]:
+            control[:] = row
+            step(model, data, frame_skip)
+        finals[0][episode], finals[1][episode] = data.qpos, data.qvel
