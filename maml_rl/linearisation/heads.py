@@ -1,6 +1,6 @@
 """From output units to log-probabilities, and back: closed forms of the first and second derivatives.
 
-Output units lie as (k, A, R), entries before rows: whatever is summed over entries or rows is then summed along vectors.
+Output units lie as (k, A, R), entries before rows: what is summed over entries or rows is then summed along vectors.
 """
 
 from abc import ABC, abstractmethod
