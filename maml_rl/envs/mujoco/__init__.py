@@ -1,0 +1,1 @@
+"""Families on MuJoCo models."""
