@@ -28,7 +28,7 @@ class SerialVectorEnv(MetaVectorEnv):
         num_envs: N, at least 1.
 
     Attributes:
-        current_slot: the slot that is being made, reset, given its task, or stepped.
+        current_slots: (1,) the slot that is being made, reset, given its task, or stepped; somebody else may read it meanwhile.
 
     Raises:
         TypeError: If the environments are no task family, or their spaces are not supported.
@@ -40,9 +40,10 @@ class SerialVectorEnv(MetaVectorEnv):
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        self.num_envs, self.current_slot = num_envs, 0
+        self.num_envs, self.current_slots = num_envs, np.zeros(1, np.int64)
         self.envs: list[gymnasium.Env[Any, Any]] = []
-        for self.current_slot in range(num_envs):
+        for slot in range(num_envs):
+            self.current_slots[0] = slot
             self.envs.append(make_env(**(env_kwargs or {})))
             require_meta_env(self.envs[-1])
             self._require_same_spaces(self.envs[-1])
@@ -65,12 +66,12 @@ class SerialVectorEnv(MetaVectorEnv):
             if first != other:
                 raise ValueError(
                     f"all slots must have the same {kind.replace('_', ' ')}: "
-                    f"slot 0 has {first}, slot {self.current_slot} has {other}"
+                    f"slot 0 has {first}, slot {self.current_slots[0]} has {other}"
                 )
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
         """Draw tasks from the generator of slot 0; `seed` resets that slot with it first."""
-        self.current_slot = 0
+        self.current_slots[0] = 0
         if seed is not None:
             self.envs[0].reset(seed=int(seed & int(_SEED_BITS)))
             self._ready = False
@@ -81,7 +82,8 @@ class SerialVectorEnv(MetaVectorEnv):
         """Give slot i the task `tasks[i]`; whatever its `reset_task` raises passes through."""
         if len(tasks) != self.num_envs:
             raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
-        for self.current_slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
+        for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
+            self.current_slots[0] = slot
             reset_task(task)
 
     def reset(
@@ -103,8 +105,8 @@ class SerialVectorEnv(MetaVectorEnv):
         start = perf_counter()
         self._sent, self._env_infos = None, {}
         buffers = self.buffers
-        for self.current_slot in np.flatnonzero(mask):
-            slot = self.current_slot
+        for slot in np.flatnonzero(mask):
+            self.current_slots[0] = slot
             observation, info = self.envs[slot].reset(seed=seeds[slot])
             buffers.observations[slot] = observation
             self._env_infos = self._add_info(self._env_infos, info, slot)
@@ -129,8 +131,8 @@ class SerialVectorEnv(MetaVectorEnv):
         buffers = self.buffers
         buffers.rewards[:] = 0.0
         self._env_infos = {}
-        for self.current_slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)):
-            slot = self.current_slot
+        for slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)):
+            self.current_slots[0] = slot
             observation, reward, terminated, truncated, info = self.envs[slot].step(self._action(actions[slot]))
             buffers.observations[slot] = observation
             buffers.rewards[slot] = reward
