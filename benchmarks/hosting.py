@@ -1,5 +1,6 @@
 """Every contender lives in a process of its own, so that no other's threads, imports or forks get into its numbers."""
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -54,23 +55,24 @@ class Host:
         return self._process.pid
 
     def turn(self) -> Measurements:
-        """Run one turn of the contender.
+        """Run one turn of the contender; see `call`."""
+        measurements: Measurements = self.call("turn")
+        return measurements
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of the contender returns.
 
         Raises:
             HostError: If it raises, or its process dies.
         """
-        self._connection.send("turn")
-        measurements: Measurements = self._receive()
-        return measurements
+        self._connection.send((method, arguments))
+        return self._receive()
 
     def close(self) -> None:
         """Close the contender and end its process; safe to call twice."""
         if self._process.is_alive():
-            try:
-                self._connection.send("close")
-                self._receive()
-            except (BrokenPipeError, HostError):
-                pass
+            with contextlib.suppress(BrokenPipeError):
+                self._connection.send(None)
         self._process.join(30.0)
         if self._process.is_alive():
             self._process.kill()
@@ -107,11 +109,9 @@ def _serve(connection: Connection, make: str, arguments: tuple[Any, ...]) -> Non
             module, _, function = make.partition(":")
             contender = getattr(importlib.import_module(module), function)(*arguments)
             connection.send(("", None))
-            while connection.recv() == "turn":
-                connection.send(("", contender.turn()))
-            contender, closing = None, contender
-            closing.close()
-            connection.send(("", None))
+            while (command := connection.recv()) is not None:
+                method, its_arguments = command
+                connection.send(("", getattr(contender, method)(*its_arguments)))
         except (EOFError, BrokenPipeError):
             pass
         except Exception:
@@ -121,3 +121,4 @@ def _serve(connection: Connection, make: str, arguments: tuple[Any, ...]) -> Non
             if contender is not None:
                 contender.close()
             os.chdir(before)
+            connection.close()

@@ -1,9 +1,9 @@
 """The limit of sampling: the physics alone, on the very trajectories that were sampled.
 
 The initial states and the applied controls of sampled episodes are replayed by bare `mj_step` in a tight loop, in one
-process per core, nothing else. The same trajectories, because contacts make real states cost more than resting ones; and
-the very model that the family steps, so that what it computes beside the motion (Ant's contact forces) is paid for on
-both sides.
+process per core, nothing else. The same trajectories, because contacts make real states cost more than resting ones;
+and the very model that the family steps, so that what it computes beside the motion (Ant's contact forces) is paid for
+on both sides.
 """
 
 import multiprocessing
@@ -47,18 +47,18 @@ class Replay:
 
     Args:
         model: the family's `MjModel`.
-        frame_skip: physics steps per environment step.
+        substeps: physics steps per environment step.
         processes: how many; one per usable core by default.
     """
 
-    def __init__(self, model: Any, frame_skip: int, processes: int | None = None) -> None:
+    def __init__(self, model: Any, substeps: int, processes: int | None = None) -> None:
         # A fresh interpreter has no threads of others, and imports nothing but MuJoCo and NumPy.
         context = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
         self._processes = []
         for _ in range(processes or usable_cores()):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_replay_on_demand, args=(theirs, model, frame_skip), daemon=True)
+            process = context.Process(target=_replay_on_demand, args=(theirs, model, substeps), daemon=True)
             process.start()
             theirs.close()
             self._connections.append(ours)
@@ -96,7 +96,7 @@ class Replay:
             process.join(10.0)
 
 
-def _replay_on_demand(connection: Connection, model: Any, frame_skip: int) -> None:
+def _replay_on_demand(connection: Connection, model: Any, substeps: int) -> None:
     import mujoco
 
     data = mujoco.MjData(model)
@@ -116,7 +116,7 @@ def _replay_on_demand(connection: Connection, model: Any, frame_skip: int) -> No
             finals = np.empty((len(lengths), model.nq)), np.empty((len(lengths), model.nv))
             connection.send("loaded")
         elif command == "run":
-            _run(mujoco, model, data, states, controls, lengths, frame_skip, finals)
+            _run(mujoco, model, data, states, controls, lengths, substeps, finals)
             connection.send("ready")
         else:
             connection.send(finals)
@@ -142,7 +142,7 @@ def _run(
     states: Float64,
     controls: Float64,
     lengths: NDArray[np.int64],
-    frame_skip: int,
+    substeps: int,
     finals: tuple[Float64, Float64],
 ) -> None:
     """Replay all episodes: the tight loop whose speed is the limit."""
@@ -151,5 +151,5 @@ def _run(
         mujoco.mj_setState(model, data, states[episode], kind)
         for row in controls[episode, :length]:
             control[:] = row
-            step(model, data, frame_skip)
+            step(model, data, substeps)
         finals[0][episode], finals[1][episode] = data.qpos, data.qvel

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,21 +125,18 @@ def write_json(report: Report, path: Path) -> None:
     path.write_text(json.dumps(report.as_dict(), indent=2, default=str) + "\n")
 
 
-def write_chart(report: Report, path: Path, titles: Sequence[str] | None = None) -> None:
-    """Draw one panel of bars per table: the bar ends at the median, the line spans minimum and maximum."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+def bar_chart(report: Report, options: argparse.Namespace) -> None:
+    """Draw one panel of bars per table."""
     from matplotlib import pyplot
 
-    tables = {title: report.tables[title] for title in titles or report.tables}
+    tables = report.tables
     heights = [0.6 + 0.38 * len(rows) for rows in tables.values()]
     figure, panels = pyplot.subplots(
         len(tables), 1, figsize=(9.0, sum(heights) + 0.6), height_ratios=heights, squeeze=False, layout="constrained"
     )
     for panel, (title, rows) in zip(panels[:, 0], tables.items(), strict=True):
-        _bars(panel, title, rows)
-    save_figure(figure, report, path)
+        bars(panel, title, rows)
+    save_figure(figure, report, options.chart)
     pyplot.close(figure)
 
 
@@ -151,28 +148,35 @@ def save_figure(figure: Any, report: Report, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def finish(report: Report, arguments: argparse.Namespace, titles: Sequence[str] | None = None) -> None:
+def finish(
+    report: Report, arguments: argparse.Namespace, chart: Callable[[Report, argparse.Namespace], None] = bar_chart
+) -> None:
     """Print the tables and write the files that were asked for.
 
     Args:
         report: what was found.
         arguments: the options of the command.
-        titles: tables to draw; all by default.
+        chart: draws the report into `arguments.chart`.
     """
     print(report.as_text())
     if arguments.json is not None:
         write_json(report, arguments.json)
     if arguments.chart is not None:
-        write_chart(report, arguments.chart, titles)
+        import matplotlib
+
+        # Charts go to files; there may be no screen.
+        matplotlib.use("Agg")
+        chart(report, arguments)
 
 
-def _bars(panel: "Axes", title: str, rows: Sequence[Row]) -> None:
-    names = [row.name + (f"\n{row.note}" if row.note else "") for row in rows]
+def bars(panel: "Axes", title: str, rows: Sequence[Row], *, notes: bool = True) -> None:
+    """Draw a table: each bar ends at the median, its line spans minimum and maximum."""
+    names = [row.name + (f"\n{row.note}" if notes and row.note else "") for row in rows]
     medians = [row.samples.median for row in rows]
     below = [row.samples.median - row.samples.low for row in rows]
     above = [row.samples.high - row.samples.median for row in rows]
-    bars = panel.barh(range(len(rows)), medians, xerr=(below, above), color="#4c72b0", ecolor="0.2", height=0.7)
-    panel.bar_label(bars, [f" {number(median)}" for median in medians], fontsize=8)
+    drawn = panel.barh(range(len(rows)), medians, xerr=(below, above), color="#4c72b0", ecolor="0.2", height=0.7)
+    panel.bar_label(drawn, [f" {number(median)}" for median in medians], fontsize=8)
     panel.set_yticks(range(len(rows)), names, fontsize=8)
     panel.invert_yaxis()
     panel.margins(x=0.12)

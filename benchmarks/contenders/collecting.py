@@ -9,47 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.contenders.layouts import Job
 from benchmarks.measuring import Measurements
 from maml_rl.policies import NormalMLPPolicy
 
 Float32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """How much is to be collected.
-
-    Attributes:
-        num_tasks: M.
-        episodes_per_task: B.
-        horizon: T.
-        hidden_sizes: of the policy, tanh units.
-        max_slots: environments that a contender holds at once; the tasks are collected in waves of whole tasks.
-        seed: of policy and noise.
-    """
-
-    num_tasks: int
-    episodes_per_task: int
-    horizon: int
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    max_slots: int = 160
-    seed: int = 0
-
-    @property
-    def steps(self) -> int:
-        """All environment steps of the job."""
-        return self.num_tasks * self.episodes_per_task * self.horizon
-
-    @property
-    def tasks_per_wave(self) -> int:
-        """The largest divisor of M whose slots do not exceed `max_slots`, at least 1."""
-        most = max(1, self.max_slots // self.episodes_per_task)
-        return max(number for number in range(1, most + 1) if self.num_tasks % number == 0)
-
-    @property
-    def slots(self) -> int:
-        """Environments held at once."""
-        return self.tasks_per_wave * self.episodes_per_task
 
 
 class Episodes:

@@ -7,7 +7,8 @@ import envpool
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.contenders.collecting import Episodes, Float32, Job, LockstepContender, TaskPolicies
+from benchmarks.contenders.collecting import Episodes, Float32, LockstepContender, TaskPolicies
+from benchmarks.contenders.layouts import Job
 from benchmarks.measuring import Measurements, usable_cores
 
 _ENV = "HalfCheetah-v4"

@@ -6,7 +6,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from numpy.typing import NDArray
 
-from benchmarks.contenders.collecting import Float32, Job, LockstepContender, make_half_cheetah
+from benchmarks.contenders.collecting import Float32, LockstepContender, make_half_cheetah
+from benchmarks.contenders.layouts import Job
 
 
 class _GymnasiumEnvs:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contenders.collecting import Episodes, Job, TaskPolicies, make_half_cheetah
+from benchmarks.contenders.collecting import Episodes, TaskPolicies, make_half_cheetah
+from benchmarks.contenders.layouts import Job
 from benchmarks.measuring import Measurements
 
 

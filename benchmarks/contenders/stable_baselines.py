@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from benchmarks.contenders.collecting import Float32, Job, LockstepContender, make_half_cheetah
+from benchmarks.contenders.collecting import Float32, LockstepContender, make_half_cheetah
+from benchmarks.contenders.layouts import Job
 
 
 class _StableBaselinesEnvs:

@@ -1,0 +1,196 @@
+"""Our own sampler, and right after each of its turns the limit on the very episodes that it sampled."""
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from benchmarks.contenders.layouts import Workload
+from benchmarks.measuring import Measurements
+from benchmarks.replay import Replay, Trajectories
+from maml_rl.adaptation import adapt
+from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.envs.making import make_vector_env
+from maml_rl.episode import TaskEpisodes
+from maml_rl.policies import get_policy_for_env
+from maml_rl.samplers import MultiTaskSampler
+from maml_rl.seeding import PhaseStreams
+
+
+class OwnSampler:
+    """Samples phases of a workload, always of the same tasks and under the same adapted parameters, one set per task.
+
+    Args:
+        workload: what to sample.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
+        policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
+        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+        env.close()
+        self.sampler = MultiTaskSampler(
+            workload.env,
+            dict(workload.env_kwargs),
+            batch_size=workload.episodes_per_task,
+            policy=policy,
+            seed=workload.seed,
+            num_workers=workload.num_workers,
+            max_episode_steps=workload.horizon,
+        )
+        self.tasks = self.sampler.sample_tasks(workload.num_tasks)
+        episodes = self.sampler.rollout(self.tasks)
+        episodes.compute_advantages(baseline, gamma=0.99)
+        with torch.no_grad():
+            self.params = adapt(policy, episodes, step_size=0.1)
+
+    def sample(self) -> tuple[TaskEpisodes, PhaseStreams, float]:
+        """Sample one phase; return its episodes, its streams, and the seconds until they were finished."""
+        sampler = self.sampler
+        streams = PhaseStreams(sampler.seed, sampler.iteration, sampler.phase)
+        start = time.perf_counter()
+        episodes = sampler.rollout(self.tasks, self.params)
+        return episodes, streams, time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the sampler's children."""
+        self.sampler.close()
+
+
+class SamplerAndReplay:
+    """Our sampler on a MuJoCo family, and the replay of its episodes as the limit.
+
+    Args:
+        workload: what to sample.
+        name: of our row.
+        limit: name of the limit's row.
+    """
+
+    def __init__(self, workload: Workload, name: str, limit: str) -> None:
+        self._own, self._name, self._limit = OwnSampler(workload), name, limit
+        self._replay: Replay | None = None
+        self._checked = False
+
+    def turn(self) -> Measurements:
+        """Sample, then replay; return steps per second of both."""
+        episodes, streams, seconds = self._own.sample()
+        steps = episodes.num_steps
+        return {self._name: steps / seconds, self._limit: steps / self._replay_seconds(episodes, streams)}
+
+    def sample(self) -> Measurements:
+        """Sample only; return steps per second."""
+        episodes, _, seconds = self._own.sample()
+        return {self._name: episodes.num_steps / seconds}
+
+    def close(self) -> None:
+        """End all processes."""
+        self._own.close()
+        if self._replay is not None:
+            self._replay.close()
+
+    def _replay_seconds(self, episodes: TaskEpisodes, streams: PhaseStreams) -> float:
+        trajectories, model, substeps = trajectories_of(self._own, episodes, streams)
+        if self._replay is None:
+            self._replay = Replay(model, substeps)
+        self._replay.load(trajectories)
+        seconds = self._replay.run()
+        if not self._checked:
+            check_same(episodes, *self._replay.final_states())
+            self._checked = True
+        return seconds
+
+
+def trajectories_of(own: OwnSampler, episodes: TaskEpisodes, streams: PhaseStreams) -> tuple[Trajectories, Any, int]:
+    """Return initial states and applied controls of episodes, the family's model, and its physics steps per step.
+
+    The initial states come from the family itself, reset once more with the seeds of the phase.
+    """
+    workload = own.workload
+    family: Any = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=workload.slots)
+    try:
+        family.reset_buffers(streams.episode_seeds(workload.num_tasks, range(workload.episodes_per_task)).ravel())
+        qpos, qvel = (family.physics.bind(field).copy() for field in ("qpos", "qvel"))
+        by_slot = episodes.actions.transpose(1, 2).flatten(0, 1).numpy()
+        controls = family.controls(by_slot)
+        lengths = episodes.lengths.flatten().numpy()
+        substeps = round(family.dt / family.model.opt.timestep)
+        return Trajectories(qpos, qvel, controls, lengths), family.model, substeps
+    finally:
+        family.close()
+
+
+def check_same(episodes: TaskEpisodes, qpos: Any, qvel: Any) -> None:
+    """Check that a replay ended where the episodes did.
+
+    Raises:
+        RuntimeError: If a final state differs from what the final observation shows of it.
+    """
+    final = episodes.final_observations.flatten(0, 1).numpy()
+    velocities = qvel.astype(final.dtype)
+    # Observations begin with the positions, some without the first, and the velocities.
+    for hidden in (0, 1):
+        positions = qpos[:, hidden:].astype(final.dtype)
+        shown = np.concatenate([positions, velocities], axis=1)
+        if np.array_equal(final[:, : shown.shape[1]], shown):
+            return
+    raise RuntimeError("the replay did not end in the states in which the episodes ended; its speed would mean nothing")
+
+
+class SamplerAndBarePolicy:
+    """Our sampler on a family without physics, and the bare policy in a tight loop as the limit.
+
+    Args:
+        workload: what to sample.
+        name: of our row.
+        limit: name of the limit's row: forward passes under the same parameters, and the noise that the sampler draws.
+        limit_torch: name of the same with torch's own noise, which is cheaper and not keyed.
+        phases: how many phases make a turn; one alone is too short to time.
+    """
+
+    def __init__(self, workload: Workload, name: str, limit: str, limit_torch: str, phases: int) -> None:
+        self._own, self._phases = OwnSampler(workload), phases
+        self._names = name, limit, limit_torch
+
+    def turn(self) -> Measurements:
+        """Sample, then act in a loop; return steps per second of all."""
+        steps, seconds, keyed, drawn = 0, 0.0, 0.0, 0.0
+        for _ in range(self._phases):
+            episodes, streams, of_phase = self._own.sample()
+            steps += episodes.num_steps
+            seconds += of_phase
+            keyed += self._act(streams)
+            drawn += self._act(None)
+        all_steps = self._phases * self._own.workload.slots * self._own.workload.horizon
+        return dict(zip(self._names, (steps / seconds, all_steps / keyed, all_steps / drawn), strict=True))
+
+    def close(self) -> None:
+        """End the sampler's children."""
+        self._own.close()
+
+    def _act(self, streams: PhaseStreams | None) -> float:
+        """Return the seconds that the policy needs for one phase: noise in blocks of steps, forward passes, no more."""
+        workload, policy = self._own.workload, self._own.sampler.policy
+        grid = (workload.num_tasks, workload.episodes_per_task)
+        shape = self._own.sampler.single_observation_space.shape or ()
+        observations = torch.zeros(*grid, *shape)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            params = policy.stack_parameters(workload.num_tasks, self._own.params)
+            per_block = max(1, 65_536 // (workload.slots * policy.noise_size))
+            for first in range(0, workload.horizon, per_block):
+                steps = range(first, min(first + per_block, workload.horizon))
+                if streams is None:
+                    noise = torch.randn(len(steps), *grid, policy.noise_size)
+                else:
+                    numbers = streams.action_noise(policy.noise_kind, grid[0], range(grid[1]), steps, policy.noise_size)
+                    noise = torch.from_numpy(numbers)
+                for of_step in noise:
+                    policy.act(observations, of_step, params)
+        seconds = time.perf_counter() - start
+        torch.set_num_threads(threads)
+        return seconds

@@ -1,0 +1,141 @@
+"""Whole MAML-TRPO iterations of ours, and the straightforward update on the same episodes."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium
+import torch
+
+from benchmarks.contenders.layouts import Workload
+from benchmarks.measuring import Measurements
+from benchmarks.reference_update import ReferenceUpdate
+from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.envs.making import make_vector_env
+from maml_rl.episode import TaskEpisodes
+from maml_rl.metalearners import MAMLTRPO
+from maml_rl.policies import get_policy_for_env
+from maml_rl.profiling import StageTimer
+from maml_rl.samplers import MultiTaskSampler
+
+FAST_LR = 0.1
+TRUST_REGION: dict[str, Any] = {
+    "max_kl": 1e-2,
+    "cg_iters": 10,
+    "cg_damping": 1e-5,
+    "ls_max_steps": 15,
+    "ls_backtrack_ratio": 0.8,
+}
+
+
+class Iterations:
+    """Iterations of one workload; each starts from the same parameters, so that all of them do the same work.
+
+    Args:
+        workload: what is sampled in every phase.
+        num_steps: K, inner gradient steps.
+    """
+
+    def __init__(self, workload: Workload, num_steps: int) -> None:
+        self._workload, self._num_steps = workload, num_steps
+        env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
+        self._policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
+        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+        env.close()
+        self._timer = StageTimer()
+        self._sampler = MultiTaskSampler(
+            workload.env,
+            dict(workload.env_kwargs),
+            batch_size=workload.episodes_per_task,
+            policy=self._policy,
+            baseline=baseline,
+            seed=workload.seed,
+            num_workers=workload.num_workers,
+            max_episode_steps=workload.horizon,
+            timer=self._timer,
+        )
+        self._metalearner = MAMLTRPO(self._policy, FAST_LR)
+        self._initial = {name: param.detach().clone() for name, param in self._policy.named_parameters()}
+        self._episodes: tuple[list[TaskEpisodes], TaskEpisodes] | None = None
+
+    def iterate(self) -> tuple[float, float, dict[str, float]]:
+        """Sample, adapt and update; return the seconds of sampling, of the update, and of the stages."""
+        self._restore()
+        self._timer.take()
+        start = time.perf_counter()
+        tasks = self._sampler.sample_tasks(self._workload.num_tasks)
+        train, valid = self._sampler.sample(tasks, num_steps=self._num_steps, fast_lr=FAST_LR, gamma=0.99)
+        sampled = time.perf_counter()
+        with self._timer.stage("outer"):
+            self._metalearner.step(train, valid, **TRUST_REGION)
+        updated = time.perf_counter()
+        self._episodes = train, valid
+        return sampled - start, updated - sampled, self._timer.take()
+
+    def reference_update(self) -> float:
+        """Return the seconds that the straightforward update needs for the episodes of the last iteration."""
+        if self._episodes is None:
+            raise RuntimeError("there are no episodes yet; call iterate first")
+        self._restore()
+        train, valid = self._episodes
+        start = time.perf_counter()
+        ReferenceUpdate(self._policy, train, valid, [FAST_LR] * self._num_steps).step(**TRUST_REGION)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the sampler's children."""
+        self._sampler.close()
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for name, param in self._policy.named_parameters():
+                param.copy_(self._initial[name])
+
+
+class IterationAndReference:
+    """One iteration per turn, then the straightforward update on its episodes."""
+
+    def __init__(self, workload: Workload, num_steps: int) -> None:
+        self._iterations = Iterations(workload, num_steps)
+
+    def turn(self) -> Measurements:
+        """Return seconds by stage, "sampling", "update", "iteration" and "reference update"."""
+        sampling, update, stages = self._iterations.iterate()
+        return {
+            "iteration": sampling + update,
+            "sampling": sampling,
+            "update": update,
+            "reference update": self._iterations.reference_update(),
+            **{f"stage {name}": seconds for name, seconds in stages.items()},
+        }
+
+    def close(self) -> None:
+        """End the sampler's children."""
+        self._iterations.close()
+
+
+class Growth:
+    """One iteration of every size per turn.
+
+    Args:
+        sizes: (label, workload, inner steps) each.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[str, Workload, int]]) -> None:
+        self._sizes = sizes
+
+    def turn(self) -> Measurements:
+        """Return the seconds of sampling and update, by "label, sampling" and "label, update"."""
+        measured: dict[str, float] = {}
+        for label, workload, num_steps in self._sizes:
+            with ExitStack() as stack:
+                # Made anew each time: together they would hold too much memory. The first iteration warms up.
+                iterations = Iterations(workload, num_steps)
+                stack.callback(iterations.close)
+                iterations.iterate()
+                measured[f"{label}, sampling"], measured[f"{label}, update"], _ = iterations.iterate()
+        return measured
+
+    def close(self) -> None:
+        """Nothing is held between turns."""

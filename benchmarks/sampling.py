@@ -1,0 +1,192 @@
+"""How fast episodes are sampled: against the limit that the physics sets, and against other systems doing the same job.
+
+    python -m benchmarks.sampling --json sampling.json --chart sampling.svg
+
+Every system collects M tasks x B episodes x T steps under a policy with parameters of its own for every task, from the
+reset of the environments to the finished arrays of observations, actions and rewards. Those with one process or object
+per environment hold 160 of them and collect in waves of whole tasks, which suits them best; the slowest collect one
+wave only, since more would take longer and show nothing else.
+"""
+
+import argparse
+import importlib.util
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.contenders.layouts import Job, Workload
+from benchmarks.hosting import Host
+from benchmarks.measuring import Participant, Samples, machine, ratios, take_turns
+from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_chart, chosen, common_options, finish, progress
+
+PARTS = ("limit", "others", "navigation")
+RATES = "Environment steps per second"
+SHARES = "Share of the limit"
+TIMES = "How many times as fast as others, HalfCheetah"
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A system that ours is compared with.
+
+    Attributes:
+        name: of its row.
+        make: function that makes it, called with the name, the job, and `arguments`.
+        layout: how its environments are arranged.
+        needs: the package that must be installed.
+        arguments: further arguments of `make`.
+        one_wave: collect one wave of tasks only.
+    """
+
+    name: str
+    make: str
+    layout: str
+    needs: str = "gymnasium"
+    arguments: tuple[Any, ...] = ()
+    one_wave: bool = False
+
+
+OTHERS = (
+    Other("envpool, async", "envpool_batches:make_async", "{slots} environments, batches of half of them", "envpool"),
+    Other("envpool, sync", "envpool_batches:make_sync", "{slots} environments", "envpool"),
+    Other(
+        "children with queues",
+        "queue_children:make_queue_children",
+        "8 processes, {slots} environment objects",
+        arguments=(8, True),
+    ),
+    Other(
+        "gymnasium SyncVectorEnv",
+        "gymnasium_envs:make_sync",
+        "{slots} environment objects in one process",
+        one_wave=True,
+    ),
+    Other(
+        "Stable-Baselines3 SubprocVecEnv",
+        "stable_baselines:make_subproc",
+        "{slots} processes",
+        "stable_baselines3",
+        one_wave=True,
+    ),
+    Other("gymnasium AsyncVectorEnv", "gymnasium_envs:make_async", "{slots} processes", one_wave=True),
+)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Who takes turns, and what is to be said about it.
+
+    Attributes:
+        participants: in the order of the table.
+        layouts: of each row.
+        quotients: (table, name, layout, row above, row below).
+        remarks: for the reader.
+    """
+
+    participants: list[Participant] = field(default_factory=list)
+    layouts: dict[str, str] = field(default_factory=dict)
+    quotients: list[tuple[str, str, str, str, str]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def fill(self, report: Report, rows: dict[str, Samples]) -> None:
+        """Write the tables."""
+        for name, samples in rows.items():
+            report.add(RATES, Row(name, samples, "steps/s", self.layouts[name]))
+        for table, name, layout, above, below in self.quotients:
+            report.add(table, Row(name, ratios(rows[above], rows[below]), "ratio", layout))
+        report.remarks += self.remarks
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = _parse(arguments)
+    check_chart(options)
+    report = Report("sampling", machine(), chosen(options))
+    plan = Plan()
+    with ExitStack() as stack:
+        if "limit" in options.only or "others" in options.only:
+            _plan_physics(plan, stack, options)
+        if "others" in options.only:
+            _plan_others(plan, stack, options)
+        if "navigation" in options.only:
+            _plan_navigation(plan, stack, options)
+        rows = take_turns(plan.participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
+    plan.fill(report, rows)
+    finish(report, options)
+
+
+def workloads(options: argparse.Namespace) -> tuple[Workload, ...]:
+    """Return the workloads with physics; the first is what others are compared on."""
+    cheetah = Workload("HalfCheetahDir-v5", 40, 20, 100, seed=options.seed, num_workers=options.num_workers)
+    if options.quick:
+        cheetah = replace(cheetah, num_tasks=2, episodes_per_task=2, horizon=5)
+        return cheetah, replace(cheetah, env="AntDir-v5")
+    return cheetah, replace(cheetah, num_tasks=8, horizon=200), replace(cheetah, env="AntDir-v5")
+
+
+def _plan_physics(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
+    for workload in workloads(options)[: None if "limit" in options.only else 1]:
+        ours, limit = f"maml_rl, {workload}", f"replay, {workload}"
+        host = _host(stack, ours, "own_sampler:SamplerAndReplay", workload, ours, limit)
+        plan.participants.append(host.participant())
+        plan.layouts[ours] = _placement(workload)
+        plan.layouts[limit] = "the same trajectories by bare mj_step, one process per core"
+        plan.quotients.append((SHARES, str(workload), _placement(workload), ours, limit))
+
+
+def _plan_others(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
+    workload = workloads(options)[0]
+    job = Job(
+        workload.num_tasks, workload.episodes_per_task, workload.horizon, workload.hidden_sizes, seed=options.seed
+    )
+    for other in OTHERS:
+        if importlib.util.find_spec(other.needs) is None:
+            plan.remarks.append(
+                f"{other.name} was left out, because {other.needs} is not installed; try: {HOW_TO_INSTALL}"
+            )
+            continue
+        its_job = replace(job, num_tasks=job.tasks_per_wave) if other.one_wave else job
+        host = _host(stack, other.name, other.make, other.name, its_job, *other.arguments)
+        plan.participants.append(host.participant())
+        plan.layouts[other.name] = other.layout.format(slots=job.slots)
+        plan.quotients.append(
+            (TIMES, f"maml_rl / {other.name}", plan.layouts[other.name], f"maml_rl, {workload}", other.name)
+        )
+
+
+def _plan_navigation(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
+    workload = Workload("2DNavigation-v0", 20, 20, 100, seed=options.seed, num_workers=options.num_workers)
+    if options.quick:
+        workload = replace(workload, num_tasks=2, episodes_per_task=2, horizon=5)
+    ours, keyed, drawn = f"maml_rl, {workload}", "bare policy and its noise", "bare policy and torch.randn"
+    phases = 2 if options.quick else 20
+    host = _host(stack, ours, "own_sampler:SamplerAndBarePolicy", workload, ours, keyed, drawn, phases)
+    plan.participants.append(host.participant())
+    plan.layouts[ours] = _placement(workload)
+    plan.layouts[keyed] = "batched forward passes and keyed noise in a tight loop, one thread"
+    plan.layouts[drawn] = "the same with torch's own noise"
+    plan.quotients += [(SHARES, str(workload), f"of {limit}", ours, limit) for limit in (keyed, drawn)]
+
+
+def _host(stack: ExitStack, name: str, make: str, *arguments: Any) -> Host:
+    host = Host(name, f"benchmarks.contenders.{make}", *arguments)
+    stack.callback(host.close)
+    return host
+
+
+def _placement(workload: Workload) -> str:
+    return "default placement" if workload.num_workers is None else f"num_workers={workload.num_workers}"
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = common_options((__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    parser.add_argument("--num-workers", type=int, help="children of our sampler; its own default if not given")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.repeats, options.warmup = 1, 1
+    return options
+
+
+if __name__ == "__main__":
+    main()
