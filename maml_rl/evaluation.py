@@ -41,7 +41,8 @@ class Evaluation:
 
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
-        return self.returns.mean(axis=2, dtype=np.float64)
+        means: NDArray[np.float64] = self.returns.mean(axis=2, dtype=np.float64)
+        return means
 
     def intervals(self) -> NDArray[np.float64]:
         """Return the mean over tasks and the bounds of its 95 % bootstrap interval, (K + 1, 3)."""
@@ -88,7 +89,7 @@ def evaluate(
     meta_batch_size: int = 40,
     step_sizes: Sequence[float],
     num_workers: int | None = None,
-    on_batch: Callable[[], None] | None = None,
+    on_batch: Callable[[], object] | None = None,
 ) -> Evaluation:
     """Adapt the experiment's policy to fresh tasks, with new episodes before each gradient step.
 

@@ -1,18 +1,17 @@
 """From a config to an experiment: the environment is checked before any process starts; policy and sampler are made."""
 
-import importlib
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import gymnasium
 import torch
-from gymnasium.envs.registration import load_env_creator, registry
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.config import Config
 from maml_rl.config_file import suggest
 from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.registration import find_spec
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
@@ -67,10 +66,13 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     device = torch.device(device)
     if config.fast_batch_size % (config.slots_per_task or 1):
         raise config.error(f"must divide fast-batch-size, which is {config.fast_batch_size}", "slots-per-task")
-    _check_env_name(config)
-    _check_env_kwargs(config)
     try:
-        env = make_vector_env(config.env_name, config.env_kwargs, num_envs=1)
+        spec = find_spec(config.env_name)
+    except ValueError as error:
+        raise config.error(_one_line(error), "env-name") from error
+    _check_env_kwargs(config, spec)
+    try:
+        env = make_vector_env(config.env_name, config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
     except (TypeError, ValueError, AttributeError, ImportError, gymnasium.error.Error) as error:
         key = "env-kwargs" if config.env_kwargs else "env-name"
         raise config.error(f"{config.env_name} cannot be made: {_one_line(error)}", key) from error
@@ -84,26 +86,13 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     return Experiment(config, policy.to(device), baseline, device)
 
 
-def _check_env_name(config: Config) -> None:
-    """Refuse an id that is not registered, after importing the module that a "module:id" names."""
-    module, _, env_id = config.env_name.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise config.error(f"the module {module!r} cannot be imported: {_one_line(error)}", "env-name") from error
-    if env_id not in registry:
-        raise config.error(f"no environment {env_id!r} is registered{suggest(env_id, list(registry))}", "env-name")
-
-
-def _check_env_kwargs(config: Config) -> None:
+def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
     """Refuse arguments that the environment's signature does not have."""
-    spec = registry[config.env_name.rpartition(":")[2]]
-    parameters: dict[str, Any] = {}
-    for entry_point in (spec.vector_entry_point, spec.entry_point):
-        if entry_point is not None:
-            creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-            parameters.update(inspect.signature(creator).parameters)
+    entry_point = spec.vector_entry_point or spec.entry_point
+    if entry_point is None:
+        return
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    parameters = inspect.signature(creator).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for name in config.env_kwargs:

@@ -1,7 +1,7 @@
 """What a person sees while training runs and when it ends; nothing while it runs, where the output is no terminal."""
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -19,7 +19,7 @@ class TrainingProgress:
     def __init__(self, num_batches: int, num_steps: int) -> None:
         self._last = num_steps
         # disable=None is off unless standard error is a terminal.
-        self._bar: tqdm[None] = tqdm(total=num_batches, unit="update", dynamic_ncols=True, disable=None)
+        self._bar: tqdm[Any] = tqdm(total=num_batches, unit="update", dynamic_ncols=True, disable=None)
         self._seconds: dict[str, float] = {}
         self.first: Metrics | None = None
         self.latest: Metrics | None = None
