@@ -8,7 +8,6 @@ import torch
 
 from maml_rl.adaptation import InnerLoss, check_advantages, per_step, reinforce
 from maml_rl.episode import BatchEpisodes, TaskEpisodes
-from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.objectives import OuterObjective, surrogate
 from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient
@@ -105,10 +104,6 @@ class MAMLTRPO:
             solution = conjugate_gradient(
                 lambda vector: meta.curvature_product(vector) + cg_damping * vector, gradient, iterations=cg_iters
             )
-            if not math.isfinite(solution.curvature):
-                raise NonFiniteError(
-                    "the curvature of the divergence is not finite; a larger cg_damping or a smaller fast_lr may help"
-                )
             # The longest step along the direction that keeps the quadratic model of the divergence within max_kl.
             length = math.sqrt(2.0 * max_kl / solution.curvature) if solution.curvature > 0.0 else 0.0
             full_step = -length * solution.x

@@ -133,9 +133,19 @@ class MetaObjective:
         return self._average(losses), gradient
 
     def curvature_product(self, vector: Tensor) -> Tensor:
-        """Return the Hessian of the mean KL(old, new) at the old parameters, times `vector`; both (D,)."""
+        """Return the Hessian of the mean KL(old, new) at the old parameters, times `vector`; both (D,).
+
+        Raises:
+            NonFiniteError: If the product is not finite.
+        """
         local = self._local(vector)
-        return self._mean(self._on_chunks(lambda chunk, workspace: chunk.curvature_product(local, workspace)))
+        product = self._mean(self._on_chunks(lambda chunk, workspace: chunk.curvature_product(local, workspace)))
+        if not bool(product.isfinite().all()):
+            raise NonFiniteError(
+                "the curvature of the divergence is not finite; look for a standard deviation close to zero, or use a "
+                "smaller fast_lr"
+            )
+        return product
 
     def evaluate(self, theta: Tensor) -> tuple[float, float]:
         """Return the loss and the mean KL(old, new) at `theta` (D,)."""

@@ -1,0 +1,223 @@
+"""The whole update: it improves within its bound, repeats to the last bit, and refuses what it cannot use."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.reference_update import ReferenceUpdate
+from maml_rl.episode import TaskEpisodes
+from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners import MAMLTRPO
+from maml_rl.metalearners.objectives import surrogate
+from maml_rl.policies import Policy
+from tests.synthetic import KINDS, make_problem
+
+LENGTHS = ((6, 4), (5, 6), (3, 6), (6, 6))
+SETTINGS: dict[str, Any] = {
+    "max_kl": 1e-2,
+    "cg_iters": 10,
+    "cg_damping": 1e-5,
+    "ls_max_steps": 15,
+    "ls_backtrack_ratio": 0.8,
+}
+
+
+def snapshot(policy: Policy) -> bytes:
+    return b"".join(param.detach().numpy().tobytes() for param in policy.parameters())
+
+
+@pytest.mark.parametrize("first_order", [False, True], ids=["second_order", "first_order"])
+@pytest.mark.parametrize("num_steps", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_does_what_the_double_backward_version_does(kind: str, num_steps: int, first_order: bool) -> None:
+    policy, train, valid = make_problem(kind, num_steps, LENGTHS)
+    other, _, _ = make_problem(kind, num_steps, LENGTHS)
+    logs = MAMLTRPO(policy, 0.2, first_order).step(train, valid, **SETTINGS)
+    expected = ReferenceUpdate(other, train, valid, [0.2] * num_steps, first_order).step(**SETTINGS)
+    assert {name: logs[name] for name in expected} == pytest.approx(expected, rel=1e-8)
+    for param, other_param in zip(policy.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(param, other_param, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_improves_the_surrogate_within_the_bound_of_the_divergence(kind: str, dtype: torch.dtype) -> None:
+    policy, train, valid = make_problem(kind, 1, LENGTHS, dtype=dtype)
+    before = snapshot(policy)
+    logs = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
+    assert logs["accepted"] is True
+    assert logs["loss/after"] < logs["loss/before"]
+    # The bound is nearly used up: a far shorter step would be no trust-region step.
+    assert 0.2 * SETTINGS["max_kl"] < logs["kl"] <= SETTINGS["max_kl"]
+    assert logs["grad_norm"] > 0.0
+    assert snapshot(policy) != before
+
+
+def test_divergence_in_the_logs_is_that_between_the_adapted_policies_before_and_after() -> None:
+    policy, train, valid = make_problem("normal", 1, LENGTHS)
+    judge = ReferenceUpdate(policy, train, valid, [0.1])
+    judge.loss_and_kl()
+    logs = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
+    loss, kl = judge.loss_and_kl()
+    assert logs["kl"] == pytest.approx(kl.item(), rel=1e-9)
+    assert logs["loss/after"] == pytest.approx(loss.item(), rel=1e-9)
+
+
+def test_repeated_steps_give_the_same_bytes_for_any_number_of_threads() -> None:
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 2):
+            torch.set_num_threads(count)
+            # Large enough for several chunks, so that threads can differ in which they take.
+            policy, train, valid = make_problem(
+                "normal", 1, ((90, 80),) * 30, hidden_sizes=(64, 64), dtype=torch.float32
+            )
+            for _ in range(2):
+                logs = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
+                assert logs["accepted"]
+            results.append((snapshot(policy), logs))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
+def test_rejected_step_leaves_the_parameters_as_they_were_to_the_last_bit() -> None:
+    policy, train, valid = make_problem("normal", 1, LENGTHS, dtype=torch.float32)
+    before = snapshot(policy)
+
+    def walled_in(log_probs: torch.Tensor, old_log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
+        # The wall has no slope where it stands: there is a direction to go, but every step along it is worse.
+        wall = 1e9 * (log_probs - old_log_probs).square().sum((1, 2))
+        return surrogate(log_probs, old_log_probs, samples) + wall
+
+    logs = MAMLTRPO(policy, 0.1, objective=walled_in).step(train, valid, **SETTINGS)
+    assert logs["grad_norm"] > 0.0
+    assert (logs["accepted"], logs["line_search_steps"]) == (False, SETTINGS["ls_max_steps"])
+    assert (logs["kl"], logs["loss/after"]) == (0.0, logs["loss/before"])
+    assert snapshot(policy) == before
+
+
+def test_step_without_a_gradient_goes_nowhere() -> None:
+    policy, train, valid = make_problem("normal", 1, LENGTHS)
+    before = snapshot(policy)
+    valid.advantages = torch.zeros_like(valid.advantages)
+    logs = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
+    assert (logs["accepted"], logs["grad_norm"], logs["kl"]) == (False, 0.0, 0.0)
+    assert snapshot(policy) == before
+
+
+def test_step_size_of_each_inner_step_is_its_own() -> None:
+    policy, train, valid = make_problem("normal", 2, LENGTHS)
+    other, _, _ = make_problem("normal", 2, LENGTHS)
+    logs = MAMLTRPO(policy, [0.3, 0.1]).step(train, valid, **SETTINGS)
+    expected = ReferenceUpdate(other, train, valid, [0.3, 0.1]).step(**SETTINGS)
+    assert logs["loss/before"] == pytest.approx(expected["loss/before"], rel=1e-12)
+    assert logs["loss/after"] == pytest.approx(expected["loss/after"], rel=1e-8)
+
+
+def test_lists_of_single_tasks_are_as_good_as_a_batch() -> None:
+    policy, train, valid = make_problem("normal", 1, LENGTHS)
+    other, _, _ = make_problem("normal", 1, LENGTHS)
+    expected = MAMLTRPO(policy, 0.1).step(train, valid)
+    logs = MAMLTRPO(other, 0.1).step([list(train[0])], list(valid))
+    assert logs == pytest.approx(expected)
+
+
+def test_fraction_of_the_curvature_still_gives_a_step_within_the_bound() -> None:
+    policy, train, valid = make_problem("normal", 1, ((6, 6, 6, 6),) * 6)
+    logs = MAMLTRPO(policy, 0.1, curvature_fraction=0.5).step(train, valid, **SETTINGS)
+    assert logs["accepted"]
+    assert 0.0 < logs["kl"] <= SETTINGS["max_kl"]
+
+
+def test_error_in_the_middle_leaves_parameters_and_threads_alone() -> None:
+    policy, train, valid = make_problem("normal", 1, LENGTHS)
+    before = snapshot(policy)
+    valid.advantages[0, 0, 0] = torch.nan
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(NonFiniteError, match=r"not finite for the tasks \[0\]"):
+            MAMLTRPO(policy, 0.1).step(train, valid)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert snapshot(policy) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_kl": 0.0}, "max_kl must be positive"),
+        ({"max_kl": float("nan")}, "max_kl must be positive"),
+        ({"cg_iters": 0}, "cg_iters must be at least 1, got 0"),
+        ({"cg_damping": -1.0}, "cg_damping must be non-negative"),
+        ({"ls_max_steps": 0}, "ls_max_steps must be at least 1, got 0"),
+        ({"ls_backtrack_ratio": 1.0}, "ls_backtrack_ratio must lie strictly between 0 and 1"),
+        ({"ls_backtrack_ratio": 0.0}, "ls_backtrack_ratio must lie strictly between 0 and 1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
+    policy, train, valid = make_problem("normal", 1, LENGTHS)
+    with pytest.raises(ValueError, match=message):
+        MAMLTRPO(policy).step(train, valid, **arguments)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, float("nan")])
+def test_curvature_fraction_out_of_range_is_refused(fraction: float) -> None:
+    policy, _, _ = make_problem("normal", 1)
+    with pytest.raises(ValueError, match=r"curvature_fraction must lie in \(0, 1\]"):
+        MAMLTRPO(policy, curvature_fraction=fraction)
+
+
+def drop_advantages(episodes: TaskEpisodes) -> TaskEpisodes:
+    episodes.advantages = None  # type: ignore[assignment]
+    return episodes
+
+
+def test_episodes_that_do_not_fit_are_refused() -> None:
+    policy, train, valid = make_problem("normal", 2, LENGTHS)
+    _, _, fewer = make_problem("normal", 1, LENGTHS[:2])
+    with pytest.raises(ValueError, match="at least one inner step, got none"):
+        MAMLTRPO(policy, 0.1).step([], valid)
+    with pytest.raises(ValueError, match=r"expected the episodes of 3 inner steps.*got 2"):
+        MAMLTRPO(policy, [0.1, 0.1, 0.1]).step(train, valid)
+    with pytest.raises(ValueError, match=r"train_episodes\[0\] are of 4 tasks, but valid_episodes of 2"):
+        MAMLTRPO(policy, 0.1).step(train, fewer)
+    train[1].fast_lr = 0.5
+    with pytest.raises(ValueError, match=r"train_episodes\[1\] were sampled for fast_lr 0.5, .* with 0.1"):
+        MAMLTRPO(policy, 0.1).step(train, valid)
+    train[1].fast_lr = 0.1
+    MAMLTRPO(policy, 0.1).step(train, valid)
+    with pytest.raises(ValueError, match="valid_episodes without advantages; call compute_advantages"):
+        MAMLTRPO(policy, 0.1).step(train, drop_advantages(valid))
+    with pytest.raises(ValueError, match=r"train_episodes\[0\] without advantages"):
+        MAMLTRPO(policy, 0.1).step([drop_advantages(train[0]), train[1]], valid)
+
+
+def test_episodes_and_policy_stay_where_they_are_and_device_is_where_the_work_is_done() -> None:
+    policy, train, valid = make_problem("normal", 1, LENGTHS)
+    devices = []
+
+    def inner_loss(log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
+        devices.append(log_probs.device)
+        return -(log_probs * samples.advantages * samples.mask).sum((1, 2))
+
+    MAMLTRPO(policy, 0.1, device=torch.device("cpu"), inner_loss=inner_loss).step(train, valid)
+    assert set(devices) == {torch.device("cpu")}
+    # The meta device holds no numbers: an update that really goes there cannot bring a loss back.
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        MAMLTRPO(policy, 0.1, device="meta").step(train, valid)
+    assert next(policy.parameters()).device == torch.device("cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_on_cuda_does_what_the_cpu_does(kind: str) -> None:
+    policy, train, valid = make_problem(kind, 2, LENGTHS)
+    other, _, _ = make_problem(kind, 2, LENGTHS)
+    expected = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
+    logs = MAMLTRPO(other, 0.1, device="cuda").step(train, valid, **SETTINGS)
+    assert logs == pytest.approx(expected, rel=1e-6)

@@ -1,0 +1,252 @@
+"""The meta-objective: its gradient and curvature against differences, and against the straightforward version."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.reference_update import ReferenceUpdate
+from maml_rl.adaptation import reinforce
+from maml_rl.episode import TaskEpisodes
+from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.meta_objective import MetaObjective
+from maml_rl.metalearners.objectives import surrogate
+from maml_rl.policies import Policy
+from tests.synthetic import KINDS, OpaquePolicy, direction, make_problem
+
+STEP_SIZES = (0.3, 0.2, 0.25)
+RAGGED = ((5, 2), (1, 3), (4, 4))
+FULL = ((5, 5), (5, 5), (5, 5))
+STEPS = pytest.mark.parametrize("num_steps", [1, 2, 3])
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "automatic"])
+
+
+def meta_objective(policy: Policy, train: list[TaskEpisodes], valid: TaskEpisodes, **options: Any) -> MetaObjective:
+    return MetaObjective(
+        policy,
+        train,
+        valid,
+        step_sizes=STEP_SIZES[: len(train)],
+        inner_loss=reinforce,
+        objective=surrogate,
+        device=torch.device("cpu"),
+        **options,
+    )
+
+
+def linearised(
+    policy: Policy, train: list[TaskEpisodes], valid: TaskEpisodes, **options: Any
+) -> tuple[float, Tensor, Tensor]:
+    """Return loss, gradient, and a curvature product."""
+    with meta_objective(policy, train, valid, **options) as meta:
+        loss, gradient = meta.linearise(meta.initial_parameters())
+        return loss, gradient, meta.curvature_product(direction(policy))
+
+
+@WAYS
+@STEPS
+@ALL_KINDS
+def test_meta_gradient_is_the_slope_of_the_loss_after_adaptation(kind: str, num_steps: int, automatic: bool) -> None:
+    policy, train, valid = make_problem(kind, num_steps, RAGGED)
+    size, step = direction(policy).numel(), 1e-5
+    with meta_objective(policy, train, valid, automatic=automatic) as meta:
+        theta = meta.initial_parameters()
+        _, gradient = meta.linearise(theta)
+        slopes = torch.empty(size, dtype=torch.float64)
+        for index, axis in enumerate(torch.eye(size, dtype=torch.float64)):
+            ahead, behind = meta.evaluate(theta + step * axis)[0], meta.evaluate(theta - step * axis)[0]
+            slopes[index] = (ahead - behind) / (2.0 * step)
+    assert float(gradient.norm()) > 0.01
+    torch.testing.assert_close(gradient, slopes, rtol=1e-6, atol=1e-8)
+
+
+@WAYS
+@STEPS
+@ALL_KINDS
+def test_curvature_product_is_the_second_slope_of_the_divergence(kind: str, num_steps: int, automatic: bool) -> None:
+    policy, train, valid = make_problem(kind, num_steps, RAGGED)
+    with meta_objective(policy, train, valid, automatic=automatic) as meta:
+        theta, step = meta.initial_parameters(), 1e-3
+        meta.linearise(theta)
+        for seed in range(3):
+            vector = direction(policy, seed)
+            vector = vector / vector.norm()
+            # The divergence and its slope are zero at the old parameters.
+            ahead, behind = meta.evaluate(theta + step * vector)[1], meta.evaluate(theta - step * vector)[1]
+            curvature = float(vector @ meta.curvature_product(vector))
+            assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
+
+
+@WAYS
+@STEPS
+@ALL_KINDS
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+@pytest.mark.parametrize("lengths", [FULL, RAGGED], ids=["full", "ragged"])
+def test_everything_agrees_with_the_double_backward_version(
+    kind: str, num_steps: int, nonlinearity: str, lengths: tuple[tuple[int, ...], ...], automatic: bool
+) -> None:
+    policy, train, valid = make_problem(kind, num_steps, lengths, nonlinearity=nonlinearity)
+    expected_loss, expected_gradient, product = ReferenceUpdate(
+        policy, train, valid, STEP_SIZES[:num_steps]
+    ).gradient_and_product()
+    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic)
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(curvature, product(direction(policy)), rtol=1e-10, atol=1e-12)
+
+
+@WAYS
+def test_first_order_agrees_with_the_double_backward_version_and_differs_from_second(automatic: bool) -> None:
+    policy, train, valid = make_problem("normal", 2, RAGGED)
+    reference = ReferenceUpdate(policy, train, valid, STEP_SIZES[:2], first_order=True)
+    _, expected_gradient, product = reference.gradient_and_product()
+    _, gradient, curvature = linearised(policy, train, valid, first_order=True, automatic=automatic)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(curvature, product(direction(policy)), rtol=1e-10, atol=1e-12)
+    _, second_order, _ = linearised(policy, train, valid, automatic=automatic)
+    assert float((gradient - second_order).norm()) > 0.01 * float(gradient.norm())
+
+
+@WAYS
+@ALL_KINDS
+def test_chunks_of_any_size_and_what_is_kept_do_not_matter(kind: str, automatic: bool) -> None:
+    policy, train, valid = make_problem(kind, 2, ((5, 2), (1, 3), (4, 4), (2, 2), (3, 5)))
+    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic, tasks_per_chunk=5)
+    for options in ({"tasks_per_chunk": 1}, {"tasks_per_chunk": 2}, {"tasks_per_chunk": 2, "cache": 0}):
+        other = linearised(policy, train, valid, automatic=automatic, **options)
+        assert other[0] == pytest.approx(loss, rel=1e-13)
+        torch.testing.assert_close(other[1], gradient, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(other[2], curvature, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 30], ids=["nothing_kept", "all_kept"])
+def test_number_of_threads_does_not_change_a_bit(cache: int) -> None:
+    policy, train, valid = make_problem("normal", 2, ((9, 7),) * 8, dtype=torch.float32)
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 2):
+            torch.set_num_threads(count)
+            loss, gradient, curvature = linearised(policy, train, valid, tasks_per_chunk=1, cache=cache)
+            results.append((loss, gradient.numpy().tobytes(), curvature.numpy().tobytes()))
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
+@WAYS
+def test_padding_does_not_matter_whatever_it_holds(automatic: bool) -> None:
+    policy, train, valid = make_problem("normal", 1, RAGGED)
+    expected = linearised(policy, train, valid, automatic=automatic)
+    for episodes in (*train, valid):
+        padding = episodes.mask == 0
+        assert bool(padding.any())
+        for values in (episodes.observations, episodes.actions, episodes.advantages):
+            values[padding] = torch.nan
+    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic)
+    assert loss == expected[0]
+    assert torch.equal(gradient, expected[1])
+    assert torch.equal(curvature, expected[2])
+
+
+def test_policy_of_unknown_structure_gives_the_same_as_a_perceptron() -> None:
+    policy, train, valid = make_problem("normal", 2, RAGGED)
+    loss, gradient, curvature = linearised(policy, train, valid)
+    other_loss, other_gradient, other_curvature = linearised(OpaquePolicy(policy), train, valid)
+    assert other_loss == pytest.approx(loss, rel=1e-12)
+    torch.testing.assert_close(other_gradient, gradient, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(other_curvature, curvature, rtol=1e-10, atol=1e-12)
+
+
+@WAYS
+def test_curvature_of_a_fraction_is_that_of_these_episodes_along_the_same_adaptation(automatic: bool) -> None:
+    policy, train, valid = make_problem("normal", 1, ((4, 4, 4, 4), (4, 4, 4, 4)))
+    expected_loss, expected_gradient, _ = linearised(policy, train, valid, automatic=automatic)
+    adapted = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1]).adapted()
+    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic, curvature_fraction=0.5)
+    assert loss == expected_loss
+    assert torch.equal(gradient, expected_gradient)
+
+    # By definition: J of the inner step on episodes 0 and 2, F of valid episodes 0 and 2 at the adapted policy.
+    half = ReferenceUpdate(policy, [some(train[0], [0, 2])], some(valid, [0, 2]), STEP_SIZES[:1])
+    points = {name: param.detach().requires_grad_() for name, param in adapted.items()}
+    distribution = policy.distribution_parameters(half.valid.observations, points)
+    old = tuple(tensor.detach() for tensor in distribution)
+    kl = policy.kl(old, distribution).mean((1, 2)).sum()
+    kl_gradient = torch.autograd.grad(kl, list(points.values()), create_graph=True)
+    own = dict(policy.named_parameters())
+    stacked = {name: param.detach().expand(2, *param.shape).clone().requires_grad_() for name, param in own.items()}
+    log_probs = policy.log_prob(half.train[0].observations, half.train[0].actions, stacked)
+    inner = -(log_probs * half.train[0].advantages).mean((1, 2)).sum()
+    inner_gradient = torch.autograd.grad(inner, list(stacked.values()), create_graph=True)
+
+    def times_jacobian(vectors: list[Tensor]) -> list[Tensor]:
+        bent = torch.autograd.grad(inner_gradient, list(stacked.values()), vectors, retain_graph=True)
+        return [vector - STEP_SIZES[0] * b for vector, b in zip(vectors, bent, strict=True)]
+
+    pieces = direction(policy).split([param.numel() for param in own.values()])
+    vectors = [piece.reshape(p.shape).expand(2, *p.shape) for piece, p in zip(pieces, own.values(), strict=True)]
+    vectors = times_jacobian(vectors)
+    vectors = list(torch.autograd.grad(kl_gradient, list(points.values()), vectors))
+    expected = torch.cat([vector.mean(0).flatten() for vector in times_jacobian(vectors)])
+    torch.testing.assert_close(curvature, expected, rtol=1e-10, atol=1e-12)
+
+
+def some(episodes: TaskEpisodes, columns: list[int]) -> TaskEpisodes:
+    chosen = TaskEpisodes(
+        episodes.observations[:, :, columns],
+        episodes.actions[:, :, columns],
+        episodes.rewards[:, :, columns],
+        episodes.lengths[:, columns],
+        episodes.terminated[:, columns],
+        episodes.truncated[:, columns],
+        episodes.final_observations[:, columns],
+    )
+    chosen.advantages = episodes.advantages[:, :, columns]
+    return chosen
+
+
+def test_recorded_log_probabilities_are_what_the_ratio_is_taken_against() -> None:
+    policy, train, valid = make_problem("normal", 1, RAGGED)
+    plain, _, _ = linearised(policy, train, valid)
+    # The sampling policy is said to have been exp(0.5) times less likely to act so: the ratio is that much larger.
+    distribution = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1])
+    distribution.loss_and_kl()
+    assert distribution.old_log_probs is not None
+    valid.log_probs = distribution.old_log_probs - 0.5
+    recorded, _, _ = linearised(policy, train, valid)
+    assert recorded == pytest.approx(plain * 1.6487212707001282, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda train, valid: valid.advantages[1].fill_(torch.nan), r"loss after adaptation .* tasks \[1\]"),
+        (lambda train, valid: train[0].advantages[2].fill_(torch.inf), r"loss after adaptation .* tasks \[2\]"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_named(spoil: Any, message: str) -> None:
+    policy, train, valid = make_problem("normal", 1, FULL)
+    spoil(train, valid)
+    with pytest.raises(NonFiniteError, match=message):
+        linearised(policy, train, valid)
+
+
+def test_curvature_that_overflows_is_named() -> None:
+    policy, train, valid = make_problem("normal", 1, FULL, dtype=torch.float32)
+    with meta_objective(policy, train, valid) as meta:
+        meta.linearise(meta.initial_parameters())
+        with pytest.raises(NonFiniteError, match="the curvature of the divergence is not finite"):
+            meta.curvature_product(1e38 * direction(policy))
+
+
+def test_work_leaves_the_policy_alone_until_it_is_written() -> None:
+    policy, train, valid = make_problem("normal", 1, FULL)
+    before = [param.detach().clone() for param in policy.parameters()]
+    linearised(policy, train, valid)
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), before, strict=True))
+    assert all(param.grad is None and param.requires_grad for param in policy.parameters())
+    with meta_objective(policy, train, valid) as meta:
+        meta.write_to_policy(meta.initial_parameters() + 1.0)
+    assert all(torch.equal(a, b + 1.0) for a, b in zip(policy.parameters(), before, strict=True))

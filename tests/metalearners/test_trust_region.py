@@ -1,0 +1,91 @@
+"""Conjugate gradients against a direct solver; the line search against its definition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient
+
+
+def positive_definite(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn((size, size), generator=generator, dtype=torch.float64)
+    matrix = root @ root.T / size + torch.eye(size, dtype=torch.float64)
+    return matrix, torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 30), seed=st.integers(0, 2**31))
+def test_conjugate_gradient_solves_as_the_direct_solver(size: int, seed: int) -> None:
+    matrix, b = positive_definite(size, seed)
+    solution = conjugate_gradient(lambda v: matrix @ v, b, iterations=2 * size, tolerance=1e-24)
+    expected = torch.linalg.solve(matrix, b)
+    torch.testing.assert_close(solution.x, expected, rtol=1e-8, atol=1e-9)
+    assert solution.curvature == pytest.approx(float(expected @ matrix @ expected), rel=1e-8)
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 7])
+def test_curvature_is_that_of_the_unfinished_solution(iterations: int) -> None:
+    matrix, b = positive_definite(40, 1)
+    solution = conjugate_gradient(lambda v: matrix @ v, b, iterations=iterations)
+    assert solution.iterations == iterations
+    assert solution.curvature == pytest.approx(float(solution.x @ matrix @ solution.x), rel=1e-10)
+    # The best point of the Krylov space: no multiple of it is better.
+    assert float(solution.x @ (b - matrix @ solution.x)) == pytest.approx(0.0, abs=1e-10)
+
+
+def test_zero_right_hand_side_needs_no_product() -> None:
+    def product(vector: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("not needed")
+
+    solution = conjugate_gradient(product, torch.zeros(3, dtype=torch.float64), iterations=5)
+    assert solution.x.tolist() == [0.0, 0.0, 0.0]
+    assert solution.curvature == 0.0
+
+
+def test_matrix_without_curvature_ends_the_search_instead_of_dividing_by_zero() -> None:
+    solution = conjugate_gradient(torch.zeros_like, torch.ones(3, dtype=torch.float64), iterations=5)
+    assert solution.iterations == 1
+    assert solution.x.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_no_iterations_are_refused() -> None:
+    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
+        conjugate_gradient(lambda v: v, torch.ones(2), iterations=0)
+
+
+def test_line_search_takes_the_first_fraction_that_improves_within_the_bound() -> None:
+    # At 1 the divergence is too large, at 1/2 the loss is no better, at 1/4 all is well.
+    table = {1.0: (-5.0, 0.2), 0.5: (1.0, 0.05), 0.25: (0.9, 0.1), 0.125: (0.0, 0.0)}
+    search = backtracking_line_search(table.__getitem__, 1.0, max_kl=0.1, max_steps=9, ratio=0.5)
+    assert (search.accepted, search.steps, search.fraction, search.loss, search.kl) == (True, 3, 0.25, 0.9, 0.1)
+
+
+@pytest.mark.parametrize("result", [(2.0, 0.0), (0.0, 0.2), (float("nan"), 0.0), (0.0, float("nan"))])
+def test_line_search_without_a_good_fraction_takes_none(result: tuple[float, float]) -> None:
+    tried = []
+
+    def evaluate(fraction: float) -> tuple[float, float]:
+        tried.append(fraction)
+        return result
+
+    search = backtracking_line_search(evaluate, 1.0, max_kl=0.1, max_steps=3, ratio=0.8)
+    assert (search.accepted, search.steps, search.fraction, search.loss, search.kl) == (False, 3, 0.0, 1.0, 0.0)
+    assert tried == pytest.approx([1.0, 0.8, 0.64])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_kl": 0.0}, "max_kl must be positive"),
+        ({"max_kl": float("nan")}, "max_kl must be positive"),
+        ({"max_steps": 0}, "max_steps must be at least 1"),
+        ({"ratio": 1.0}, "ratio must lie strictly between 0 and 1"),
+        ({"ratio": 0.0}, "ratio must lie strictly between 0 and 1"),
+    ],
+)
+def test_line_search_refuses_arguments_out_of_range(arguments: dict[str, float], message: str) -> None:
+    good = {"max_kl": 0.1, "max_steps": 3, "ratio": 0.5}
+    with pytest.raises(ValueError, match=message):
+        backtracking_line_search(lambda fraction: (0.0, 0.0), 1.0, **{**good, **arguments})

@@ -1,0 +1,110 @@
+"""Small random problems for the tests of derivatives and updates: policies and episodes without an environment."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from maml_rl.episode import TaskEpisodes
+from maml_rl.policies import CategoricalMLPPolicy, MLPPolicy, NormalMLPPolicy, Policy
+
+OBSERVATION_SIZE = 3
+KINDS = ("normal", "categorical")
+
+
+def make_policy(
+    kind: str,
+    nonlinearity: str | Callable[[Tensor], Tensor] = "tanh",
+    hidden_sizes: Sequence[int] = (6, 5),
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> MLPPolicy:
+    """Gaussian over 2 action entries with different deviations, or categorical over 4 actions; biases are not zero."""
+    policy: MLPPolicy
+    if kind == "normal":
+        policy = NormalMLPPolicy(OBSERVATION_SIZE, 2, hidden_sizes, nonlinearity, init_std=0.8, seed=seed)
+    else:
+        policy = CategoricalMLPPolicy(OBSERVATION_SIZE, 4, hidden_sizes, nonlinearity, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 100)
+    with torch.no_grad():
+        for param in policy.parameters():
+            param.add_(0.1 * torch.randn(param.shape, generator=generator))
+    return policy.to(dtype)
+
+
+def make_episodes(
+    policy: Policy, lengths: Sequence[Sequence[int]], seed: int = 0, dtype: torch.dtype = torch.float64
+) -> TaskEpisodes:
+    """Random episodes (M, T, B, ...) of the given lengths, with random advantages of mean 0.3."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.tensor(lengths)
+    num_tasks, num_episodes = counts.shape
+    grid = (num_tasks, int(counts.max()), num_episodes)
+    real = torch.arange(grid[1]).reshape(1, -1, 1) < counts.unsqueeze(1)
+    observations = torch.randn((*grid, OBSERVATION_SIZE), generator=generator, dtype=dtype) * real.unsqueeze(-1)
+    if isinstance(policy, CategoricalMLPPolicy):
+        actions = torch.randint(4, grid, generator=generator) * real
+    else:
+        actions = torch.randn((*grid, 2), generator=generator, dtype=dtype) * real.unsqueeze(-1)
+    episodes = TaskEpisodes(
+        observations,
+        actions,
+        torch.zeros(grid),
+        counts,
+        torch.zeros_like(counts),
+        torch.ones_like(counts),
+        torch.zeros((num_tasks, num_episodes, OBSERVATION_SIZE)),
+    )
+    episodes.advantages = (torch.randn(grid, generator=generator, dtype=dtype) + 0.3) * real
+    return episodes
+
+
+def make_problem(
+    kind: str, num_steps: int, lengths: Sequence[Sequence[int]] = ((5, 5), (5, 5), (5, 5)), **policy_options: object
+) -> tuple[MLPPolicy, list[TaskEpisodes], TaskEpisodes]:
+    """Return a policy, the episodes of each inner step, and those after the last."""
+    policy = make_policy(kind, **policy_options)  # type: ignore[arg-type]
+    dtype = next(policy.parameters()).dtype
+    train = [make_episodes(policy, lengths, seed=step, dtype=dtype) for step in range(num_steps)]
+    return policy, train, make_episodes(policy, lengths, seed=50, dtype=dtype)
+
+
+def direction(module: nn.Module, seed: int = 7) -> Tensor:
+    """Return a random vector (D,) of the size of the module's parameters."""
+    size = sum(param.numel() for param in module.parameters())
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class OpaquePolicy(Policy):
+    """A policy with nothing of a perceptron about it but its arithmetic: it takes the way of every unknown policy."""
+
+    def __init__(self, inner: MLPPolicy) -> None:
+        super().__init__()
+        self.noise_kind, self.noise_size = inner.noise_kind, inner.noise_size
+        self.inner = inner
+
+    def _inner(self, params: object) -> object:
+        if params is None:
+            return None
+        return {name.removeprefix("inner."): value for name, value in params.items()}  # type: ignore[attr-defined]
+
+    def forward(self, observations, params=None):  # type: ignore[no-untyped-def]
+        return self.inner(observations, self._inner(params))
+
+    def distribution_parameters(self, observations, params=None):  # type: ignore[no-untyped-def]
+        return self.inner.distribution_parameters(observations, self._inner(params))
+
+    def act(self, observations, noise, params=None):  # type: ignore[no-untyped-def]
+        return self.inner.act(observations, noise, self._inner(params))
+
+    def log_prob_from(self, distribution, actions):  # type: ignore[no-untyped-def]
+        return self.inner.log_prob_from(distribution, actions)
+
+    def entropy_from(self, distribution):  # type: ignore[no-untyped-def]
+        return self.inner.entropy_from(distribution)
+
+    def kl(self, old, new):  # type: ignore[no-untyped-def]
+        return self.inner.kl(old, new)
+
+    def fisher_product(self, distribution, tangents, weights):  # type: ignore[no-untyped-def]
+        return self.inner.fisher_product(distribution, tangents, weights)

@@ -1,0 +1,173 @@
+"""The inner loop, against one task at a time, against differences, and against the chunks it is cut into."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from maml_rl.adaptation import adapt, adapt_steps
+from maml_rl.policies import Policy
+from tests.synthetic import KINDS, direction, make_episodes, make_policy, make_problem
+
+RAGGED = ((5, 2), (1, 3), (4, 4))
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+
+
+def one_task_at_a_time(policy: Policy, episodes: Any, step_size: float) -> dict[str, Tensor]:
+    """A gradient step per task, on its real steps only, with torch's own distributions."""
+    own = dict(policy.named_parameters())
+    rows: dict[str, list[Tensor]] = {name: [] for name in own}
+    for task in episodes:
+        real = task.mask > 0
+        log_probs = policy(task.observations[real]).log_prob(task.actions[real])
+        gradients = torch.autograd.grad(-(log_probs * task.advantages[real]).mean(), list(own.values()))
+        for (name, param), gradient in zip(own.items(), gradients, strict=True):
+            rows[name].append((param - step_size * gradient).detach())
+    return {name: torch.stack(values) for name, values in rows.items()}
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_step_is_a_gradient_step_of_each_task(kind: str, create_graph: bool) -> None:
+    policy, (episodes,), _ = make_problem(kind, 1, RAGGED)
+    adapted = adapt(policy, episodes, step_size=0.3, create_graph=create_graph)
+    expected = one_task_at_a_time(policy, episodes, 0.3)
+    assert adapted.keys() == expected.keys()
+    for name, param in expected.items():
+        torch.testing.assert_close(adapted[name].detach(), param, rtol=1e-10, atol=1e-12)
+        assert adapted[name].requires_grad is create_graph
+
+
+@ALL_KINDS
+def test_next_step_starts_where_each_task_ended(kind: str) -> None:
+    policy, (first, second), _ = make_problem(kind, 2, RAGGED)
+    adapted = adapt_steps(policy, [first, second], step_sizes=[0.3, 0.1], create_graph=False)
+    after_one = adapt(policy, first, step_size=0.3, create_graph=False)
+    for task in range(3):
+        alone = make_policy(kind)
+        alone.load_state_dict({name: param[task] for name, param in after_one.items()})
+        expected = one_task_at_a_time(alone, second, 0.1)
+        for name, param in adapted.items():
+            torch.testing.assert_close(param[task], expected[name][task], rtol=1e-9, atol=1e-11)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_adapted_parameters_are_differentiable_in_the_initial_ones(kind: str, num_steps: int) -> None:
+    policy, episodes, valid = make_problem(kind, num_steps, RAGGED)
+    own = dict(policy.named_parameters())
+    sizes, vector, step = [param.numel() for param in own.values()], direction(policy), 1e-5
+
+    def loss(shift: float) -> Tensor:
+        pieces = zip(own.items(), (shift * vector).split(sizes), strict=True)
+        params = {name: param + piece.reshape(param.shape) for (name, param), piece in pieces}
+        adapted = adapt_steps(policy, episodes, params, step_sizes=0.2)
+        return policy.log_prob(valid.observations, valid.actions, adapted).mul(valid.mask).sum()
+
+    gradient = torch.cat([piece.flatten() for piece in torch.autograd.grad(loss(0.0), list(own.values()))])
+    slope = (loss(step) - loss(-step)).item() / (2.0 * step)
+    assert float(gradient @ vector) == pytest.approx(slope, rel=1e-6)
+
+
+def test_first_order_moves_with_the_initial_parameters_as_if_the_step_were_constant() -> None:
+    policy, (episodes,), _ = make_problem("normal", 1, RAGGED)
+    adapted = adapt(policy, episodes, step_size=0.3, first_order=True)
+    second_order = adapt(policy, episodes, step_size=0.3)
+    for (name, param), own in zip(adapted.items(), policy.parameters(), strict=True):
+        torch.testing.assert_close(param, second_order[name], rtol=0.0, atol=0.0)
+        (gradient,) = torch.autograd.grad(param.sum(), own)
+        assert torch.equal(gradient, torch.full_like(own, 3.0))
+
+
+@ALL_KINDS
+def test_padding_does_not_matter_whatever_it_holds(kind: str) -> None:
+    policy, (episodes,), _ = make_problem(kind, 1, RAGGED)
+    for create_graph in (True, False):
+        expected = adapt(policy, episodes, step_size=0.3, create_graph=create_graph)
+        spoilt = make_problem(kind, 1, RAGGED)[1][0]
+        padding = spoilt.mask == 0
+        spoilt.observations[padding] = torch.nan
+        spoilt.advantages[padding] = torch.nan
+        adapted = adapt(policy, spoilt, step_size=0.3, create_graph=create_graph)
+        assert all(torch.equal(adapted[name], param) for name, param in expected.items())
+
+
+def test_step_without_gradients_is_recorded_nowhere_and_changes_nothing() -> None:
+    policy, (episodes,), _ = make_problem("normal", 1, RAGGED)
+    before = {name: param.detach().clone() for name, param in policy.named_parameters()}
+    with torch.no_grad():
+        adapted = adapt(policy, episodes, step_size=0.3)
+    assert not any(param.requires_grad for param in adapted.values())
+    assert all(param.is_contiguous() for param in adapted.values())
+    assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
+    assert all(param.grad is None for param in policy.parameters())
+
+
+def test_adapted_parameters_do_not_depend_on_the_number_of_threads() -> None:
+    policy = make_policy("normal", hidden_sizes=(64, 64), dtype=torch.float32)
+    episodes = make_episodes(policy, ((90, 80),) * 30, dtype=torch.float32)
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            adapted = adapt(policy, episodes, step_size=0.1, create_graph=False)
+            results.append([param.numpy().tobytes() for param in adapted.values()])
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1]
+
+
+def test_integer_observations_of_tables_are_adapted_too() -> None:
+    from maml_rl.episode import TaskEpisodes
+    from maml_rl.policies import CategoricalMLPPolicy
+
+    policy = CategoricalMLPPolicy(4, 3, (5,), "tanh", observation_start=1).double()
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([[3, 2], [1, 3]])
+    real = torch.arange(3).reshape(1, -1, 1) < lengths.unsqueeze(1)
+    episodes = TaskEpisodes(
+        torch.randint(1, 5, (2, 3, 2), generator=generator) * real,
+        torch.randint(3, (2, 3, 2), generator=generator) * real,
+        torch.zeros(2, 3, 2),
+        lengths,
+        torch.ones(2, 2),
+        torch.zeros(2, 2),
+        torch.ones(2, 2, dtype=torch.int64),
+    )
+    episodes.advantages = torch.randn(2, 3, 2, generator=generator, dtype=torch.float64)
+    adapted = adapt(policy, episodes, step_size=0.3, create_graph=False)
+    expected = one_task_at_a_time(policy, episodes, 0.3)
+    for name, param in expected.items():
+        torch.testing.assert_close(adapted[name], param, rtol=1e-10, atol=1e-12)
+
+
+def test_another_inner_loss_is_what_is_descended() -> None:
+    policy, (episodes,), _ = make_problem("normal", 1, RAGGED)
+    for create_graph in (True, False):
+        plain = adapt(policy, episodes, step_size=0.3, create_graph=create_graph)
+        doubled = adapt(
+            policy,
+            episodes,
+            step_size=0.15,
+            inner_loss=lambda log_probs, samples: (
+                -2.0 * (log_probs * samples.advantages).sum((1, 2)) / samples.mask.sum((1, 2))
+            ),
+            create_graph=create_graph,
+        )
+        for name, param in plain.items():
+            torch.testing.assert_close(doubled[name], param, rtol=1e-10, atol=1e-12)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    policy, (first, second), _ = make_problem("normal", 2, RAGGED)
+    with pytest.raises(ValueError, match="at least one inner step"):
+        adapt_steps(policy, [], step_sizes=0.1)
+    with pytest.raises(ValueError, match=r"expected the episodes of 3 inner steps.*got 2"):
+        adapt_steps(policy, [first, second], step_sizes=[0.1, 0.1, 0.1])
+    first.advantages = None  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="episodes without advantages; call compute_advantages"):
+        adapt(policy, first, step_size=0.1)
+    with pytest.raises(ValueError, match="expected parameters"):
+        adapt(policy, second, {"other": torch.zeros(3)}, step_size=0.1)
