@@ -1,0 +1,198 @@
+"""MultiTaskSampler: the same episodes wherever they are sampled, and MAML's inner loop in one call."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maml_rl import LinearFeatureBaseline, MultiTaskSampler, adapt, get_policy_for_env
+from maml_rl.envs import make_vector_env
+from maml_rl.errors import TaskError
+from maml_rl.policies import NormalMLPPolicy, Policy
+
+pytestmark = pytest.mark.timeout(120)
+
+FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
+
+
+@pytest.fixture
+def policy() -> NormalMLPPolicy:
+    return NormalMLPPolicy(2, 2, (8,), "tanh")
+
+
+@pytest.fixture
+def sampler(policy: Policy) -> Iterator[MultiTaskSampler]:
+    with make_sampler(policy) as sampler:
+        yield sampler
+
+
+def make_sampler(policy: Policy, env_name: str = "2DNavigation-v0", **options: Any) -> MultiTaskSampler:
+    settings = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 7, **options}
+    return MultiTaskSampler(env_name, {}, policy=policy, baseline=LinearFeatureBaseline(policy.input_size), **settings)
+
+
+def digests(env_name: str, **options: Any) -> list[str]:
+    """Sample two iterations of two phases, the second under parameters of its own for every task."""
+    with closing(make_vector_env(env_name)) as env:
+        policy = get_policy_for_env(env, (8,), "tanh")
+    with make_sampler(policy, env_name, **options) as sampler:
+        found = []
+        for _ in range(2):
+            train, valid = sampler.sample(sampler.sample_tasks(5), num_steps=1, fast_lr=0.5)
+            found += [train[0].digest(), valid.digest()]
+    assert len(set(found)) == len(found)
+    return found
+
+
+@pytest.mark.parametrize("env_name", FAMILIES)
+def test_episodes_are_bit_identical_for_any_number_of_workers(env_name: str) -> None:
+    in_process = digests(env_name, num_workers=0)
+    for num_workers in (1, 2, 3, 20):
+        assert digests(env_name, num_workers=num_workers) == in_process, num_workers
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> None:
+    expected = digests("HalfCheetahVel-v5", num_workers=0)
+    assert digests("HalfCheetahVel-v5", num_workers=2, start_method=start_method) == expected
+
+
+def test_episodes_are_bit_identical_on_either_physics_engine() -> None:
+    pytest.importorskip("mjbatch")
+    with closing(make_vector_env("AntDir-v5")) as env:
+        policy = get_policy_for_env(env, (8,), "tanh")
+    found = set()
+    for engine in ("mjbatch", "mujoco"):
+        sampler = MultiTaskSampler("AntDir-v5", {"engine": engine}, 2, policy, seed=0, num_workers=0, max_episode_steps=20)
+        with sampler:
+            found.add(sampler.rollout(sampler.sample_tasks(3)).digest())
+    assert len(found) == 1
+
+
+def test_seed_zero_is_a_seed_and_another_seed_gives_other_episodes(policy: NormalMLPPolicy) -> None:
+    found = [digests("2DNavigation-v0", seed=seed) for seed in (0, 0, 1)]
+    assert found[0] == found[1]
+    assert not set(found[0]) & set(found[2])
+
+
+def test_without_a_seed_every_sampler_draws_its_own(policy: NormalMLPPolicy) -> None:
+    with make_sampler(policy, seed=None) as first, make_sampler(policy, seed=None) as second:
+        assert first.seed != second.seed
+
+
+def test_evaluation_never_sees_the_tasks_of_training(policy: NormalMLPPolicy) -> None:
+    with make_sampler(policy) as training, make_sampler(policy, evaluation=True) as evaluation:
+        goals = [{tuple(task["goal"]) for task in each.sample_tasks(50)} for each in (training, evaluation)]
+    assert not goals[0] & goals[1]
+
+
+def test_seek_goes_on_where_an_undisturbed_run_would_be(policy: NormalMLPPolicy) -> None:
+    with make_sampler(policy) as sampler:
+        undisturbed = [sampler.rollout(sampler.sample_tasks(2)).digest() for _ in range(4)]
+    with make_sampler(policy) as sampler:
+        sampler.seek(1)
+        resumed = [sampler.rollout(sampler.sample_tasks(2)).digest() for _ in range(2)]
+    assert resumed == undisturbed[2:]
+
+
+def test_every_task_reaches_its_own_episodes(sampler: MultiTaskSampler) -> None:
+    tasks = [{"goal": [0.1 * number, 0.0]} for number in range(4)]
+    episodes = sampler.rollout(tasks)
+    for number in range(4):
+        x, y = episodes.observations[number, 1].numpy().T
+        np.testing.assert_allclose(episodes.rewards[number, 0], -np.hypot(x - 0.1 * number, y), rtol=1e-5)
+
+
+def test_sample_is_the_same_as_rollouts_and_adapt(sampler: MultiTaskSampler, policy: NormalMLPPolicy) -> None:
+    tasks = sampler.sample_tasks(4)
+    train, valid = sampler.sample(tasks, num_steps=2, fast_lr=(0.5, 0.25), gamma=0.99, gae_lambda=0.9)
+    sampler.seek(0)
+    params = None
+    for step, step_size in enumerate((0.5, 0.25)):
+        episodes = sampler.rollout(tasks, params)
+        assert episodes.digest() == train[step].digest()
+        assert train[step].fast_lr == step_size
+        episodes.compute_advantages(sampler.baseline, gamma=0.99, gae_lambda=0.9)
+        params = adapt(policy, episodes, params, step_size=step_size, create_graph=False)
+    assert sampler.rollout(tasks, params).digest() == valid.digest()
+
+
+def test_pytorch_maml_rl_code_finds_its_names(sampler: MultiTaskSampler) -> None:
+    train_episodes, valid_episodes = sampler.sample(sampler.sample_tasks(num_tasks=2), num_steps=1, fast_lr=0.1)
+    for episodes in (train_episodes[0][1], valid_episodes[1]):
+        assert episodes.observations.shape == (7, 3, 2)
+        assert episodes.actions.shape == (7, 3, 2)
+        for name in ("rewards", "returns", "mask", "advantages"):
+            assert getattr(episodes, name).shape == (7, 3), name
+        assert episodes.lengths.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_another_number_of_tasks_needs_no_new_sampler(policy: NormalMLPPolicy, num_workers: int) -> None:
+    with make_sampler(policy, num_workers=num_workers) as sampler:
+        assert [len(sampler.rollout(sampler.sample_tasks(count))) for count in (1, 4, 2)] == [1, 4, 2]
+
+
+def test_global_random_state_and_thread_count_are_left_alone(policy: NormalMLPPolicy) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    threads = torch.get_num_threads()
+    with make_sampler(policy, num_workers=2) as sampler:
+        sampler.sample(sampler.sample_tasks(2), num_steps=1, fast_lr=0.1)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert torch.get_num_threads() == threads
+
+
+def test_no_thread_is_left_behind(policy: NormalMLPPolicy) -> None:
+    before = threading.active_count()
+    with make_sampler(policy, num_workers=2) as sampler:
+        sampler.rollout(sampler.sample_tasks(2))
+    assert threading.active_count() == before
+
+
+def test_closed_sampler_says_so(sampler: MultiTaskSampler) -> None:
+    sampler.close()
+    sampler.close()
+    with pytest.raises(RuntimeError, match="closed; make a new one"):
+        sampler.sample_tasks(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": -1}, "num_workers must be an integer of at least 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"slots_per_task": 2}, "slots_per_task must divide batch_size, got 2 and 3"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
+        ({"seed": -1}, "a seed must be an integer"),
+        ({"seed": 2**32}, "a seed must be an integer"),
+    ],
+)
+def test_number_out_of_range_is_named(policy: NormalMLPPolicy, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_sampler(policy, **options)
+
+
+def test_environment_object_is_refused_with_the_remedy(policy: NormalMLPPolicy) -> None:
+    with closing(make_vector_env("2DNavigation-v0")) as env, pytest.raises(TypeError, match="pass its class"):
+        MultiTaskSampler(None, policy=policy, env=env)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_task_of_another_family_is_refused_by_name(policy: NormalMLPPolicy, num_workers: int) -> None:
+    with make_sampler(policy, num_workers=num_workers) as sampler:
+        with pytest.raises(TaskError, match="'direction'"):
+            sampler.rollout([{"direction": 1.0}])
+        assert len(sampler.rollout([{"goal": [0.1, 0.2]}])) == 1
+
+
+def test_bandits_have_episodes_of_one_pull() -> None:
+    with closing(make_vector_env("Bandit-K5-v0")) as env:
+        policy = get_policy_for_env(env, (), "tanh")
+    with MultiTaskSampler("Bandit-K5-v0", {}, 2, policy, seed=0, num_workers=0) as sampler:
+        episodes = sampler.rollout(sampler.sample_tasks(3))
+    assert episodes.lengths.tolist() == [[1, 1]] * 3
