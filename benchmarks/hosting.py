@@ -65,7 +65,10 @@ class Host:
         Raises:
             HostError: If it raises, or its process dies.
         """
-        self._connection.send((method, arguments))
+        try:
+            self._connection.send((method, arguments))
+        except OSError:
+            raise self._death() from None
         return self._receive()
 
     def close(self) -> None:
@@ -86,12 +89,15 @@ class Host:
     def _receive(self) -> Any:
         try:
             failure, result = self._connection.recv()
-        except EOFError:
-            self._process.join()
-            raise HostError(f"the process of {self.name} died with exit code {self._process.exitcode}") from None
+        except (EOFError, OSError):
+            raise self._death() from None
         if failure:
             raise HostError(f"{self.name} failed:\n{failure}")
         return result
+
+    def _death(self) -> HostError:
+        self._process.join()
+        return HostError(f"the process of {self.name} died with exit code {self._process.exitcode}")
 
 
 def _serve(connection: Connection, make: str, arguments: tuple[Any, ...]) -> None:

@@ -195,5 +195,7 @@ def _markdown(rows: Sequence[Row]) -> str:
     lines = ["| what | layout | unit | median | min | max |", "|---|---|---|---:|---:|---:|"]
     for row in rows:
         values = " | ".join(number(value) for value in (row.samples.median, row.samples.low, row.samples.high))
+        if len(row.samples.values) == 1:
+            values = f"{number(row.samples.median)} | |"
         lines.append(f"| {row.name} | {row.note} | {row.unit} | {values} |")
     return "\n".join(lines)

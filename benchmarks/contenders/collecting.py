@@ -49,7 +49,8 @@ class TaskPolicies:
 
     def noise(self) -> Float32:
         """Return noise for one wave, (T, slots, A), drawn in one call, which is the cheapest way."""
-        noise: Float32 = torch.randn(self._job.horizon, self._job.slots, self._size).numpy()
+        job = self._job
+        noise: Float32 = torch.randn(job.horizon, job.slots, self._size).mul_(job.noise_scale).numpy()
         return noise
 
     def of_tasks(self, tasks: slice) -> "ActingTasks":

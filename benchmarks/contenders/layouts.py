@@ -16,6 +16,7 @@ class Job:
         hidden_sizes: of the policy, tanh units.
         max_slots: environments that a contender holds at once; the tasks are collected in waves of whole tasks.
         seed: of policy and noise.
+        noise_scale: 0 makes the actions a function of the observations, which tests check.
     """
 
     num_tasks: int
@@ -24,6 +25,7 @@ class Job:
     hidden_sizes: tuple[int, ...] = (64, 64)
     max_slots: int = 160
     seed: int = 0
+    noise_scale: float = 1.0
 
     @property
     def steps(self) -> int:
@@ -55,6 +57,8 @@ class Workload:
         seed: of everything.
         num_workers: children; None for the default placement.
         env_kwargs: of the family.
+        adapted: each task under parameters adapted to it; otherwise under slightly different ones drawn at random,
+            which spares large workloads the memory of the adaptation.
     """
 
     env: str
@@ -65,6 +69,7 @@ class Workload:
     seed: int = 0
     num_workers: int | None = None
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    adapted: bool = True
 
     @property
     def slots(self) -> int:

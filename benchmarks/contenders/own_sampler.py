@@ -29,8 +29,8 @@ class OwnSampler:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
-        policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
-        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+        self._policy = policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
+        self._baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
         env.close()
         self.sampler = MultiTaskSampler(
             workload.env,
@@ -42,10 +42,7 @@ class OwnSampler:
             max_episode_steps=workload.horizon,
         )
         self.tasks = self.sampler.sample_tasks(workload.num_tasks)
-        episodes = self.sampler.rollout(self.tasks)
-        episodes.compute_advantages(baseline, gamma=0.99)
-        with torch.no_grad():
-            self.params = adapt(policy, episodes, step_size=0.1)
+        self.params = self._adapted() if workload.adapted else self._drawn()
 
     def sample(self) -> tuple[TaskEpisodes, PhaseStreams, float]:
         """Sample one phase; return its episodes, its streams, and the seconds until they were finished."""
@@ -58,6 +55,20 @@ class OwnSampler:
     def close(self) -> None:
         """End the sampler's children."""
         self.sampler.close()
+
+    def _adapted(self) -> dict[str, torch.Tensor]:
+        """Return what one gradient step for every task leads to."""
+        episodes = self.sampler.rollout(self.tasks)
+        episodes.compute_advantages(self._baseline, gamma=0.99)
+        with torch.no_grad():
+            return adapt(self._policy, episodes, step_size=0.1)
+
+    def _drawn(self) -> dict[str, torch.Tensor]:
+        """Return the policy's parameters, a little different for every task."""
+        random = torch.Generator().manual_seed(self.workload.seed)
+        with torch.no_grad():
+            stacked = self._policy.stack_parameters(self.workload.num_tasks)
+            return {name: value + 0.01 * torch.randn(value.shape, generator=random) for name, value in stacked.items()}
 
 
 class SamplerAndReplay:

@@ -3,30 +3,15 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
-import gymnasium
 import torch
 
 from benchmarks.contenders.layouts import Workload
+from benchmarks.contenders.own_training import FAST_LR, TRUST_REGION, make_training
 from benchmarks.measuring import Measurements
 from benchmarks.reference_update import ReferenceUpdate
-from maml_rl.baseline import LinearFeatureBaseline
-from maml_rl.envs.making import make_vector_env
 from maml_rl.episode import TaskEpisodes
-from maml_rl.metalearners import MAMLTRPO
-from maml_rl.policies import get_policy_for_env
 from maml_rl.profiling import StageTimer
-from maml_rl.samplers import MultiTaskSampler
-
-FAST_LR = 0.1
-TRUST_REGION: dict[str, Any] = {
-    "max_kl": 1e-2,
-    "cg_iters": 10,
-    "cg_damping": 1e-5,
-    "ls_max_steps": 15,
-    "ls_backtrack_ratio": 0.8,
-}
 
 
 class Iterations:
@@ -38,25 +23,10 @@ class Iterations:
     """
 
     def __init__(self, workload: Workload, num_steps: int) -> None:
-        self._workload, self._num_steps = workload, num_steps
-        env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
-        self._policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
-        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
-        env.close()
+        self._num_steps = num_steps
         self._timer = StageTimer()
-        self._sampler = MultiTaskSampler(
-            workload.env,
-            dict(workload.env_kwargs),
-            batch_size=workload.episodes_per_task,
-            policy=self._policy,
-            baseline=baseline,
-            seed=workload.seed,
-            num_workers=workload.num_workers,
-            max_episode_steps=workload.horizon,
-            timer=self._timer,
-        )
-        self._metalearner = MAMLTRPO(self._policy, FAST_LR)
-        self._initial = {name: param.detach().clone() for name, param in self._policy.named_parameters()}
+        self._training = make_training(workload, self._timer)
+        self._initial = {name: param.detach().clone() for name, param in self._training.policy.named_parameters()}
         self._episodes: tuple[list[TaskEpisodes], TaskEpisodes] | None = None
 
     def iterate(self) -> tuple[float, float, dict[str, float]]:
@@ -64,11 +34,10 @@ class Iterations:
         self._restore()
         self._timer.take()
         start = time.perf_counter()
-        tasks = self._sampler.sample_tasks(self._workload.num_tasks)
-        train, valid = self._sampler.sample(tasks, num_steps=self._num_steps, fast_lr=FAST_LR, gamma=0.99)
+        train, valid = self._training.sample(self._num_steps)
         sampled = time.perf_counter()
         with self._timer.stage("outer"):
-            self._metalearner.step(train, valid, **TRUST_REGION)
+            self._training.update(train, valid)
         updated = time.perf_counter()
         self._episodes = train, valid
         return sampled - start, updated - sampled, self._timer.take()
@@ -80,27 +49,32 @@ class Iterations:
         self._restore()
         train, valid = self._episodes
         start = time.perf_counter()
-        ReferenceUpdate(self._policy, train, valid, [FAST_LR] * self._num_steps).step(**TRUST_REGION)
+        ReferenceUpdate(self._training.policy, train, valid, [FAST_LR] * self._num_steps).step(**TRUST_REGION)
         return time.perf_counter() - start
 
     def close(self) -> None:
         """End the sampler's children."""
-        self._sampler.close()
+        self._training.sampler.close()
 
     def _restore(self) -> None:
         with torch.no_grad():
-            for name, param in self._policy.named_parameters():
+            for name, param in self._training.policy.named_parameters():
                 param.copy_(self._initial[name])
 
 
 class IterationAndReference:
-    """One iteration per turn, then the straightforward update on its episodes."""
+    """One iteration per turn, then the straightforward update on its episodes.
+
+    Args:
+        workload: what is sampled in every phase.
+        num_steps: inner gradient steps.
+    """
 
     def __init__(self, workload: Workload, num_steps: int) -> None:
         self._iterations = Iterations(workload, num_steps)
 
     def turn(self) -> Measurements:
-        """Return seconds by stage, "sampling", "update", "iteration" and "reference update"."""
+        """Return the seconds of the iteration, its two halves, the straightforward update, and every stage."""
         sampling, update, stages = self._iterations.iterate()
         return {
             "iteration": sampling + update,

@@ -1,0 +1,141 @@
+"""A thread that does to child processes what machines do: kills them, stops them, starves them."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from maml_rl.profiling import StageTimer
+
+KINDS = ("kill", "stop", "starve", "freeze")
+
+
+class RecoveryClock(StageTimer):
+    """A sampler's timer that notices when slots are sampled again after a child has been killed.
+
+    That is when the reset of all slots ends, and the victim is no longer among the children.
+
+    Attributes:
+        latencies: seconds from each kill to sampling again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latencies: list[float] = []
+        self.pids: Callable[[], Sequence[int]] = list
+        self._lock = threading.Lock()
+        self._victim, self._killed_at = 0, 0.0
+        self._recovered = threading.Event()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Notice the end of a reset; measure nothing else."""
+        yield
+        if name == "reset":
+            with self._lock:
+                if self._victim and self._victim not in self.pids():
+                    self.latencies.append(time.perf_counter() - self._killed_at)
+                    self._victim = 0
+                    self._recovered.set()
+
+    def kill(self, pid: int) -> None:
+        """Kill a child and start the clock."""
+        with self._lock:
+            self._victim, self._killed_at = pid, time.perf_counter()
+            self._recovered.clear()
+            os.kill(pid, signal.SIGKILL)
+
+    def wait_until_recovered(self, ended: threading.Event) -> None:
+        """Wait for sampling to go on after the last kill, or for `ended`."""
+        while not self._recovered.wait(0.05) and not ended.is_set():
+            continue
+
+    def forget(self) -> None:
+        """Stop the clock: sampling ends before it went on."""
+        with self._lock:
+            self._victim = 0
+            self._recovered.set()
+
+
+class Chaos(threading.Thread):
+    """Injects one fault after the other until it is told to end.
+
+    Args:
+        pids: returns the process ids of the children that there are now.
+        clock: the sampler's timer.
+        seed: of victims, kinds and pauses.
+        weights: how often each of `KINDS` comes.
+        longest_pause: seconds between faults, at most.
+        limit: faults, at most; None for no limit.
+
+    Attributes:
+        injected: number of faults by kind.
+    """
+
+    def __init__(
+        self,
+        pids: Callable[[], Sequence[int]],
+        clock: RecoveryClock,
+        *,
+        seed: int,
+        weights: Sequence[float],
+        longest_pause: float,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(daemon=True, name="chaos")
+        self._pids, self._clock = pids, clock
+        self._random = random.Random(seed)
+        self._weights, self._longest_pause, self._limit = weights, longest_pause, limit
+        self._ended = threading.Event()
+        self.injected = dict.fromkeys(KINDS, 0)
+
+    @property
+    def total(self) -> int:
+        """All faults so far."""
+        return sum(self.injected.values())
+
+    def run(self) -> None:
+        """Disturb; the thread's work."""
+        while not self._ended.wait(self._random.uniform(0.0, self._longest_pause)):
+            if self._limit is not None and self.total >= self._limit:
+                return
+            victims = self._pids()
+            if not victims:
+                continue
+            (kind,) = self._random.choices(KINDS, self._weights)
+            # It may have ended by itself since it was listed.
+            with contextlib.suppress(ProcessLookupError):
+                self._inject(kind, self._random.choice(victims))
+
+    def end(self) -> None:
+        """Inject no more, and undo what is under way."""
+        self._ended.set()
+        self.join()
+        self._clock.forget()
+
+    def _inject(self, kind: str, pid: int) -> None:
+        if kind == "kill":
+            self._clock.kill(pid)
+            self.injected[kind] += 1
+            self._clock.wait_until_recovered(self._ended)
+            return
+        os.kill(pid, signal.SIGSTOP)
+        self.injected[kind] += 1
+        if kind == "stop":
+            self._ended.wait(self._random.uniform(0.05, 1.0))
+        elif kind == "starve":
+            # A child that gets a fiftieth of its core.
+            for _ in range(20):
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.001)
+                os.kill(pid, signal.SIGSTOP)
+                self._ended.wait(0.05)
+        elif kind == "freeze":
+            # Never goes on; the parent has to notice that it hangs, and to end it.
+            while pid in self._pids() and not self._ended.wait(0.05):
+                continue
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,286 @@
+"""Trains while children are killed, stopped, starved and frozen at random, and looks whether anybody could tell.
+
+    python -m benchmarks.soak --minutes 60
+    python -m benchmarks.soak --kills 1000
+
+The same short training runs of several families are repeated over and over. Digests of all episodes and of the
+parameters after every update are compared with those of an undisturbed run in one process. With --kills, children are
+only killed, one after the other, and the time from each kill to sampling again is measured. The exit code is 1 if
+anything went wrong.
+"""
+
+import argparse
+import faulthandler
+import gc
+import hashlib
+import itertools
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from benchmarks.chaos import KINDS, Chaos, RecoveryClock
+from benchmarks.contenders.layouts import Workload
+from benchmarks.contenders.own_training import Training, make_training
+from benchmarks.measuring import Samples, machine
+from benchmarks.reporting import Report, Row, check_chart, chosen, common_options, finish, progress, save_figure
+from maml_rl.errors import ChildEnvTimeout
+
+FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
+FOUND = "What was found"
+RECOVERY = "From a kill to sampling again"
+GROWTH = "Growth from the first runs to the last"
+# More than any number of kills: here it is wanted that children die again and again.
+_MAX_RESTARTS = 1_000_000
+
+
+@dataclass(slots=True)
+class Findings:
+    """What has happened so far.
+
+    Attributes:
+        runs: training runs that have ended.
+        iterations: iterations that have ended.
+        timeouts: frozen children that the sampler reported, after which the iteration was repeated.
+        mismatches: iterations whose digest differs from the undisturbed run's.
+        hangs: iterations that did not end.
+        memory: bytes of this process after each run.
+        files: open files after each run.
+        children: processes that are left after each run.
+        last_progress: when the last iteration ended.
+    """
+
+    runs: int = 0
+    iterations: int = 0
+    timeouts: int = 0
+    mismatches: int = 0
+    hangs: int = 0
+    memory: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)
+    last_progress: float = field(default_factory=time.monotonic)
+
+    def take_stock(self) -> None:
+        """Note what this process holds now."""
+        gc.collect()
+        process = psutil.Process()
+        self.memory.append(process.memory_info().rss)
+        self.files.append(process.num_fds())
+        self.children.append(len(process.children(recursive=True)))
+
+
+class Soak:
+    """The runs, and the thread that disturbs them.
+
+    Args:
+        options: of the command.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._tell = progress(options)
+        self.clock = RecoveryClock()
+        self.clock.pids = self.pids
+        self.findings = Findings()
+        self._training: Training | None = None
+        kills_only = options.kills is not None
+        self.chaos = Chaos(
+            self.pids,
+            self.clock,
+            seed=options.seed,
+            weights=(1, 0, 0, 0) if kills_only else options.weights,
+            longest_pause=options.longest_pause,
+            limit=options.kills,
+        )
+
+    def pids(self) -> list[int]:
+        """Return the children of the run under way."""
+        return [] if self._training is None else self._training.sampler.pids
+
+    def run(self) -> None:
+        """Repeat the runs until time is up or the children have died often enough."""
+        workloads = [_workload(family, self._options) for family in self._options.families]
+        undisturbed = {workload.env: list(self._digests(replace(workload, num_workers=0))) for workload in workloads}
+        self.findings = Findings()
+        self.chaos.start()
+        started = time.monotonic()
+        try:
+            for workload in itertools.cycle(workloads):
+                for digest, expected in zip(self._digests(workload), undisturbed[workload.env], strict=True):
+                    self.findings.mismatches += digest != expected
+                self.findings.runs += 1
+                self.findings.take_stock()
+                self._tell(
+                    f"{time.monotonic() - started:6.0f} s  run {self.findings.runs}, {workload.env}: "
+                    f"{self.chaos.total} faults, {self.findings.timeouts} reported as hung, "
+                    f"{self.findings.mismatches} digest mismatches"
+                )
+                # Every family takes its turn before the end.
+                if self.findings.runs >= len(workloads) and self._over(started):
+                    return
+        finally:
+            self.chaos.end()
+
+    def watch(self, give_up: Callable[[], None]) -> None:
+        """Call `give_up` when no iteration has ended for too long; the work of a thread."""
+        while time.monotonic() - self.findings.last_progress < self._options.patience:
+            time.sleep(0.5)
+        self.findings.hangs += 1
+        faulthandler.dump_traceback(all_threads=True)
+        give_up()
+
+    def _over(self, started: float) -> bool:
+        if self._options.kills is not None:
+            return self.chaos.total >= int(self._options.kills)
+        return time.monotonic() - started >= 60.0 * float(self._options.minutes)
+
+    def _digests(self, workload: Workload) -> Iterator[str]:
+        """Train from the beginning, and yield a digest of everything after each iteration."""
+        training = make_training(
+            workload, self.clock, step_timeout=self._options.step_timeout, max_restarts=_MAX_RESTARTS
+        )
+        self._training = training if workload.num_workers != 0 else None
+        try:
+            for iteration in range(self._options.iterations):
+                yield self._iterate(training, iteration)
+                self.findings.iterations += 1
+                self.findings.last_progress = time.monotonic()
+        finally:
+            self._training = None
+            self.clock.forget()
+            training.sampler.close()
+
+    def _iterate(self, training: Training, iteration: int) -> str:
+        while True:
+            try:
+                train, valid = training.sample()
+                break
+            except ChildEnvTimeout:
+                self.findings.timeouts += 1
+                training.sampler.seek(iteration - 1)
+        training.update(train, valid)
+        digest = hashlib.sha256("".join(episodes.digest() for episodes in [*train, valid]).encode())
+        digest.update(torch.nn.utils.parameters_to_vector(training.policy.parameters()).detach().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = _parse(arguments)
+    check_chart(options)
+    facts = machine()
+    shared_memory, processes = _shared_files(), len(psutil.Process().children(recursive=True))
+    soak = Soak(options)
+
+    def report_hang() -> None:
+        _report(soak, facts, options, 0, 0)
+        sys.stdout.flush()
+        os._exit(1)
+
+    threading.Thread(target=soak.watch, args=(report_hang,), daemon=True, name="watch").start()
+    soak.run()
+    left = len(psutil.Process().children(recursive=True)) - processes
+    files = len(_shared_files() - shared_memory)
+    _report(soak, facts, options, left, files)
+    findings = soak.findings
+    if findings.mismatches or findings.hangs or left or files:
+        raise SystemExit(1)
+
+
+def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, left: int, files: int) -> None:
+    findings, chaos = soak.findings, soak.chaos
+    report = Report("soak", facts, chosen(options))
+
+    def found(name: str, value: float, note: str = "") -> None:
+        report.add(FOUND, Row(name, Samples([value]), "count", note))
+
+    for kind in KINDS:
+        found(f"faults injected: {kind}", chaos.injected[kind])
+    found("training runs", findings.runs, ", ".join(options.families))
+    found("iterations", findings.iterations)
+    found("children reported as hung", findings.timeouts, "then the iteration was repeated")
+    found("digest mismatches", findings.mismatches)
+    found("hangs", findings.hangs)
+    found("processes left", left)
+    found("files left in /dev/shm", files)
+    if soak.clock.latencies:
+        report.add(RECOVERY, Row("seconds", Samples(soak.clock.latencies), "s"))
+    for name, values, scale, unit in (
+        ("memory of the parent", findings.memory, 1e6, "MB"),
+        ("open files", findings.files, 1, "count"),
+        ("processes", findings.children, 1, "count"),
+    ):
+        if len(values) >= 3:
+            report.add(GROWTH, Row(name, Samples([growth(values) / scale]), unit))
+    finish(report, options, chart=lambda _, __: _chart(soak, report, options))
+
+
+def growth(values: list[int]) -> float:
+    """Return by how much the median of the last third exceeds that of the first, the very first run left out."""
+    settled = values[1:]
+    third = max(1, len(settled) // 3)
+    return statistics.median(settled[-third:]) - statistics.median(settled[:third])
+
+
+def _chart(soak: Soak, report: Report, options: argparse.Namespace) -> None:
+    """Draw how long recoveries took, and the memory over the runs."""
+    from matplotlib import pyplot
+
+    figure, (recovery, memory) = pyplot.subplots(1, 2, figsize=(9.0, 3.4), layout="constrained")
+    recovery.hist(soak.clock.latencies, bins=40, color="#4c72b0")
+    recovery.set_xlabel("seconds from a kill to sampling again", fontsize=8)
+    recovery.set_ylabel("kills", fontsize=8)
+    memory.plot([value / 1e6 for value in soak.findings.memory], color="#4c72b0")
+    memory.set_xlabel("training runs", fontsize=8)
+    memory.set_ylabel("memory of the parent, MB", fontsize=8)
+    memory.set_ylim(bottom=0.0)
+    for panel in (recovery, memory):
+        panel.tick_params(labelsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, report, options.chart)
+    pyplot.close(figure)
+
+
+def _workload(family: str, options: argparse.Namespace) -> Workload:
+    tasks, episodes, horizon = options.size
+    return Workload(family, tasks, episodes, horizon, (16,), options.seed, options.num_workers)
+
+
+def _shared_files() -> set[str]:
+    folder = Path("/dev/shm")
+    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = common_options((__doc__ or "").partition("\n")[0])
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, default=1.0, help="how long to go on, all kinds of faults mixed")
+    length.add_argument("--kills", type=int, help="instead, go on until so many children have been killed, one by one")
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), help="ids, each in its turn")
+    parser.add_argument("--iterations", type=int, default=10, help="of one training run")
+    parser.add_argument("--size", nargs=3, type=int, default=[4, 5, 50], metavar=("M", "B", "T"), help="of a phase")
+    parser.add_argument("--num-workers", type=int, default=2, help="children")
+    parser.add_argument("--step-timeout", type=float, default=3.0, help="seconds after which a child counts as hung")
+    parser.add_argument("--longest-pause", type=float, default=0.3, help="seconds between two faults, at most")
+    parser.add_argument(
+        "--weights", nargs=4, type=float, default=[10, 5, 2, 1], metavar=KINDS, help="how often each fault comes"
+    )
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds without progress that count as a hang")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.minutes, options.iterations = min(options.minutes, 0.1), 2
+        options.kills = None if options.kills is None else min(options.kills, 3)
+    if options.kills is None and options.minutes <= 0.0:
+        parser.error(f"--minutes must be positive, got {options.minutes}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Tables, JSON and the options that all benchmarks share."""
+
+import json
+
+import pytest
+
+from benchmarks.measuring import Samples
+from benchmarks.reporting import Report, Row, chosen, common_options, finish
+
+
+@pytest.fixture
+def report():
+    facts = {"command": "python -m x", "cpu": "Z80", "cores": 1, "python": "3", "versions": {"a": "1", "b": None}}
+    report = Report("x", {**facts, "load_before": 0.0}, {"repeats": 3})
+    report.add("Speed", Row("fast", Samples([1500.0, 2000.0, 2500.0]), "steps/s", "one process"))
+    report.add("Count", Row("faults", Samples([7.0]), "count"))
+    report.remarks.append("somebody was left out")
+    return report
+
+
+def test_text_has_median_minimum_and_maximum_and_one_number_for_one_value(report):
+    text = report.as_text()
+
+    assert "| fast | one process | steps/s | 2,000 | 1,500 | 2,500 |" in text
+    assert "| faults |  | count | 7 | | |" in text
+    assert "Z80, 1 cores, Python 3, a 1" in text
+    assert text.endswith("somebody was left out")
+
+
+def test_busy_machine_is_told_to_the_reader(report):
+    report.machine["load_before"] = 3.0
+
+    assert "expect noise" in report.as_text()
+
+
+def test_json_holds_every_value(report, tmp_path, capsys):
+    options = common_options("x").parse_args(["--json", str(tmp_path / "new" / "x.json")])
+
+    finish(report, options)
+
+    written = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert written["tables"]["Speed"][0]["values"] == [1500.0, 2000.0, 2500.0]
+    assert written["machine"]["versions"] == {"a": "1", "b": None}
+    assert capsys.readouterr().out.strip() == report.as_text()
+
+
+def test_chart_is_drawn(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    options = common_options("x").parse_args(["--chart", str(tmp_path / "x.svg")])
+
+    finish(report, options)
+
+    assert "fast" in (tmp_path / "x.svg").read_text()
+
+
+def test_settings_leave_out_where_results_go():
+    options = common_options("x").parse_args(["--json", "a", "--chart", "b", "--quick"])
+
+    assert chosen(options) == {"repeats": 5, "warmup": 1, "quick": True, "seed": 0}
