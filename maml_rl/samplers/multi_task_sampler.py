@@ -21,6 +21,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.rollout import rollout
 from maml_rl.samplers.vector_env import ChildLost, ParallelVectorEnv
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
+from maml_rl.threads import intra_op_threads
 
 Result = TypeVar("Result")
 
@@ -202,7 +203,8 @@ class MultiTaskSampler:
 
         def phase(params: Mapping[str, Tensor] | None) -> TaskEpisodes:
             episodes = self.rollout(tasks, params).to(device)
-            with self.timer.stage("advantages"):
+            # Many small operations: threads that wait for each other between them cost more than they give.
+            with self.timer.stage("advantages"), intra_op_threads(1):
                 episodes.compute_advantages(self.baseline, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
             return episodes
 
