@@ -1,0 +1,50 @@
+"""What numbers that are given to families must fulfil, told in one sentence where they do not."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def check_count(name: str, number: Any) -> int:
+    """Return `number`.
+
+    Raises:
+        ValueError: If it is not an integer of at least 1.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
+    return int(number)
+
+
+def check_number(name: str, number: Any) -> float:
+    """Return `number` as a float.
+
+    Raises:
+        ValueError: If it is not a finite real number.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not np.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, got {number!r}")
+    return float(number)
+
+
+def check_interval(low: Any, high: Any) -> tuple[float, float]:
+    """Return (low, high) as floats.
+
+    Raises:
+        ValueError: If one is not a finite number, or low is not below high.
+    """
+    interval = check_number("low", low), check_number("high", high)
+    if not interval[0] < interval[1]:
+        raise ValueError(f"low must be below high, got {low} and {high}")
+    return interval
+
+
+def check_choices(actions: NDArray[Any], count: int) -> None:
+    """Refuse actions that are not one of `count` choices.
+
+    Raises:
+        ValueError: If they are not integers in [0, count).
+    """
+    if not np.issubdtype(actions.dtype, np.integer) or actions.min() < 0 or actions.max() >= count:
+        raise ValueError(f"actions must be integers in [0, {count}), got {actions}")
