@@ -10,7 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.family import BatchedFamily, BatchOfOne
+from maml_rl.envs.arguments import check_count, check_number
+from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.family import BatchedFamily, to_all_slots
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
@@ -18,6 +20,8 @@ from maml_rl.seeding import SlotStreams
 
 class _BanditFamily(BatchedFamily):
     """What bandits share: k arms, one pull per episode, nothing to see."""
+
+    longest_episode = 1
 
     def __init__(
         self,
@@ -44,7 +48,9 @@ class _BanditFamily(BatchedFamily):
         return [{"mean": mean} for mean in random.uniform(size=(num_tasks, self.k))]
 
     @abstractmethod
-    def _pull(self, means: NDArray[np.float64], streams: SlotStreams) -> NDArray[np.float64]:
+    def _pull(
+        self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> NDArray[np.float64]:
         """Return one reward per slot from the means of the pulled arms."""
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
@@ -53,9 +59,8 @@ class _BanditFamily(BatchedFamily):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], bool]:
-        check_actions(actions, self.k)
-        means = np.take_along_axis(self.tasks["mean"], actions.reshape(-1, 1), axis=1)[:, 0]
-        rewards = self._pull(means, streams)
+        means = self.tasks["mean"][np.arange(self.num_envs), actions]
+        rewards = self._pull(means, active, streams)
         self._reward_terms = {"reward_arm": rewards}
         return rewards, True
 
@@ -70,7 +75,7 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         num_envs: number of slots.
         k: number of arms.
         task: `{"mean": (k,)}`, probabilities.
-        max_episode_steps: has no effect: an episode is one pull.
+        max_episode_steps: steps after which an episode is truncated; it terminates with its first step anyway.
         render_mode: None.
     """
 
@@ -85,12 +90,14 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        check_positive("k", k)
+        check_count("k", k)
         entry = TaskEntry((k,), "probabilities in [0, 1]", lambda mean: bool(((mean >= 0) & (mean <= 1)).all()))
         super().__init__(num_envs, k, entry, task, max_episode_steps, render_mode)
 
-    def _pull(self, means: NDArray[np.float64], streams: SlotStreams) -> NDArray[np.float64]:
-        return (streams.uniform(1)[:, 0] < means).astype(np.float64)
+    def _pull(
+        self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> NDArray[np.float64]:
+        return (to_all_slots(streams.uniform(1, active), active)[:, 0] < means).astype(np.float64)
 
 
 class GaussianBanditVectorEnv(_BanditFamily):
@@ -101,7 +108,7 @@ class GaussianBanditVectorEnv(_BanditFamily):
         k: number of arms.
         std: standard deviation of every arm.
         task: `{"mean": (k,)}`.
-        max_episode_steps: has no effect: an episode is one pull.
+        max_episode_steps: steps after which an episode is truncated; it terminates with its first step anyway.
         render_mode: None.
     """
 
@@ -117,14 +124,16 @@ class GaussianBanditVectorEnv(_BanditFamily):
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        check_positive("k", k)
-        if not std >= 0.0:
+        check_count("k", k)
+        if check_number("std", std) < 0.0:
             raise ValueError(f"std must not be negative, got {std}")
-        self.std = std
+        self.std = float(std)
         super().__init__(num_envs, k, TaskEntry((k,)), task, max_episode_steps, render_mode)
 
-    def _pull(self, means: NDArray[np.float64], streams: SlotStreams) -> NDArray[np.float64]:
-        return means + self.std * streams.normal(1)[:, 0]
+    def _pull(
+        self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> NDArray[np.float64]:
+        return means + self.std * to_all_slots(streams.normal(1, active), active)[:, 0]
 
 
 class BernoulliBanditEnv(BatchOfOne):
@@ -137,15 +146,3 @@ class GaussianBanditEnv(BatchOfOne):
     """One slot of `GaussianBanditVectorEnv`."""
 
     family_class = GaussianBanditVectorEnv
-
-
-def check_positive(name: str, number: int) -> None:
-    """Raise ValueError unless `number` is at least 1."""
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-
-
-def check_actions(actions: NDArray[Any], count: int) -> None:
-    """Raise ValueError unless all actions are integers in [0, count)."""
-    if not np.issubdtype(actions.dtype, np.integer) or actions.min() < 0 or actions.max() >= count:
-        raise ValueError(f"actions must be integers in [0, {count}), got {actions}")

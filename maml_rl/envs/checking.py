@@ -1,6 +1,8 @@
 """Tells the author of an environment what it still needs to be a task family."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -8,43 +10,63 @@ import numpy as np
 
 from maml_rl.envs.meta_env import array_layout
 
+_DUTIES = {
+    "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",
+    "reset_task": "reset_task(task), which takes effect at the next step and survives reset",
+}
+_UNKNOWN_ENTRY = "no_task_has_this_entry"
+# In some families two tasks often give the same rewards (a coin that fell alike); not for as many seeds as this.
+_SEEDS_TO_TELL_TASKS_APART = 20
+
 
 def require_meta_env(env: Any) -> None:
     """Raise unless `env` has what sampling needs.
 
     Raises:
-        TypeError: If it is no `gymnasium.Env`, a method is missing, or a space is not supported; the message names it.
+        TypeError: If it is no `gymnasium.Env`, a method is missing, or a space is not supported; the message lists all
+            that is missing.
     """
     if not isinstance(env, gymnasium.Env):
-        raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}; derive the class from gymnasium.Env")
-    for name, duty in (
-        ("sample_tasks", "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random"),
-        ("reset_task", "reset_task(task), which takes effect at the next step and survives reset"),
-    ):
-        find_method(env, name, duty)
+        name = getattr(env, "__name__", type(env).__name__)
+        raise TypeError(f"expected a gymnasium.Env, got {name}; derive the class from gymnasium.Env")
+    missing = list(_what_is_missing(env))
+    if missing:
+        raise TypeError(f"{type(env.unwrapped).__name__} is no task family: {'; '.join(missing)}")
+
+
+def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+    for name, duty in _DUTIES.items():
+        if _method(env, name) is None:
+            yield f"it lacks {duty}"
     for kind in ("observation", "action"):
+        space = getattr(env, f"{kind}_space", None)
+        if space is None:
+            yield f"it lacks the attribute {kind}_space, a Box or Discrete of gymnasium.spaces"
+            continue
         try:
-            array_layout(getattr(env, f"{kind}_space"))
+            array_layout(space)
         except TypeError as error:
-            raise TypeError(f"{kind} space of {type(env.unwrapped).__name__}: {error}") from None
+            yield f"as its {kind} space it has an {error}"
 
 
-def find_method(env: gymnasium.Env[Any, Any], name: str, duty: str = "") -> Callable[..., Any]:
+def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
     """Return a method of `env`, also where wrappers hide it.
 
     Raises:
         TypeError: If there is none.
     """
+    method = _method(env, name)
+    if method is None:
+        raise TypeError(f"{type(env.unwrapped).__name__} is no task family: it lacks {_DUTIES.get(name, name)}")
+    return method
+
+
+def _method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any] | None:
     try:
         method = env.get_wrapper_attr(name)
     except AttributeError:
-        method = None
-    if not callable(method):
-        raise TypeError(
-            f"{type(env.unwrapped).__name__} is no task family: it lacks {duty or name}; "
-            "maml_rl.envs.check_meta_env tells everything that is missing"
-        )
-    return method  # type: ignore[no-any-return]
+        return None
+    return method if callable(method) else None
 
 
 def check_meta_env(env: gymnasium.Env[Any, Any], num_tasks: int = 3, seed: int = 0) -> None:
@@ -54,46 +76,90 @@ def check_meta_env(env: gymnasium.Env[Any, Any], num_tasks: int = 3, seed: int =
 
     Args:
         env: one environment, not a vector.
-        num_tasks: how many tasks to try.
+        num_tasks: how many tasks to try, at least 2.
         seed: for resets.
 
     Raises:
-        TypeError: If something is missing.
+        TypeError: If something is missing; the message lists all that is.
         AssertionError: If something is there and misbehaves; the message says what was expected.
     """
     require_meta_env(env)
+    states = _global_random_states()
     sample_tasks, reset_task = find_method(env, "sample_tasks"), find_method(env, "reset_task")
+    tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
+    for task in tasks:
+        reset_task(task)
+        first = _episode(env, seed)
+        _expect(_same(first, _episode(env, seed)), "the same seed, task and actions must repeat an episode")
+        env.reset(seed=seed + 1)
+        env.reset()
+        _expect(_same(first, _episode(env, seed)), "a task must survive reset: only reset_task may change it")
+    _check_tasks_differ(env, reset_task, tasks, seed)
+    reset_task(tasks[0])
+    first = _episode(env, seed)
+    _check_refuses_malformed(reset_task, tasks[0])
+    _expect(_same(first, _episode(env, seed)), "reset_task must leave the task as it was when it refuses another")
+    _expect(
+        _same(states, _global_random_states()),
+        "the environment must draw from self.np_random, never from the global states of random and numpy.random",
+    )
+
+
+def _check_sample_tasks(
+    env: gymnasium.Env[Any, Any], sample_tasks: Callable[..., Any], num_tasks: int, seed: int
+) -> list[dict[str, Any]]:
     env.reset(seed=seed)
     tasks = list(sample_tasks(num_tasks))
     _expect(len(tasks) == num_tasks, f"sample_tasks({num_tasks}) must return {num_tasks} tasks, got {len(tasks)}")
     for task in tasks:
         _expect(isinstance(task, dict), f"a task must be a dict, got {type(task).__name__}")
+        for name, value in task.items():
+            _expect(isinstance(name, str), f"the entries of a task must have strings as names, got {name!r}")
+            plain = np.asarray(value).dtype.kind in "biufU"
+            _expect(plain, f"a task holds numbers and arrays, so that it can be stored; entry {name!r} is {value!r}")
     env.reset(seed=seed)
-    _expect(_same(tasks, sample_tasks(num_tasks)), "sample_tasks must repeat after reset(seed=...): draw from self.np_random")
-    _check_randomness(env, sample_tasks, num_tasks, seed)
-    for task in tasks:
-        reset_task(task)
-        before = _episode(env, seed)
-        _expect(_same(before, _episode(env, seed)), "reset(seed=...) with the same task and actions must repeat an episode")
-    reset_task(tasks[0])
-    first = _episode(env, seed)
-    env.reset(seed=seed + 1)
-    _expect(_same(first, _episode(env, seed)), "a task must survive reset: only reset_task may change it")
-    try:
-        reset_task({"no such entry": 0.0})
-    except (ValueError, KeyError):
-        pass
-    else:
-        raise AssertionError("reset_task must refuse a task with unknown entries by raising a ValueError that names the entry")
+    _expect(
+        _same(tasks, list(sample_tasks(num_tasks))),
+        "sample_tasks must repeat after reset(seed=...): call super().reset(seed=seed), and draw from self.np_random",
+    )
+    _expect(
+        any(not _same(first, other) for first, other in pairwise(tasks)),
+        f"sample_tasks({num_tasks}) must draw different tasks, got the same each time",
+    )
+    return tasks
 
 
-def _check_randomness(env: gymnasium.Env[Any, Any], sample_tasks: Callable[..., Any], num_tasks: int, seed: int) -> None:
-    state = np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
-    env.reset(seed=seed)
-    sample_tasks(num_tasks)
-    _episode(env, seed)
-    unchanged = np.array_equal(state, np.random.get_state()[1])  # type: ignore[index]
-    _expect(unchanged, "the environment must draw from self.np_random, never from the global np.random")
+def _check_tasks_differ(
+    env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], tasks: list[dict[str, Any]], seed: int
+) -> None:
+    for offset in range(_SEEDS_TO_TELL_TASKS_APART):
+        episodes = []
+        for task in tasks:
+            reset_task(task)
+            episodes.append(_episode(env, seed + offset))
+        if any(not _same(first, other) for first, other in pairwise(episodes)):
+            return
+    raise AssertionError(
+        "every task gave the same episodes: reset_task must change rewards or dynamics, and reset must not undo that"
+    )
+
+
+def _check_refuses_malformed(reset_task: Callable[..., Any], task: dict[str, Any]) -> None:
+    for malformed in ({**task, _UNKNOWN_ENTRY: 0.0}, {}):
+        try:
+            reset_task(malformed)
+        except ValueError:
+            continue
+        except Exception as error:
+            raise AssertionError(
+                f"reset_task must refuse the task {malformed} by a ValueError that names the entry, got {error!r}"
+            ) from error
+        raise AssertionError(f"reset_task must refuse the task {malformed} by a ValueError that names the entry")
+
+
+def _global_random_states() -> list[Any]:
+    kind, keys, *place = np.random.get_state(legacy=True)
+    return [kind, keys, place, random.getstate()]
 
 
 def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> list[Any]:
@@ -102,7 +168,7 @@ def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> lis
     history: list[Any] = [np.array(observation)]
     for _ in range(num_steps):
         observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        _expect(np.isfinite(reward), f"rewards must be finite, got {reward}")
+        _expect(np.isfinite(float(reward)), f"rewards must be finite, got {reward}")
         history += [np.array(observation), float(reward), terminated, truncated]
         if terminated or truncated:
             break
@@ -110,8 +176,9 @@ def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> lis
 
 
 def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, dict):
-        return isinstance(second, dict) and first.keys() == second.keys() and all(_same(first[k], second[k]) for k in first)
+    if isinstance(first, Mapping):
+        same_names = isinstance(second, Mapping) and first.keys() == second.keys()
+        return same_names and all(_same(first[name], second[name]) for name in first)
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
     return bool(np.array_equal(first, second))
@@ -120,5 +187,3 @@ def _same(first: Any, second: Any) -> bool:
 def _expect(condition: bool | np.bool_, message: str) -> None:
     if not condition:
         raise AssertionError(message)
-
-

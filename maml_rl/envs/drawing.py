@@ -1,6 +1,6 @@
 """Discs and lines on a small picture, for the families that have no renderer of their own."""
 
-from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,15 @@ class Canvas:
         self._reach = reach
         self._rows, self._columns = np.mgrid[:size, :size]
 
-    def disc(self, centre: Sequence[float], radius: int, colour: Colour) -> None:
+    def disc(self, centre: NDArray[np.float64], radius: int, colour: Colour) -> None:
         """Fill a disc; `radius` in pixels."""
-        row, column = self._to_pixel(np.asarray(centre))
+        row, column = self._to_pixel(centre)
         self.pixels[(self._rows - row) ** 2 + (self._columns - column) ** 2 <= radius**2] = colour
 
     def line(self, points: NDArray[np.float64], colour: Colour) -> None:
         """Connect `points` (n, 2)."""
         size = len(self.pixels)
-        for start, stop in zip(points[:-1], points[1:], strict=True):
+        for start, stop in pairwise(points):
             ends = np.array([self._to_pixel(start), self._to_pixel(stop)])
             count = int(np.abs(ends[1] - ends[0]).max()) + 1
             rows, columns = np.rint(np.linspace(ends[0], ends[1], count)).astype(int).T

@@ -1,8 +1,7 @@
-"""`BatchedFamily`: what all array-code families share, written once for N slots; `BatchOfOne`: the same as a `gymnasium.Env`."""
+"""`BatchedFamily`: what all array-code families share, written once for N slots."""
 
 from __future__ import annotations
 
-import secrets
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,7 +13,9 @@ from gymnasium.utils import seeding
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, Seeds, StepBuffers, Task, slot_seeds
+from maml_rl.envs.arguments import check_choices, check_count
+from maml_rl.envs.batch_of_one import BatchOfOne as BatchOfOne
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, read_reset_mask, slot_seeds
 from maml_rl.envs.tasks import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.seeding import SlotStreams
 
@@ -25,7 +26,8 @@ _DEFAULT_TASK_SEED = 0
 class BatchedFamily(MetaVectorEnv):
     """Base of the families whose dynamics, reward and observation are array code over slots.
 
-    A family sets its spaces and task entries, and implements `draw_tasks`, `_reset_slots`, `_step_slots` and `_write_observations`.
+    A family sets its spaces and task entries, and implements `draw_tasks`, `_reset_slots`, `_step_slots` and
+    `_write_observations`.
 
     Args:
         num_envs: N, at least 1.
@@ -41,6 +43,8 @@ class BatchedFamily(MetaVectorEnv):
     """
 
     task_description: ClassVar[str]
+    # The step by which every episode has terminated by itself; None where none need ever.
+    longest_episode: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -53,9 +57,9 @@ class BatchedFamily(MetaVectorEnv):
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        for name, number in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_count("num_envs", num_envs)
+        if max_episode_steps is not None:
+            check_count("max_episode_steps", max_episode_steps)
         if render_mode not in (None, *self.metadata.get("render_modes", ())):
             raise ValueError(
                 f"{type(self).__name__} has no render_mode {render_mode!r}; it has {self.metadata.get('render_modes')}"
@@ -64,7 +68,9 @@ class BatchedFamily(MetaVectorEnv):
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space = batch_space(observation_space, num_envs)
         self.action_space = batch_space(action_space, num_envs)
-        self.max_episode_steps, self.render_mode = max_episode_steps, render_mode
+        self._time_limit, self.render_mode = max_episode_steps, render_mode
+        limits = [limit for limit in (max_episode_steps, self.longest_episode) if limit is not None]
+        self.max_episode_steps = min(limits, default=None)
         self.entries = dict(entries)
         self.parts = (slice(0, num_envs),)
         self.physics_seconds = np.zeros(1)
@@ -73,6 +79,7 @@ class BatchedFamily(MetaVectorEnv):
         self._streams: SlotStreams | None = None
         self._sent: NDArray[Any] | None = None
         self._reward_terms: dict[str, NDArray[np.float64]] = {}
+        self._acted = np.zeros(num_envs, np.bool_)
         default = task if task is not None else self.sample_default_task()
         self.reset_task([default] * num_envs)
 
@@ -90,8 +97,16 @@ class BatchedFamily(MetaVectorEnv):
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_] | bool]:
         """Step the active slots (None: all), leave the state of the others alone.
 
+        What a slot draws must come from its own stream, and only in steps in which it is active.
+
+        Args:
+            actions: (N, *act), not clipped; zeros for inactive slots.
+            active: (N,) or None.
+            streams: one for each slot.
+
         Returns:
-            Rewards (N,) and whether each slot terminated; what they hold for inactive slots has no meaning.
+            Rewards (N,) and whether each slot terminated; what they hold for inactive slots has no meaning. What the
+            rewards are made of goes into `self._reward_terms`, (N,) by name.
         """
 
     @abstractmethod
@@ -138,16 +153,18 @@ class BatchedFamily(MetaVectorEnv):
         Returns:
             Observations (N, *obs), the caller's own, and infos.
         """
-        mask = _read_mask(options, self.num_envs)
+        mask = read_reset_mask(options, self.num_envs)
+        if mask is not None and self._streams is None:
+            raise ResetNeeded("the first reset must be of all slots; call reset without reset_mask first")
         seeds = slot_seeds(seed, self.num_envs)
         first = next((entry for entry in seeds if entry is not None), None)
         if first is not None:
             self._np_random, self._np_random_seed = seeding.np_random(first)
         if self._streams is None:
-            self._streams = SlotStreams([secrets.randbits(63) for _ in range(self.num_envs)])
+            self._streams = SlotStreams(self.np_random.integers(2**63, size=self.num_envs))
         seeded = np.array([entry is not None for entry in seeds]) & (True if mask is None else mask)
         if seeded.any():
-            self._streams.reseed([entry for entry, use in zip(seeds, seeded, strict=True) if use], seeded)
+            self._streams.reseed(np.array([entry or 0 for entry in seeds], np.uint64)[seeded], seeded)
         self._reset(mask)
         return self.buffers.observations.copy(), self._infos()
 
@@ -163,16 +180,22 @@ class BatchedFamily(MetaVectorEnv):
         self._elapsed[where] = 0
         self._reset_slots(mask, self._streams)
         self._reward_terms = {}
-        self.buffers.rewards[:] = 0.0
+        self._acted[:] = False
+        self._acted[where] = True
+        self.buffers.rewards[where] = 0.0
         self.buffers.terminated[where] = False
         self.buffers.truncated[where] = False
         self._write_observations(self.buffers.observations)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Take the actions of all slots (N, *act); `step_recv` runs the step."""
+        """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
         if self._streams is None:
             raise ResetNeeded("cannot step before the first reset; call reset first")
-        self._sent = np.asarray(actions)
+        if self._sent is not None:
+            raise RuntimeError("the step before has not been received; call step_recv first")
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+        self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Run the step and write the buffers; see `MetaVectorEnv`."""
@@ -181,7 +204,13 @@ class BatchedFamily(MetaVectorEnv):
         actions, self._sent = self._sent, None
         buffers = self.buffers
         over = buffers.terminated | buffers.truncated
-        active = ~over if over.any() else None
+        np.logical_not(over, out=self._acted)
+        active = self._acted if over.any() else None
+        if active is not None:
+            # What a frozen slot is told, even NaN or an arm that there is not, must not reach the family's arithmetic.
+            actions = np.where(active.reshape(-1, *(1,) * (actions.ndim - 1)), actions, np.zeros_like(actions))
+        if isinstance(self.single_action_space, spaces.Discrete):
+            check_choices(actions, int(self.single_action_space.n))
         rewards, terminated = self._step_slots(actions, active, self._streams)
         self._write_observations(buffers.observations)
         if active is None:
@@ -192,8 +221,9 @@ class BatchedFamily(MetaVectorEnv):
             buffers.rewards[:] = np.where(active, rewards, 0.0)
             buffers.terminated |= active & terminated
             self._elapsed += active
-        if self.max_episode_steps is not None:
-            np.logical_and(self._elapsed >= self.max_episode_steps, ~buffers.terminated, out=buffers.truncated)
+        if self._time_limit is not None:
+            # As Gymnasium's TimeLimit: an episode that terminates in its last step is truncated, too.
+            np.greater_equal(self._elapsed, self._time_limit, out=buffers.truncated)
         return [0]
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
@@ -203,72 +233,22 @@ class BatchedFamily(MetaVectorEnv):
         return tuple(self._render_slot(slot) for slot in range(self.num_envs))
 
     def _infos(self) -> dict[str, Any]:
-        terms = {name: np.array(values, np.float64) for name, values in self._reward_terms.items()}
-        return {**terms, "task": {name: values.copy() for name, values in self.tasks.items()}}
+        """Return reward terms and tasks in Gymnasium's way: `_name` tells which slots have a `name`."""
+        terms = {name: np.where(self._acted, values, 0.0) for name, values in self._reward_terms.items()}
+        return self._with_masks({**terms, "task": self._with_masks(self.tasks)})
+
+    def _with_masks(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: entry
+            for name, value in values.items()
+            for key, entry in ((name, value.copy()), (f"_{name}", self._acted.copy()))
+        }
 
 
-def _read_mask(options: Mapping[str, Any] | None, num_envs: int) -> NDArray[np.bool_] | None:
-    if not options or options.get("reset_mask") is None:
-        return None
-    mask = np.asarray(options["reset_mask"])
-    if mask.dtype != np.bool_ or mask.shape != (num_envs,):
-        raise ValueError(f"reset_mask must be a boolean array of shape ({num_envs},), got {mask.dtype} {mask.shape}")
-    return mask
-
-
-class BatchOfOne(MetaEnv):
-    """A family of one slot as a `gymnasium.Env`, bit-identical to a slot of the vector environment.
-
-    It never truncates: `gymnasium.make` wraps it in the time limit that its id is registered with.
-
-    Args:
-        **kwargs: of the family.
-    """
-
-    family_class: ClassVar[type[BatchedFamily]]
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium declares it an instance variable
-
-    def __init__(self, **kwargs: Any) -> None:
-        self._family = self.family_class(1, **{"max_episode_steps": None, **kwargs})
-        self.observation_space = self._family.single_observation_space
-        self.action_space = self._family.single_action_space
-        self.render_mode = self._family.render_mode
-
-    def sample_tasks(self, num_tasks: int) -> list[Task]:
-        """Draw tasks of the family from `np_random`."""
-        return self._family.draw_tasks(self.np_random, num_tasks)
-
-    def reset_task(self, task: Task) -> None:
-        """Become the member of the family that `task` describes, from the next step on and over resets.
-
-        Raises:
-            TaskError: If an entry is missing, unknown, or malformed; the message names it.
-        """
-        self._family.reset_task([task])
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode; see `gymnasium.Env.reset`."""
-        super().reset(seed=seed)
-        observations, infos = self._family.reset(seed=seed)
-        return observations[0], _first_slot(infos)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step once; see `gymnasium.Env.step`."""
-        observations, rewards, terminated, truncated, infos = self._family.step(np.asarray(action)[None])
-        return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _first_slot(infos)
-
-    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
-        """Return a picture (height, width, 3), or None without a render mode."""
-        frames = self._family.render()
-        return None if frames is None else frames[0]
-
-    def close(self) -> None:
-        """Release what the family holds."""
-        self._family.close()
-
-
-def _first_slot(infos: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _first_slot(values) if isinstance(values, Mapping) else np.array(values[0]) if values[0].ndim else float(values[0])
-        for name, values in infos.items()
-    }
+def to_all_slots(numbers: NDArray[np.float64], active: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Return what was drawn for the active slots (None: all) as (N, ...), with zeros for the others."""
+    if active is None:
+        return numbers
+    spread = np.zeros((len(active), *numbers.shape[1:]))
+    spread[active] = numbers
+    return spread

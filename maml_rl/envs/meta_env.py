@@ -1,12 +1,13 @@
 """The contract of environments whose task can be changed: `MetaEnv` for one, `MetaVectorEnv` for many slots.
 
-Words: N slots, each one environment instance with a task of its own. A task is plain data, a dict of numbers and arrays.
+Words: N slots, each one environment instance with a task of its own. A task is plain data: a dict of numbers and
+arrays.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,10 @@ def array_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[An
     """
     if not isinstance(space, spaces.Box | spaces.Discrete):
         raise TypeError(
-            f"unsupported space {space}: expected Box or Discrete; flatten it with gymnasium.wrappers.FlattenObservation"
+            f"unsupported space {space}: expected Box or Discrete; gymnasium.wrappers.FlattenObservation flattens "
+            "observations"
         )
-    return space.shape, np.dtype(space.dtype)
+    return space.shape or (), np.dtype(space.dtype)
 
 
 class MetaEnv(gymnasium.Env[Any, Any], ABC):
@@ -80,13 +82,13 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
 class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     """N slots, each with a task of its own; the one interface that `rollout` knows.
 
-    There is no autoreset: a slot whose episode is over stays as it is until the next reset. Its observation is the final
-    one, its rewards are 0, `terminated` or `truncated` stays set, and its actions are ignored.
+    There is no autoreset: a slot whose episode is over stays as it is until the next reset. Its observation is the
+    final one, its rewards are 0, `terminated` or `truncated` stays set, and its actions are ignored.
 
     Attributes:
         buffers: what every reset and step writes.
         parts: ranges of slots that are stepped independently of each other; one range here, one per child elsewhere.
-        max_episode_steps: steps after which an episode is truncated; None for never.
+        max_episode_steps: steps of the longest possible episode; None if there is no limit.
         physics_seconds: (len(parts),) seconds spent stepping and resetting so far.
     """
 
@@ -126,7 +128,8 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Wait for steps that were started, and return whose results are in the buffers.
 
         Args:
-            timeout: None to wait for all of `indices`; else seconds after which those that have answered, at least one, do.
+            timeout: None to wait for all of `indices`; else seconds after which those that have answered do, at least
+                one.
             indices: which parts to wait for; all that were started by default.
         """
 
@@ -140,8 +143,11 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
             Observations, rewards, terminated, truncated, and infos.
         """
         actions = np.asarray(actions)
-        if len(actions) != self.num_envs:
-            raise ValueError(f"expected one action for each of the {self.num_envs} slots, got {len(actions)}")
+        if actions.shape != self.action_space.shape:
+            raise ValueError(
+                f"expected one action for each of the {self.num_envs} slots, {self.action_space.shape} in all, "
+                f"got the shape {actions.shape}"
+            )
         for index, part in enumerate(self.parts):
             self.step_send(index, actions[part])
         self.step_recv()
@@ -160,19 +166,33 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
-    """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means a fresh one from the system.
+    """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means to go on unseeded.
 
     Raises:
-        ValueError: If a sequence does not have one seed per slot, or a seed is negative.
+        ValueError: If a sequence does not have one seed per slot, or a seed is not an integer in [0, 2**63).
     """
     if seed is None:
         return [None] * num_envs
-    if isinstance(seed, int | np.integer):
-        seeds: list[int | None] = [int(seed) + slot for slot in range(num_envs)]
-    else:
-        seeds = [None if entry is None else int(entry) for entry in seed]
+    seeds = [seed + slot for slot in range(num_envs)] if isinstance(seed, int | np.integer) else list(seed)
     if len(seeds) != num_envs:
         raise ValueError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
-    if any(entry is not None and entry < 0 for entry in seeds):
-        raise ValueError(f"seeds must not be negative, got {seed}")
-    return seeds
+    for entry in seeds:
+        if entry is not None and not (isinstance(entry, int | np.integer) and 0 <= entry < 2**63):
+            raise ValueError(f"a seed must be an integer in [0, 2**63), got {entry!r}")
+    return [None if entry is None else int(entry) for entry in seeds]
+
+
+def read_reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> NDArray[np.bool_] | None:
+    """Return `options["reset_mask"]`, which slots to reset; None for all.
+
+    Raises:
+        ValueError: If it is not a boolean array (N,) with at least one True.
+    """
+    if not options or options.get("reset_mask") is None:
+        return None
+    mask = np.asarray(options["reset_mask"])
+    if mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
+        raise ValueError(
+            f"reset_mask must be a boolean array of shape ({num_envs},), True for at least one slot, got {mask!r}"
+        )
+    return mask

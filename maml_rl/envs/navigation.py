@@ -9,14 +9,18 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from maml_rl.envs.arguments import check_interval
+from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.drawing import Canvas
-from maml_rl.envs.family import BatchedFamily, BatchOfOne
+from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 _STEP = 0.1
 _ARRIVED = 0.01
+
+START_COLOUR, GOAL_COLOUR, PATH_COLOUR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
 
 
 class Navigation2DVectorEnv(BatchedFamily):
@@ -33,7 +37,7 @@ class Navigation2DVectorEnv(BatchedFamily):
         render_mode: None or "rgb_array".
 
     Raises:
-        ValueError: If low is not below high.
+        ValueError: If a number is out of range or low is not below high.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
@@ -49,11 +53,7 @@ class Navigation2DVectorEnv(BatchedFamily):
         max_episode_steps: int | None = 100,
         render_mode: str | None = None,
     ) -> None:
-        if not low < high:
-            raise ValueError(f"low must be below high, got {low} and {high}")
-        self.low, self.high = low, high
-        self._position = np.zeros((num_envs, 2))
-        self._paths: list[NDArray[np.float64]] = []
+        self.low, self.high = check_interval(low, high)
         super().__init__(
             num_envs,
             spaces.Box(-np.inf, np.inf, (2,), np.float32),
@@ -63,23 +63,30 @@ class Navigation2DVectorEnv(BatchedFamily):
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
         )
+        self._position = np.zeros((num_envs, 2))
+        # Where all slots were after every step, and at which of these entries each slot's episode began.
+        self._paths: list[NDArray[np.float64]] = []
+        self._path_starts = np.zeros(num_envs, np.int64)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw goals from the square."""
         return [{"goal": goal} for goal in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
-        self._position[slice(None) if mask is None else mask] = 0.0
-        self._paths = [self._position.copy()] if self.render_mode else []
+        where = slice(None) if mask is None else mask
+        self._position[where] = 0.0
+        if self.render_mode:
+            self._path_starts[where] = len(self._paths)
+            self._paths.append(self._position.copy())
+            oldest = int(self._path_starts.min())
+            self._path_starts -= oldest
+            del self._paths[:oldest]
 
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         # np.clip has a Python layer that costs more than these two calls.
-        moves = np.minimum(np.maximum(actions, -_STEP), _STEP)
-        if active is not None:
-            moves = moves * active[:, None]
-        self._position += moves
+        self._position += np.minimum(np.maximum(actions, -_STEP), _STEP)
         offset = self._position - self.tasks["goal"]
         if self.render_mode:
             self._paths.append(self._position.copy())
@@ -92,14 +99,15 @@ class Navigation2DVectorEnv(BatchedFamily):
         out[:] = self._position
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
-        path = np.array([positions[slot] for positions in self._paths]).reshape(-1, 2)
-        reach = 1.2 * max(abs(self.low), abs(self.high), float(np.abs(path).max(initial=0.0)))
-        canvas = Canvas(size=256, reach=reach)
-        canvas.disc((0.0, 0.0), 4, (110, 110, 110))
-        canvas.disc(tuple(self.tasks["goal"][slot]), 6, (200, 60, 50))
-        canvas.line(path, (40, 90, 180))
+        goal = self.tasks["goal"][slot]
+        path = np.array([positions[slot] for positions in self._paths[self._path_starts[slot] :]]).reshape(-1, 2)
+        farthest = float(np.abs(np.vstack((path, goal))).max())
+        canvas = Canvas(size=256, reach=1.2 * max(abs(self.low), abs(self.high), farthest))
+        canvas.disc(np.zeros(2), 4, START_COLOUR)
+        canvas.disc(goal, 6, GOAL_COLOUR)
+        canvas.line(path, PATH_COLOUR)
         if len(path):
-            canvas.disc(tuple(path[-1]), 4, (40, 90, 180))
+            canvas.disc(path[-1], 3, PATH_COLOUR)
         return canvas.pixels
 
 

@@ -1,6 +1,7 @@
-"""`SerialVectorEnv`: anyone's environment with `sample_tasks` and `reset_task` as N slots, stepped one after the other."""
+"""`SerialVectorEnv`: anyone's environment with `sample_tasks` and `reset_task` as N slots, stepped one by one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -11,12 +12,14 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.envs.arguments import check_count
 from maml_rl.envs.checking import find_method, require_meta_env
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, slot_seeds
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, read_reset_mask, slot_seeds
 from maml_rl.errors import TaskError
 
 # Many environments hand their seed to generators that take 32 bits.
-_SEED_BITS = np.uint64(2**32 - 1)
+_SEED_BITS = 2**32 - 1
+_BEFORE_RESET = "cannot step before a reset, nor after sample_tasks(seed=...), which resets slot 0; call reset first"
 
 
 class SerialVectorEnv(MetaVectorEnv):
@@ -28,31 +31,30 @@ class SerialVectorEnv(MetaVectorEnv):
         num_envs: N, at least 1.
 
     Attributes:
-        current_slots: (1,) the slot that is being made, reset, given its task, or stepped; somebody else may read it meanwhile.
+        current_slots: (1,) the slot that is being made, reset, given its task, or stepped; others may read it.
 
     Raises:
         TypeError: If the environments are no task family, or their spaces are not supported.
-        ValueError: If the spaces of two slots differ.
+        ValueError: If `num_envs` is not positive, or the spaces of two slots differ.
     """
 
     def __init__(
         self, make_env: Callable[..., Any], env_kwargs: Mapping[str, Any] | None = None, num_envs: int = 1
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        self.num_envs, self.current_slots = num_envs, np.zeros(1, np.int64)
+        self.num_envs, self.current_slots = check_count("num_envs", num_envs), np.zeros(1, np.int64)
         self.envs: list[gymnasium.Env[Any, Any]] = []
-        for slot in range(num_envs):
-            self.current_slots[0] = slot
-            self.envs.append(make_env(**(env_kwargs or {})))
-            require_meta_env(self.envs[-1])
-            self._require_same_spaces(self.envs[-1])
+        try:
+            self._make_envs(make_env, env_kwargs or {})
+        except BaseException:
+            with suppress(Exception):
+                self.close_extras()
+            raise
         first = self.envs[0]
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         self.observation_space = batch_space(first.observation_space, num_envs)
         self.action_space = batch_space(first.action_space, num_envs)
         self.spec, self.render_mode = first.spec, first.render_mode
-        self.max_episode_steps = None if first.spec is None else first.spec.max_episode_steps
+        self.max_episode_steps = _time_limit(first)
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
         self.buffers = StepBuffers.allocate(first.observation_space, num_envs)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
@@ -60,22 +62,29 @@ class SerialVectorEnv(MetaVectorEnv):
         self._sent: NDArray[Any] | None = None
         self._env_infos: dict[str, Any] = {}
 
-    def _require_same_spaces(self, env: gymnasium.Env[Any, Any]) -> None:
-        for kind in ("observation_space", "action_space"):
-            first, other = getattr(self.envs[0], kind), getattr(env, kind)
-            if first != other:
-                raise ValueError(
-                    f"all slots must have the same {kind.replace('_', ' ')}: "
-                    f"slot 0 has {first}, slot {self.current_slots[0]} has {other}"
-                )
+    def _make_envs(self, make_env: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None:
+        for slot in range(self.num_envs):
+            self.current_slots[0] = slot
+            env = make_env(**env_kwargs)
+            require_meta_env(env)
+            self.envs.append(env)
+            for kind in ("observation_space", "action_space"):
+                first, other = getattr(self.envs[0], kind), getattr(env, kind)
+                if first != other:
+                    raise ValueError(
+                        f"all slots must have the same {kind.replace('_', ' ')}: "
+                        f"slot 0 has {first}, slot {slot} has {other}"
+                    )
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
         """Draw tasks from the generator of slot 0; `seed` resets that slot with it first."""
         self.current_slots[0] = 0
         if seed is not None:
-            self.envs[0].reset(seed=int(seed & int(_SEED_BITS)))
+            self.envs[0].reset(seed=seed & _SEED_BITS)
             self._ready = False
         tasks: list[Task] = list(find_method(self.envs[0], "sample_tasks")(num_tasks))
+        if len(tasks) != num_tasks:
+            raise TaskError(f"sample_tasks({num_tasks}) of {self.envs[0]} returned {len(tasks)} tasks")
         return tasks
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
@@ -89,38 +98,52 @@ class SerialVectorEnv(MetaVectorEnv):
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all slots, or those of the boolean array `options["reset_mask"]`; see `MetaVectorEnv`."""
-        mask = np.ones(self.num_envs, np.bool_)
-        if options and options.get("reset_mask") is not None:
-            mask = np.asarray(options["reset_mask"], np.bool_)
-        self._reset(slot_seeds(seed, self.num_envs), mask)
+        """Reset all slots, or those of the boolean array `options["reset_mask"]`.
+
+        Args:
+            seed: one per slot, of which the low 32 bits are used; an integer s stands for s, s + 1, ...; None for none.
+            options: see above; other entries are passed on.
+
+        Returns:
+            Observations (N, *obs), the caller's own, and infos.
+        """
+        mask = read_reset_mask(options, self.num_envs)
+        if mask is not None and not self._ready:
+            raise ResetNeeded("the first reset must be of all slots; call reset without reset_mask first")
+        others = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
+        seeds = [None if entry is None else entry & _SEED_BITS for entry in slot_seeds(seed, self.num_envs)]
+        self._reset(seeds, mask, others or None)
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with the low 32 bits of `seeds[i]`; see `MetaVectorEnv`."""
-        low = np.asarray(seeds, np.uint64) & _SEED_BITS
-        self._reset([int(seed) for seed in low], np.ones(self.num_envs, np.bool_))
+        low = np.asarray(seeds, np.uint64) & np.uint64(_SEED_BITS)
+        self._reset([int(seed) for seed in low], None, None)
 
-    def _reset(self, seeds: Sequence[int | None], mask: NDArray[np.bool_]) -> None:
+    def _reset(
+        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
+    ) -> None:
         start = perf_counter()
         self._sent, self._env_infos = None, {}
-        buffers = self.buffers
-        for slot in np.flatnonzero(mask):
+        buffers, slots = self.buffers, range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        for slot in slots:
             self.current_slots[0] = slot
-            observation, info = self.envs[slot].reset(seed=seeds[slot])
-            buffers.observations[slot] = observation
+            observation, info = self.envs[slot].reset(seed=seeds[slot], options=options)
+            self._write_observation(slot, observation)
+            buffers.rewards[slot], buffers.terminated[slot], buffers.truncated[slot] = 0.0, False, False
             self._env_infos = self._add_info(self._env_infos, info, slot)
-        buffers.rewards[:] = 0.0
-        buffers.terminated[mask] = False
-        buffers.truncated[mask] = False
         self._ready = True
         self.physics_seconds[0] += perf_counter() - start
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Take the actions of all slots (N, *act); `step_recv` runs the step."""
+        """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
         if not self._ready:
-            raise ResetNeeded("cannot step before the first reset; call reset first")
-        self._sent = np.asarray(actions)
+            raise ResetNeeded(_BEFORE_RESET)
+        if self._sent is not None:
+            raise RuntimeError("the step before has not been received; call step_recv first")
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+        self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Run the step and write the buffers; see `MetaVectorEnv`."""
@@ -131,27 +154,57 @@ class SerialVectorEnv(MetaVectorEnv):
         buffers = self.buffers
         buffers.rewards[:] = 0.0
         self._env_infos = {}
-        for slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)):
+        for slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)).tolist():
             self.current_slots[0] = slot
             observation, reward, terminated, truncated, info = self.envs[slot].step(self._action(actions[slot]))
-            buffers.observations[slot] = observation
+            self._write_observation(slot, observation)
             buffers.rewards[slot] = reward
             buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
             self._env_infos = self._add_info(self._env_infos, info, slot)
         self.physics_seconds[0] += perf_counter() - start
         return [0]
 
+    def _write_observation(self, slot: int, observation: Any) -> None:
+        target, array = self.buffers.observations[slot : slot + 1], np.asarray(observation)
+        # Assignment alone would stretch a smaller array, and cut floats down to bytes.
+        if array.shape != target.shape[1:] or not np.can_cast(array.dtype, target.dtype, "same_kind"):
+            raise ValueError(
+                f"{self.envs[slot]} returned an observation of shape {array.shape} and dtype {array.dtype}; "
+                f"its space is {self.single_observation_space}"
+            )
+        target[0] = array
+
     def _action(self, action: Any) -> Any:
         """Return what the policy put out as an element of the action space: clipped where that has bounds."""
         space = self.single_action_space
         if isinstance(space, spaces.Box):
-            return np.clip(action, space.low, space.high).astype(space.dtype)
-        return space.dtype.type(action) if space.dtype is not None else action
+            return np.minimum(np.maximum(action, space.low), space.high).astype(space.dtype)
+        return np.int64(action)
 
     def _infos(self) -> dict[str, Any]:
         return self._env_infos
 
+    def render(self) -> tuple[Any, ...] | None:
+        """Return what each environment draws, or None without a render mode."""
+        return None if self.render_mode is None else tuple(env.render() for env in self.envs)
+
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every environment."""
+        """Close every environment, also where another one's `close` raises."""
+        errors = []
         for env in self.envs:
-            env.close()
+            try:
+                env.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+    """Return the smallest limit of the `TimeLimit` wrappers around an environment."""
+    limits = []
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            limits.append(env._max_episode_steps)
+        env = env.env
+    return min(limits, default=None)

@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.bandit import check_actions, check_positive
-from maml_rl.envs.family import BatchedFamily, BatchOfOne
+from maml_rl.envs.arguments import check_count
+from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.family import BatchedFamily, to_all_slots
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
@@ -47,10 +48,9 @@ class TabularMDPVectorEnv(BatchedFamily):
         max_episode_steps: int | None = 10,
         render_mode: str | None = None,
     ) -> None:
-        check_positive("num_states", num_states)
-        check_positive("num_actions", num_actions)
+        check_count("num_states", num_states)
+        check_count("num_actions", num_actions)
         self.num_states, self.num_actions = num_states, num_actions
-        self._states = np.zeros(max(num_envs, 1), np.int64)
         shape = (num_states, num_actions)
         entries = {
             "transitions": TaskEntry((*shape, num_states), "distributions over the last axis", _is_transition_table),
@@ -65,6 +65,7 @@ class TabularMDPVectorEnv(BatchedFamily):
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
         )
+        self._states = np.zeros(num_envs, np.int64)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw transition tables and mean rewards."""
@@ -72,11 +73,14 @@ class TabularMDPVectorEnv(BatchedFamily):
         transitions = random.dirichlet(np.ones(self.num_states), (num_tasks, *shape))
         rewards_mean = random.normal(1.0, 1.0, (num_tasks, *shape))
         return [
-            {"transitions": table, "rewards_mean": means} for table, means in zip(transitions, rewards_mean, strict=True)
+            {"transitions": table, "rewards_mean": means}
+            for table, means in zip(transitions, rewards_mean, strict=True)
         ]
 
     def _tasks_changed(self) -> None:
-        self._cumulative = self.tasks["transitions"].cumsum(-1)
+        cumulative = self.tasks["transitions"].cumsum(-1)
+        # Rounded tables sum to nearly one; divided by the sum, a state of probability zero is never entered.
+        self._cumulative = cumulative / cumulative[..., -1:]
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
         self._states[slice(None) if mask is None else mask] = 0
@@ -84,12 +88,9 @@ class TabularMDPVectorEnv(BatchedFamily):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], bool]:
-        check_actions(actions, self.num_actions)
-        slots = np.arange(self.num_envs)
-        rewards = self.tasks["rewards_mean"][slots, self._states, actions] + streams.normal(1)[:, 0]
-        # The last sum may fall short of one by a rounding error; the last state takes what is left.
-        cumulative = self._cumulative[slots, self._states, actions, :-1]
-        following = (cumulative <= streams.uniform(1)).sum(-1)
+        where = np.arange(self.num_envs), self._states, actions
+        rewards = self.tasks["rewards_mean"][where] + to_all_slots(streams.normal(1, active), active)[:, 0]
+        following = (self._cumulative[where] <= to_all_slots(streams.uniform(1, active), active)).sum(-1)
         self._states = following if active is None else np.where(active, following, self._states)
         self._reward_terms = {"reward_state_action": rewards}
         return rewards, False

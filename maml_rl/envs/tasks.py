@@ -48,10 +48,9 @@ def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> Tas
 def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArray[np.float64]:
     if name not in task:
         raise TaskError(f"a task is missing the entry {name!r}; got {sorted(task)}")
-    try:
-        array = np.array(task[name], dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TaskError(f"entry {name!r} of a task must hold numbers, got {task[name]!r}") from None
+    array = _numbers(task[name])
+    if array is None:
+        raise TaskError(f"entry {name!r} of a task must hold numbers, got {task[name]!r}")
     if array.shape != entry.shape:
         raise TaskError(f"entry {name!r} of a task must have the shape {entry.shape}, got {array.shape}")
     if not np.isfinite(array).all():
@@ -61,12 +60,23 @@ def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArra
     return array
 
 
+def _numbers(value: Any) -> NDArray[np.float64] | None:
+    """Return `value` as an array, or None if it holds anything but real numbers, such as strings or truth values."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
+
+
 def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:
     """Return the tasks of all slots as arrays (N, ...). A dict that stands for many slots is read once.
 
     Raises:
         TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
     """
+    # A list keeps every dict alive, so that no two share an id.
+    tasks = list(tasks)
     if len(tasks) != num_envs:
         raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
     parsed: list[TaskArrays] = []
