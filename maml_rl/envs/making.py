@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -34,8 +35,8 @@ def make_vector_env(
         The batched family of an id that has one; otherwise an adapter around N environment objects.
 
     Raises:
-        ValueError: If no such id is registered.
-        TypeError: If the environment is no task family.
+        ValueError: If no such id is registered, or an argument is out of range.
+        TypeError: If the environment is no task family, or does not take an argument.
     """
     kwargs = dict(env_kwargs or {})
     if not isinstance(env, str):
@@ -43,7 +44,7 @@ def make_vector_env(
     spec = find_spec(env)
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
-    if spec.vector_entry_point is not None:
+    if _may_be_meta(spec):
         threads = {"num_threads": num_threads} if spec.id in FAMILIES and FAMILIES[spec.id].has_physics else {}
         vector_env = gymnasium.make_vec(
             spec.id, num_envs, vectorization_mode="vector_entry_point", **{**threads, **kwargs}
@@ -51,7 +52,17 @@ def make_vector_env(
         if isinstance(vector_env, MetaVectorEnv):
             return vector_env
         vector_env.close()
-    return SerialVectorEnv(partial(gymnasium.make, spec.id), kwargs, num_envs)
+    # Gymnasium's checker costs time at every step, and would warn once for every slot.
+    return SerialVectorEnv(partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs}), {}, num_envs)
+
+
+def _may_be_meta(spec: EnvSpec) -> bool:
+    """Tell whether an id may have a batched family; a class of another kind need not even be made."""
+    if spec.vector_entry_point is None:
+        return False
+    entry_point = spec.vector_entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    return not isinstance(creator, type) or issubclass(creator, MetaVectorEnv)
 
 
 def _make_limited(make_env: Callable[..., Any], max_episode_steps: int | None, **kwargs: Any) -> Any:
