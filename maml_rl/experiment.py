@@ -12,6 +12,7 @@ from maml_rl.config import Config
 from maml_rl.config_file import suggest
 from maml_rl.envs.making import make_vector_env
 from maml_rl.envs.registration import find_spec
+from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
@@ -77,8 +78,12 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
         key = "env-kwargs" if config.env_kwargs else "env-name"
         raise config.error(f"{config.env_name} cannot be made: {_one_line(error)}", key) from error
     try:
+        if env.max_episode_steps is None and config.max_episode_steps is None:
+            raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
         policy = get_policy_for_env(env, config.hidden_sizes, config.nonlinearity, seed=config.seed)
         baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
         raise config.error(_one_line(error), "env-name") from error
     finally:

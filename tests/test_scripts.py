@@ -311,18 +311,18 @@ def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
     tmp_path: Path, config: Path, start: Callable[..., Script]
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    settings = ["--config", str(config), "--num-batches", "60"]
+    settings = ["--config", str(config), "--num-batches", "40"]
     assert run_train([*settings, "--output-folder", str(undisturbed), "--num-workers", "0"]) == 0
     script = start("train.py", *settings, "--output-folder", str(killed), "--num-workers", "2")
-    script.wait_until(lambda: lines_in(killed / "metrics.jsonl") >= 7)
+    script.wait_until(lambda: lines_in(killed / "metrics.jsonl") >= 5)
     code, _, _ = script.end(signal.SIGKILL)
     assert code == -signal.SIGKILL
     assert script.survivors() == []
-    assert lines_in(killed / "metrics.jsonl") < 60, "the run was over before it was killed"
+    assert lines_in(killed / "metrics.jsonl") < 40, "the run was over before it was killed"
     assert run_train(["--resume", "--output-folder", str(killed), "--num-workers", "0"]) == 0
     assert untimed(killed) == untimed(undisturbed)
     found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
-    assert found.iteration == 60
+    assert found.iteration == 40
     assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
 
 

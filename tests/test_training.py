@@ -186,7 +186,7 @@ def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
 
 
 def test_wrong_environment_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'env-name' in .*'2DNavigatoin-v0' .* did you mean '2DNavigation-v0'\?"):
+    with pytest.raises(ConfigError, match=r"'env-name' in .*'2DNavigatoin-v0'; did you mean '2DNavigation-v0'"):
         train(config_of(env_name="2DNavigatoin-v0"), tmp_path / "run", num_workers=0)
     assert list(tmp_path.iterdir()) == []
 
