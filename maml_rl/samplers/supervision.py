@@ -1,0 +1,317 @@
+"""The parent's side of its children: bounded waits on all of them, and what is done when one dies, raises or hangs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Sequence
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError
+from maml_rl.samplers.channel import encode
+from maml_rl.samplers.child import Child, ChildLost, wait_for_ends
+from maml_rl.samplers.commands import Close, Command, Failed, Reply
+from maml_rl.samplers.describing import describe_exit, describe_failure, describe_stack
+
+if TYPE_CHECKING:
+    from maml_rl.samplers.launching import Launcher
+
+_log = logging.getLogger("maml_rl")
+
+# How long others may take to finish what they do once a child has failed: the failure is to be told within a second.
+_GRACE_SECONDS = 0.4
+_TERMINATE_SECONDS = 0.2
+_KILL_SECONDS = 2.0
+_CAUSES_SHOWN = 3
+
+
+class Crew:
+    """All children of one vector environment.
+
+    Args:
+        launcher: starts them.
+        parts: slots of each child.
+        env_name: for messages.
+        max_restarts: how often one child may die in one phase.
+
+    Attributes:
+        children: None where there is none at present.
+        generation: number of the current work; replies to earlier work are dropped.
+        tasks: the slots' tasks, for messages; None as long as there are none.
+        current_slots: (W,) which slot each child works on, for messages.
+    """
+
+    def __init__(self, launcher: Launcher, parts: Sequence[slice], env_name: str, max_restarts: int) -> None:
+        self._launcher, self._parts, self._env_name, self._max_restarts = launcher, parts, env_name, max_restarts
+        self.children: list[Child | None] = [None] * len(parts)
+        self.generation = 0
+        self.tasks: Sequence[Task] | None = None
+        self.current_slots: NDArray[Any] | None = None
+        self._owner = os.getpid()
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, Child] = {}
+        self._lost: list[str] = []
+        self._failed: list[tuple[Child, Failed]] = []
+        self.start_phase()
+
+    # Starting and sending.
+
+    def missing(self) -> list[int]:
+        """Return the children that have to be started before work can begin."""
+        return [index for index, child in enumerate(self.children) if child is None or not child.ready]
+
+    def launch(self, index: int) -> None:
+        """Start child `index`, in the place of one that did not get ready."""
+        unready = self.children[index]
+        if unready is not None:
+            unready.process.kill()
+            unready.process.wait(_KILL_SECONDS)
+            self._release(unready)
+        child = Child(index, self._parts[index], self._launcher.launch())
+        self.children[index] = child
+        self._poll.register(child.channel, select.POLLIN)
+        self._poll.register(*child.process.sentinel)
+        for descriptor in (child.channel.fileno(), child.process.sentinel[0]):
+            self._by_descriptor[descriptor] = child
+
+    def child(self, index: int) -> Child:
+        """Return child `index`.
+
+        Raises:
+            ChildLost: If there is none.
+        """
+        child = self.children[index]
+        if child is None:
+            raise ChildLost(f"child {index} of {self._env_name} is gone; reset the slots to go on with a new one")
+        return child
+
+    def send(self, index: int, command: Command, seconds: float, message: bytes | None = None) -> None:
+        """Have an idle child carry out `command` within `seconds`; `message` is the command, if it is encoded already.
+
+        Raises:
+            ChildLost: If the child is dead.
+            ChildEnvTimeout: If it does not even read the command.
+        """
+        child = self.child(index)
+        if message is None:
+            message = encode(command)
+        child.command, child.reply, child.deadline = command, None, monotonic() + seconds
+        try:
+            sent = child.channel.send_some(message)
+            while sent < len(message):
+                self._wait_for_room(child)
+                sent += child.channel.send_some(memoryview(message)[sent:])
+        except OSError:
+            self._lose(child)
+            self._raise_trouble()
+
+    def _wait_for_room(self, child: Child) -> None:
+        poll = select.poll()
+        poll.register(child.channel, select.POLLOUT)
+        poll.register(*child.process.sentinel)
+        if not poll.poll(max(0.0, child.deadline - monotonic()) * 1000):
+            self._raise_hung([child])
+        if child.process.wait(0):
+            raise ConnectionResetError("the child has died")
+
+    def ask(
+        self,
+        indices: Sequence[int],
+        seconds: float,
+        commands: Sequence[Command],
+        messages: Sequence[bytes | None] | None = None,
+    ) -> list[Reply]:
+        """Have several children carry out one command each, all at the same time, and return their answers."""
+        for index, command, message in zip(indices, commands, messages or [None] * len(commands), strict=True):
+            self.send(index, command, seconds, message)
+        self.wait(indices)
+        return [self.take(index) for index in indices]
+
+    # Waiting.
+
+    def take(self, index: int) -> Reply:
+        """Return the answer of a child that has answered."""
+        child = self.child(index)
+        reply, child.reply = child.reply, None
+        assert reply is not None
+        return reply
+
+    def outstanding(self) -> list[int]:
+        """Return the children that carry something out, or whose answer nobody has taken."""
+        return [child.index for child in self.living() if child.outstanding]
+
+    def abandon(self) -> None:
+        """Drop all outstanding work, after waiting for the children to be done with it."""
+        outstanding = self.outstanding()
+        if outstanding:
+            self.generation += 1
+            self.wait(outstanding)
+            for index in outstanding:
+                self.child(index).reply = None
+
+    def wait(self, indices: Sequence[int], timeout: float = inf) -> list[int]:
+        """Wait until all of `indices` have answered, or until `timeout` seconds are over and at least one has.
+
+        Returns:
+            Those that have answered.
+
+        Raises:
+            ChildLost: If any child died.
+            ChildEnvError: If any child raised.
+            ChildEnvTimeout: If any child does not answer in time.
+        """
+        busy = {index for index in indices if self.child(index).command is not None}
+        give_up = monotonic() + timeout
+        deadline = self._next_deadline()
+        self._raise_trouble()
+        while busy:
+            until = deadline if len(busy) == len(indices) else min(deadline, give_up)
+            busy.difference_update(self._pump(until - monotonic()))
+            self._raise_trouble()
+            now = monotonic()
+            if now >= give_up and len(busy) < len(indices):
+                break
+            if now >= deadline:
+                overdue = [child for child in self.living() if child.command is not None and now >= child.deadline]
+                if overdue:
+                    self._raise_hung(overdue)
+                deadline = self._next_deadline()
+        return [index for index in indices if index not in busy]
+
+    def _next_deadline(self) -> float:
+        return min((child.deadline for child in self.living() if child.command is not None), default=inf)
+
+    def living(self) -> list[Child]:
+        """Return the children that there are."""
+        return [child for child in self.children if child is not None]
+
+    def _pump(self, seconds: float) -> list[int]:
+        """Wait for anything to happen, file all that has, and return the children that are done with their command."""
+        done = []
+        for descriptor, _ in self._poll.poll(None if seconds == inf else max(0.0, seconds) * 1000):
+            child = self._by_descriptor.get(descriptor)
+            if child is None:
+                # Its death was noticed a moment ago, through its other descriptor.
+                continue
+            try:
+                if descriptor != child.channel.fileno():
+                    raise EOFError
+                for reply in child.channel.receive_some():
+                    self._file(child, reply)
+                if child.command is None:
+                    done.append(child.index)
+            except EOFError:
+                self._lose(child)
+        return done
+
+    def _file(self, child: Child, reply: Reply) -> None:
+        if child.command is None or reply.generation != child.command.generation:
+            return
+        child.command = None
+        if reply.generation != self.generation:
+            return
+        child.reply = reply
+        if isinstance(reply, Failed):
+            self._failed.append((child, reply))
+
+    # Faults.
+
+    def start_phase(self) -> None:
+        """Count the deaths of children from zero."""
+        self._deaths: list[list[str]] = [[] for _ in self._parts]
+
+    def check_restarts(self) -> None:
+        """Refuse to go on with a child that keeps dying.
+
+        Raises:
+            ChildEnvError: If a child has died more than `max_restarts` times in this phase.
+        """
+        for index, causes in enumerate(self._deaths):
+            if len(causes) > self._max_restarts:
+                self.stop(_GRACE_SECONDS)
+                self.start_phase()
+                last = "\n".join(causes[-_CAUSES_SHOWN:])
+                raise ChildEnvError(
+                    f"child {index} of {self._env_name} died {len(causes)} times in one phase, more often than "
+                    f"max_restarts={self._max_restarts} allows; the last causes:\n{last}"
+                )
+
+    def _lose(self, child: Child) -> None:
+        """Bury a child that is dead or no longer talks, and say so."""
+        if not child.process.wait(1.0):
+            child.process.kill()
+            child.process.wait(_KILL_SECONDS)
+        stack = child.process.read_stack()
+        code = self._release(child)
+        text = f"{child} of {self._env_name} {describe_exit(code)} {child.doing}{child.describe_work(self.tasks)}"
+        _log.warning("%s; a new child will take its place", text)
+        self._lost.append(text)
+        self._deaths[child.index].append(f"{text}. {describe_stack(stack, 'dead')}" if stack else text)
+
+    def _raise_trouble(self) -> None:
+        if self._failed:
+            until = monotonic() + _GRACE_SECONDS
+            while (seconds := until - monotonic()) > 0 and any(child.command for child in self.living()):
+                self._pump(seconds)
+            failed = self._failed
+            self.stop(_GRACE_SECONDS)
+            if all(failure.error == TaskError.__name__ for _, failure in failed):
+                raise TaskError("; ".join(f"{failure.message} (counted within {child})" for child, failure in failed))
+            texts = [describe_failure(failure, f"{child} of {self._env_name}") for child, failure in failed]
+            raise ChildEnvError("\n\n".join(texts))
+        if self._lost:
+            lost, self._lost = self._lost, []
+            raise ChildLost("; ".join(lost) + "; reset the slots to go on with new children")
+
+    def _raise_hung(self, hung: Sequence[Child]) -> None:
+        for child in hung:
+            child.process.ask_for_stack()
+        texts = []
+        for child in hung:
+            stack = describe_stack(child.process.read_stack(), child.process.state())
+            child.process.kill()
+            slot = -1 if self.current_slots is None or not child.ready else int(self.current_slots[child.index])
+            task = child.describe_work(self.tasks, slot)
+            texts.append(f"{child} of {self._env_name} hangs {child.doing}{task}; it was killed. {stack}")
+        self.stop(_GRACE_SECONDS)
+        raise ChildEnvTimeout("\n\n".join(texts) + "\nIf it only needs longer, raise step_timeout.")
+
+    # Ending.
+
+    def stop(self, patience: float) -> None:
+        """End all children and their helpers: ask, after `patience` seconds terminate, then kill."""
+        if os.getpid() != self._owner:
+            # A process forked from the parent has a copy of this object, but these are not its children.
+            return
+        children = self.living()
+        for child in children:
+            try:
+                child.channel.send_some(encode(Close(self.generation)))
+            except OSError:
+                # It is dead, as the wait finds at once.
+                continue
+        alive = wait_for_ends(children, patience)
+        for child in alive:
+            child.process.terminate()
+        alive = wait_for_ends(alive, _TERMINATE_SECONDS)
+        for child in alive:
+            child.process.kill()
+        wait_for_ends(alive, _KILL_SECONDS)
+        for child in children:
+            self._release(child)
+        self._lost, self._failed = [], []
+        self._launcher.close()
+
+    def _release(self, child: Child) -> int | None:
+        """Forget a child, release what it held, and return its exit code."""
+        for descriptor in (child.channel.fileno(), child.process.sentinel[0]):
+            self._poll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
+        self.children[child.index] = None
+        return child.process.bury()
