@@ -1,9 +1,9 @@
 """Random streams keyed by (seed, purpose, iteration, phase, task, episode): never by a worker, never by position.
 
-The generator is Philox4x32-10, a counter-based generator: it maps a 192-bit input (a 64-bit key and a 128-bit counter) to
-128 random bits. The stream key fills five of the six input words and part of the sixth, and the place within the stream
-fills the rest. Nothing is hashed, so two different keys can never share a stream, and all streams of a phase are drawn in one
-vectorised call, without one generator object per environment.
+The generator is Philox4x32-10, a counter-based generator: it maps six words of 32 bits (a key of two, a counter of
+four) to 128 random bits. The stream key fills five of the words, and the place within the stream the sixth. Nothing is
+hashed, so two different keys can never share a stream, and all streams of a phase are drawn in one vectorised call,
+without one generator object per environment.
 
 Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405
 """
@@ -74,11 +74,13 @@ def generator(key: StreamKey) -> np.random.Generator:
     Raises:
         ValueError: If an entry of the key is out of range.
     """
-    # Fixed-length entropy: SeedSequence drops trailing zeros, so tuples of different lengths could collide.
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(tuple(int(entry) for entry in key.check()))))
+    seed, purpose_and_phase, iteration, task, episode = (int(word) for word in key.check().words())
+    # NumPy's Philox is twice as wide. The key goes in as it is: a SeedSequence would hash it, and drop trailing zeros.
+    wide_key = np.array([seed << 32 | purpose_and_phase, iteration << 32 | task], np.uint64)
+    return np.random.Generator(np.random.Philox(key=wide_key, counter=np.array([0, 0, 0, episode], np.uint64)))
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed: int | np.integer) -> int:
     """Return `seed` as an int.
 
     Raises:
@@ -195,15 +197,17 @@ class PhaseStreams(NamedTuple):
 
 
 class SlotStreams:
-    """One stream per environment slot, each from an integer seed; what a slot draws depends on its own seed and draws alone.
+    """One stream per environment slot, each from an integer seed.
+
+    What a slot draws depends on its own seed and on how much it has drawn alone.
 
     Args:
         seeds: (N,) integers in [0, 2**63).
     """
 
     def __init__(self, seeds: ArrayLike) -> None:
-        self._seeds = np.array(seeds, dtype=np.uint64).reshape(-1)
-        self._drawn = np.zeros_like(self._seeds)
+        self._seeds: NDArray[np.uint64] = np.array(seeds, dtype=np.uint64).reshape(-1)
+        self._drawn: NDArray[np.uint64] = np.zeros_like(self._seeds)
 
     def reseed(self, seeds: ArrayLike, mask: NDArray[np.bool_] | None = None) -> None:
         """Start the streams of the masked slots (all by default) afresh from `seeds` (one per masked slot)."""
@@ -228,7 +232,7 @@ class SlotStreams:
         where = slice(None) if mask is None else mask
         seeds, drawn = self._seeds[where], self._drawn[where]
         blocks = -(-size // 2)
-        index = drawn[:, None] + np.arange(blocks, dtype=np.uint64)
+        index = np.add(drawn[:, None], np.arange(blocks), dtype=np.uint64, casting="unsafe")
         self._drawn[where] = drawn + np.uint64(blocks)
         low, high = (seeds & _LOW)[:, None], (seeds >> _SHIFT)[:, None]
         words = philox((low, high), (index & _LOW, index >> _SHIFT, 0, 0)).astype(np.uint64)

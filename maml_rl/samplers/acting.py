@@ -10,7 +10,8 @@ from torch import Tensor
 from maml_rl.policies import Policy
 from maml_rl.seeding import PhaseStreams
 
-# Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to stay in cache.
+# Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to
+# stay in the cache.
 _NUMBERS_PER_BLOCK = 65_536
 
 
@@ -56,14 +57,16 @@ class EpisodeNoise:
                 self._policy.noise_size,
             )
             self._blocks[block] = noise.reshape(self._steps_per_block, -1, self._policy.noise_size)
-        return self._blocks[block][offset]
+        rows: NDArray[np.float32] = self._blocks[block][offset]
+        return rows
 
 
 class Actor:
     """Turns the observations of a range of slots into actions, one batched forward pass at a time.
 
-    The pass always takes whole tasks, (tasks, S, ...) against stacked parameters (tasks, ...): a task's rows are multiplied in the
-    same shape and order whoever else is in the batch, which is what makes groups of children bit-identical to all at once.
+    The pass always takes whole tasks, (tasks, S, ...) against stacked parameters (tasks, ...): a task's rows are
+    multiplied in the same shape and order whoever else is in the batch, which is what makes groups of children
+    bit-identical to all at once.
 
     Args:
         policy: whose `act` is called.

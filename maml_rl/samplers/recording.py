@@ -113,7 +113,7 @@ class EpisodeRecorder:
         row = int(np.argmin(finite))
         slot = slots.start + row
         raise NonFiniteError(
-            f"the {what} of task {self._task_of[slot]}, episode {self._episode_of[slot]}, step {self._steps[slot]} is not "
-            f"finite: {values[row]}; look for a division by zero or an exploding state in the environment, or for a "
-            "diverging policy (a smaller step size helps)"
+            f"the {what} of task {self._task_of[slot]}, episode {self._episode_of[slot]}, step {self._steps[slot]} is "
+            f"not finite: {values[row]}; look for a division by zero or an exploding state in the environment, or for "
+            "a diverging policy (a smaller step size helps)"
         )

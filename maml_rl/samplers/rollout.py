@@ -1,4 +1,4 @@
-"""One phase of sampling: a policy, with parameters of its own for every task, acts until every slot's episode is over."""
+"""One phase of sampling: a policy, with parameters of its own for every task, acts until all episodes are over."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -45,7 +45,7 @@ def rollout(
         horizon: T; an episode still running after T steps is truncated there.
         tasks: the M tasks, kept with the episodes.
         device: where the policy runs; the episodes stay on the CPU.
-        recv_timeout: seconds to wait for the children that have not answered; at least one always has. None waits for all.
+        recv_timeout: seconds to wait for the children that have not answered; at least one always has. None: for all.
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
         timer: gets the seconds of the stages.
 

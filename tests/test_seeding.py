@@ -1,0 +1,318 @@
+import random
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maml_rl.seeding import (
+    PhaseStreams,
+    Purpose,
+    SlotStreams,
+    StreamKey,
+    check_seed,
+    generator,
+    philox,
+)
+
+WORD = 2**32
+words = st.integers(0, WORD - 1)
+keys = st.builds(StreamKey, words, st.integers(0, 255), words, st.integers(0, 2**24 - 1), words, words)
+
+
+# Philox itself
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((WORD - 1,) * 4, (WORD - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+    ids=["zeros", "ones", "pi"],
+)
+def test_philox_gives_the_published_answers(
+    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    # The known-answer vectors that Salmon et al. publish with Random123, philox4x32 with 10 rounds.
+    assert philox(key, counter).tolist() == [list(expected)]
+
+
+def _philox_in_integers(key: tuple[int, int], counter: tuple[int, ...]) -> list[int]:
+    """The definition, word by word, in Python's integers."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = second // WORD ^ c1 ^ k0, second % WORD, first // WORD ^ c3 ^ k1, first % WORD
+        k0, k1 = (k0 + 0x9E3779B9) % WORD, (k1 + 0xBB67AE85) % WORD
+    return [c0, c1, c2, c3]
+
+
+@given(st.tuples(words, words), st.lists(st.tuples(words, words, words, words), min_size=1, max_size=5))
+def test_philox_over_many_counters_equals_the_definition(key: tuple[int, int], counters: list[tuple[int, ...]]) -> None:
+    columns = tuple(np.array(column) for column in zip(*counters, strict=True))
+    assert philox(key, columns).tolist() == [_philox_in_integers(key, counter) for counter in counters]
+
+
+def test_philox_past_one_chunk_equals_philox_of_each_part() -> None:
+    index = np.arange(40_000)
+    whole = philox((1, 2), (index, 0, 7, 9))
+    assert whole.shape == (40_000, 4)
+    assert np.array_equal(whole[39_990:], philox((1, 2), (index[39_990:], 0, 7, 9)))
+    assert whole[16_384].tolist() == _philox_in_integers((1, 2), (16_384, 0, 7, 9))
+
+
+# Keys
+
+
+@given(keys, keys)
+def test_different_keys_have_different_words(first: StreamKey, second: StreamKey) -> None:
+    assert (first.words() == second.words()) == (first == second)
+
+
+@given(keys)
+def test_words_of_a_key_fit_into_32_bits(key: StreamKey) -> None:
+    assert all(0 <= word < WORD for word in key.check().words())
+
+
+def test_no_two_streams_of_a_run_share_a_key() -> None:
+    # All 32 million streams of 1,000 iterations x 5 phases x 40 tasks x 20 episodes, training and evaluation: where the
+    # words give the key back, no two keys can have the same words.
+    sizes = {"purpose": len(Purpose), "iteration": 1_000, "phase": 5, "task": 40, "episode": 20}
+    grid: Any = np.meshgrid(*(np.arange(size) for size in sizes.values()), indexing="ij", sparse=True)
+    key = StreamKey(3, *grid)
+    seed, purpose_and_phase, iteration, task, episode = key.words()
+    found = StreamKey(seed, purpose_and_phase // 2**24, iteration, purpose_and_phase % 2**24, task, episode)
+    for expected, entry in zip(key, found, strict=True):
+        assert (np.asarray(entry) == expected).all()
+    assert np.broadcast(*found).size == 32_000_000
+
+
+@given(keys)
+def test_key_goes_unhashed_into_its_generator(key: StreamKey) -> None:
+    state = generator(key).bit_generator.state["state"]
+    (first, second), counter = state["key"].tolist(), state["counter"].tolist()
+    assert (first >> 32, first % WORD, second >> 32, second % WORD, counter[3]) == key.words()
+    assert counter[:3] == [0, 0, 0]
+
+
+def test_first_blocks_of_all_streams_of_some_iterations_differ() -> None:
+    phases = [PhaseStreams(0, *entries) for entries in product(range(20), range(3), (False, True))]
+    seeds = [streams.episode_seeds(40, range(20)).ravel() for streams in phases]
+    noise = [streams.action_noise("uniform", 40, range(20), range(1), 4).reshape(-1, 4) for streams in phases]
+    assert len(np.unique(np.concatenate(seeds))) == 96_000
+    assert len(np.unique(np.concatenate(noise), axis=0)) == 96_000
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("seed", -1),
+        ("seed", WORD),
+        ("purpose", 256),
+        ("iteration", WORD),
+        ("phase", 2**24),
+        ("task", -1),
+        ("episode", WORD),
+    ],
+)
+def test_key_out_of_range_is_refused_by_name(entry: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"the {entry} of a random stream must lie in"):
+        generator(StreamKey(0, 0)._replace(**{entry: value}))
+
+
+@pytest.mark.parametrize("seed", [-1, WORD, True, 1.0, "1", None, np.float64(2)])
+def test_seed_that_is_no_32_bit_integer_is_refused(seed: Any) -> None:
+    with pytest.raises(ValueError, match=r"a seed must be an integer in \[0, 2\*\*32\), got"):
+        check_seed(seed)
+
+
+def test_seed_zero_is_a_seed() -> None:
+    assert check_seed(0) == 0
+    assert check_seed(np.int64(7)) == 7
+    zero, again, one = (generator(StreamKey(seed, Purpose.TASKS)).random(4) for seed in (0, 0, 1))
+    assert np.array_equal(zero, again)
+    assert not np.array_equal(zero, one)
+
+
+def test_generators_of_keys_that_differ_in_one_entry_differ() -> None:
+    # With a plain SeedSequence, keys that differ by trailing zeros would be the same.
+    base = StreamKey(5, Purpose.TASKS)
+    others = [base._replace(**{name: 1}) for name in StreamKey._fields]
+    draws = {tuple(generator(key).random(3)) for key in (base, *others)}
+    assert len(draws) == 1 + len(others)
+
+
+# Streams of a phase
+
+
+def test_phase_out_of_range_is_refused_when_drawing() -> None:
+    with pytest.raises(ValueError, match="the phase of a random stream must lie in"):
+        PhaseStreams(0, 0, 2**24).episode_seeds(1, range(1))
+    with pytest.raises(ValueError, match="the task of a random stream must lie in"):
+        PhaseStreams(0, 0, 0, first_task=WORD - 1).episode_seeds(2, range(1))
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+@pytest.mark.parametrize("size", [1, 4, 6])
+def test_noise_drawn_in_any_blocks_is_the_same(kind: Any, size: int) -> None:
+    streams = PhaseStreams(1, 2, 3)
+    whole = streams.action_noise(kind, 3, range(4), range(10), size)
+    assert whole.shape == (10, 3, 4, size)
+    assert whole.dtype == np.float32
+    parts = [streams.action_noise(kind, 3, range(4), steps, size) for steps in (range(3), range(3, 4), range(4, 10))]
+    assert np.array_equal(whole, np.concatenate(parts))
+    waves = [streams.action_noise(kind, 3, episodes, range(10), size) for episodes in (range(1), range(1, 4))]
+    assert np.array_equal(whole, np.concatenate(waves, axis=2))
+
+
+def test_first_task_picks_tasks_of_the_same_phase() -> None:
+    whole = PhaseStreams(1, 2, 3)
+    part = whole._replace(first_task=2)
+    assert np.array_equal(whole.episode_seeds(5, range(6))[2:], part.episode_seeds(3, range(6)))
+    noise = whole.action_noise("normal", 5, range(6), range(7), 3)
+    assert np.array_equal(noise[:, 2:], part.action_noise("normal", 3, range(6), range(7), 3))
+
+
+@pytest.mark.parametrize("entry", ["seed", "iteration", "phase", "evaluation"])
+def test_phases_that_differ_in_one_entry_have_other_streams(entry: str) -> None:
+    streams = PhaseStreams(0, 0, 0)
+    other = streams._replace(**{entry: type(getattr(streams, entry))(1)})
+    assert not (streams.episode_seeds(3, range(4)) == other.episode_seeds(3, range(4))).any()
+    noise = [which.action_noise("uniform", 3, range(4), range(5), 4) for which in (streams, other)]
+    assert (noise[0] == noise[1]).mean() < 0.01
+
+
+def test_episode_seeds_are_63_bit_and_use_all_bits() -> None:
+    seeds = PhaseStreams(0, 0, 0).episode_seeds(100, range(50))
+    assert seeds.dtype == np.int64
+    assert seeds.min() >= 0
+    ones = np.array([(seeds >> bit & 1).mean() for bit in range(63)])
+    # 5,000 fair bits: five standard deviations.
+    assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(5_000)
+
+
+def test_normal_noise_has_the_moments_and_tails_of_a_normal() -> None:
+    noise = PhaseStreams(0, 0, 0).action_noise("normal", 10, range(20), range(500), 6).astype(np.float64)
+    count = noise.size
+    assert np.isfinite(noise).all()
+    for power, moment, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
+        assert abs((noise**power).mean() - moment) < 5 * np.sqrt(variance / count)
+    assert abs((np.abs(noise) > 3).mean() - 0.0026998) < 5 * np.sqrt(0.0027 / count)
+    # Neither neighbours in an action (partners of the Box-Muller transform), nor steps, tasks, or episodes go together.
+    for axis in range(4):
+        there, here = np.moveaxis(noise, axis, 0)[1:], np.moveaxis(noise, axis, 0)[:-1]
+        for power in (1, 2):
+            first, second = here**power, there**power
+            correlation = np.corrcoef(first.ravel(), second.ravel())[0, 1]
+            assert abs(correlation) < 5 / np.sqrt(first.size)
+
+
+def test_uniform_noise_fills_the_interval_evenly() -> None:
+    noise = PhaseStreams(0, 0, 0).action_noise("uniform", 10, range(20), range(500), 1)
+    assert noise.min() >= 0.0
+    assert noise.max() < 1.0
+    counts = np.histogram(noise, bins=50, range=(0.0, 1.0))[0]
+    expected = noise.size / 50
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    # 49 degrees of freedom: mean 49, standard deviation 9.9.
+    assert chi_squared < 49 + 5 * 9.9
+
+
+# Streams of slots
+
+
+def test_slot_draws_the_same_whoever_else_draws() -> None:
+    seeds = np.array([0, 1, 2**62, 2**63 - 1])
+    together = SlotStreams(seeds)
+    whole = [together.uniform(3), together.normal(5), together.uniform(1)]
+    for slot, seed in enumerate(seeds):
+        alone = SlotStreams([seed])
+        for numbers, expected in zip((alone.uniform(3), alone.normal(5), alone.uniform(1)), whole, strict=True):
+            assert np.array_equal(numbers[0], expected[slot])
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.integers(1, 5)), max_size=8))
+def test_masked_draws_advance_the_masked_slots_alone(draws: list[tuple[list[bool], int]]) -> None:
+    streams, alone = SlotStreams([5, 6, 7]), [SlotStreams([seed]) for seed in (5, 6, 7)]
+    for mask, size in draws:
+        numbers = streams.uniform(size, np.array(mask))
+        expected = [alone[slot].uniform(size)[0] for slot in np.flatnonzero(mask)]
+        assert np.array_equal(numbers, np.array(expected).reshape(-1, size))
+
+
+def test_reseeded_slots_start_afresh_and_the_others_go_on() -> None:
+    streams, undisturbed = SlotStreams([1, 2, 3]), SlotStreams([1, 2, 3])
+    first = streams.normal(4)
+    undisturbed.normal(4)
+    streams.reseed([2, 9], np.array([True, False, True]))
+    second, expected = streams.normal(4), undisturbed.normal(4)
+    assert np.array_equal(second[0], first[1])
+    assert np.array_equal(second[1], expected[1])
+    assert np.array_equal(second[2], SlotStreams([9]).normal(4)[0])
+    streams.reseed([1, 2, 3])
+    assert np.array_equal(streams.normal(4), first)
+
+
+def test_slot_streams_do_not_change_the_seeds_that_they_were_given() -> None:
+    seeds = np.array([1, 2], np.uint64)
+    SlotStreams(seeds).reseed([7, 8])
+    assert seeds.tolist() == [1, 2]
+
+
+def test_slot_numbers_have_the_moments_they_should() -> None:
+    streams = SlotStreams(np.arange(1_000))
+    uniform, normal = streams.uniform(101), streams.normal(101)
+    assert uniform.shape == normal.shape == (1_000, 101)
+    assert uniform.dtype == normal.dtype == np.float64
+    assert 0.0 <= uniform.min() < uniform.max() < 1.0
+    count = uniform.size
+    assert abs(uniform.mean() - 0.5) < 5 * np.sqrt(1 / 12 / count)
+    assert abs(uniform.var() - 1 / 12) < 5 * np.sqrt(1 / 180 / count)
+    for power, moment, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
+        assert abs((normal**power).mean() - moment) < 5 * np.sqrt(variance / count)
+    # Slots with neighbouring seeds have nothing in common.
+    for numbers in (uniform - 0.5, normal):
+        assert abs(np.corrcoef(numbers[1:].ravel(), numbers[:-1].ravel())[0, 1]) < 5 / np.sqrt(count)
+
+
+# Global state
+
+
+@pytest.fixture
+def global_states() -> Callable[[], list[Any]]:
+    def states() -> list[Any]:
+        kind, state, *place = np.random.get_state(legacy=True)
+        return [random.getstate(), kind, np.asarray(state).tobytes(), *place]
+
+    return states
+
+
+def test_drawing_leaves_the_global_random_states_alone(global_states: Callable[[], list[Any]]) -> None:
+    before = global_states()
+    generator(StreamKey(0, Purpose.TASKS)).random()
+    PhaseStreams(0, 0, 0).action_noise("normal", 2, range(2), range(2), 2)
+    SlotStreams([1]).normal(3)
+    assert global_states() == before
+
+
+def test_streams_do_not_depend_on_the_global_random_states() -> None:
+    kept = np.random.get_state()
+    draws = []
+    try:
+        for seed in (1, 2):
+            np.random.seed(seed)
+            seeds = PhaseStreams(0, 0, 0).episode_seeds(2, range(2))
+            draws.append((generator(StreamKey(0, 0)).random(), seeds.tolist()))
+    finally:
+        np.random.set_state(kept)
+    assert draws[0] == draws[1]
