@@ -47,6 +47,9 @@ class MultiTaskSampler:
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
         step_timeout: seconds a child may take for one command before it counts as hung.
         max_restarts: how often children may be replaced within one phase.
+        recv_timeout: seconds to wait for children that have not answered a step; the policy then acts for those that have,
+            at least one. None waits for all, and only then are results promised to repeat.
+        num_groups: groups of children that take turns: while one steps, the policy acts for another.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
         device: where the policy acts; episodes stay on the CPU.
         timer: gets the seconds of every stage.
@@ -72,6 +75,8 @@ class MultiTaskSampler:
         start_method: str | None = None,
         step_timeout: float = 60.0,
         max_restarts: int = 3,
+        recv_timeout: float | None = None,
+        num_groups: int = 1,
         evaluation: bool = False,
         device: torch.device | str = "cpu",
         timer: StageTimer = NULL_TIMER,
@@ -91,6 +96,16 @@ class MultiTaskSampler:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         if max_episode_steps is not None:
             _at_least(1, max_episode_steps, "max_episode_steps")
+        if recv_timeout is not None and not recv_timeout >= 0.0:
+            raise ValueError(f"recv_timeout must be None or a number of seconds, got {recv_timeout}")
+        if _at_least(1, num_groups, "num_groups") > max(self.num_workers, 1):
+            raise ValueError(
+                f"num_groups={num_groups} needs at least as many children to take turns, but num_workers is "
+                f"{self.num_workers}; raise num_workers, or leave num_groups at 1"
+            )
+        if recv_timeout is not None and num_groups > 1:
+            raise ValueError("recv_timeout and num_groups exclude each other: a group is waited for as a whole")
+        self.recv_timeout, self.num_groups = recv_timeout, num_groups
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
@@ -162,6 +177,8 @@ class MultiTaskSampler:
                 horizon=self._horizon(vector_env),
                 tasks=tasks,
                 device=self.device,
+                recv_timeout=self.recv_timeout,
+                num_groups=min(self.num_groups, len(vector_env.parts)),
                 timer=self.timer,
             )
 
@@ -242,6 +259,11 @@ class MultiTaskSampler:
     def single_action_space(self) -> gymnasium.Space[Any]:
         """Action space of one environment."""
         return self._any_vector_env().single_action_space
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that there are now."""
+        return self._vector_env.pids if isinstance(self._vector_env, ParallelVectorEnv) else []
 
     def _any_vector_env(self) -> MetaVectorEnv:
         return self._vector_env or self._vector_env_for(1)

@@ -62,13 +62,35 @@ def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> N
     assert digests("HalfCheetahVel-v5", num_workers=2, start_method=start_method) == expected
 
 
+@pytest.mark.parametrize("env_name", FAMILIES)
+def test_episodes_are_bit_identical_when_groups_of_children_take_turns(env_name: str) -> None:
+    in_process = digests(env_name, num_workers=0)
+    assert digests(env_name, num_workers=2, num_groups=2) == in_process
+    assert digests(env_name, num_workers=5, num_groups=3) == in_process
+
+
+def test_episodes_are_right_for_every_slot_however_late_children_answer() -> None:
+    with make_sampler(NormalMLPPolicy(2, 2, (8,), "tanh"), num_workers=4, recv_timeout=0.0) as sampler:
+        tasks = sampler.sample_tasks(6)
+        episodes = sampler.rollout(tasks)
+        sampler.seek(0)
+        again = sampler.rollout(tasks)
+    moves = np.clip(episodes.actions.numpy(), -0.1, 0.1).cumsum(1)
+    np.testing.assert_allclose(episodes.observations[:, 1:], moves[:, :-1], atol=1e-6)
+    goals = np.array([task["goal"] for task in tasks])[:, None, None]
+    np.testing.assert_allclose(episodes.rewards, -np.linalg.norm(moves - goals, axis=-1), atol=1e-5)
+    np.testing.assert_allclose(episodes.actions, again.actions, atol=1e-5)
+
+
 def test_episodes_are_bit_identical_on_either_physics_engine() -> None:
     pytest.importorskip("mjbatch")
     with closing(make_vector_env("AntDir-v5")) as env:
         policy = get_policy_for_env(env, (8,), "tanh")
     found = set()
     for engine in ("mjbatch", "mujoco"):
-        sampler = MultiTaskSampler("AntDir-v5", {"engine": engine}, 2, policy, seed=0, num_workers=0, max_episode_steps=20)
+        sampler = MultiTaskSampler(
+            "AntDir-v5", {"engine": engine}, 2, policy, seed=0, num_workers=0, max_episode_steps=20
+        )
         with sampler:
             found.add(sampler.rollout(sampler.sample_tasks(3)).digest())
     assert len(found) == 1
@@ -168,6 +190,11 @@ def test_closed_sampler_says_so(sampler: MultiTaskSampler) -> None:
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"slots_per_task": 2}, "slots_per_task must divide batch_size, got 2 and 3"),
         ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
+        ({"num_groups": 0}, "num_groups must be an integer of at least 1"),
+        ({"num_groups": 2, "num_workers": 1}, "num_groups=2 needs at least as many children"),
+        ({"num_groups": 2, "num_workers": 0}, "num_groups=2 needs at least as many children"),
+        ({"num_groups": 2, "num_workers": 2, "recv_timeout": 0.1}, "exclude each other"),
+        ({"recv_timeout": -0.1}, "recv_timeout must be None or a number of seconds"),
         ({"seed": -1}, "a seed must be an integer"),
         ({"seed": 2**32}, "a seed must be an integer"),
     ],
