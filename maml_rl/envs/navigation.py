@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval
+from maml_rl.envs.arguments import check_interval, check_number
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
@@ -33,6 +33,8 @@ class Navigation2DVectorEnv(BatchedFamily):
         low: lowest coordinate of a sampled goal.
         high: highest.
         task: `{"goal": (2,)}`.
+        normalization_scale: actions lie in [-scale, scale], which is mapped linearly onto moves of [-0.1, 0.1]; None for
+            actions that are the moves themselves. Finn et al. trained with a scale of 1.
         max_episode_steps: steps after which an episode is truncated.
         render_mode: None or "rgb_array".
 
@@ -50,14 +52,19 @@ class Navigation2DVectorEnv(BatchedFamily):
         low: float = -0.5,
         high: float = 0.5,
         task: Task | None = None,
+        normalization_scale: float | None = None,
         max_episode_steps: int | None = 100,
         render_mode: str | None = None,
     ) -> None:
         self.low, self.high = check_interval(low, high)
+        scale = _STEP if normalization_scale is None else check_number("normalization_scale", normalization_scale)
+        if scale <= 0.0:
+            raise ValueError(f"normalization_scale must be positive, got {normalization_scale}")
+        self._move_gain = _STEP / scale
         super().__init__(
             num_envs,
             spaces.Box(-np.inf, np.inf, (2,), np.float32),
-            spaces.Box(-_STEP, _STEP, (2,), np.float32),
+            spaces.Box(-scale, scale, (2,), np.float32),
             {"goal": TaskEntry((2,))},
             task=task,
             max_episode_steps=max_episode_steps,
@@ -86,7 +93,8 @@ class Navigation2DVectorEnv(BatchedFamily):
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         # np.clip has a Python layer that costs more than these two calls.
-        self._position += np.minimum(np.maximum(actions, -_STEP), _STEP)
+        moves = np.asarray(actions, np.float64) * self._move_gain
+        self._position += np.minimum(np.maximum(moves, -_STEP), _STEP)
         offset = self._position - self.tasks["goal"]
         if self.render_mode:
             self._paths.append(self._position.copy())
