@@ -161,7 +161,9 @@ class BatchedFamily(MetaVectorEnv):
         if first is not None:
             self._np_random, self._np_random_seed = seeding.np_random(first)
         if self._streams is None:
-            self._streams = SlotStreams(self.np_random.integers(2**63, size=self.num_envs))
+            # Whoever seeds every slot finds `np_random` as seeded.
+            num_drawn = self.num_envs if None in seeds else 0
+            self._streams = SlotStreams(np.resize(self.np_random.integers(2**63, size=num_drawn), self.num_envs))
         seeded = np.array([entry is not None for entry in seeds]) & (True if mask is None else mask)
         if seeded.any():
             self._streams.reseed(np.array([entry or 0 for entry in seeds], np.uint64)[seeded], seeded)

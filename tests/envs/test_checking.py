@@ -1,0 +1,169 @@
+"""What the author of an environment is told."""
+
+import random
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+
+from maml_rl.envs import check_meta_env
+from tests.envs.third_party import CellEnv, NoTaskEnv, PixelEnv, WalkEnv
+
+
+@pytest.mark.parametrize("make_env", [WalkEnv, PixelEnv, CellEnv, lambda: TimeLimit(WalkEnv(), 3)])
+def test_good_environment_passes(make_env: Any) -> None:
+    check_meta_env(make_env())
+
+
+@pytest.mark.parametrize("thing", [WalkEnv, 3, None, gymnasium.vector.SyncVectorEnv([WalkEnv])])
+def test_what_is_no_environment_is_refused(thing: Any) -> None:
+    with pytest.raises(TypeError, match="expected a gymnasium.Env, got"):  # noqa: RUF043
+        check_meta_env(thing)
+
+
+def test_all_that_is_missing_is_listed() -> None:
+    with pytest.raises(TypeError) as caught:
+        check_meta_env(NoTaskEnv())
+    message = str(caught.value)
+    assert message.startswith("NoTaskEnv is no task family: ")
+    assert "it lacks sample_tasks(num_tasks), which draws that many tasks" in message
+    assert "it lacks reset_task(task), which takes effect at the next step and survives reset" in message
+    assert "as its observation space it has an unsupported space Dict" in message
+    assert "as its action space it has an unsupported space MultiDiscrete" in message
+
+
+def test_missing_space_is_listed() -> None:
+    class Spaceless(gymnasium.Env):
+        action_space = spaces.Discrete(2)
+
+    with pytest.raises(TypeError, match="it lacks the attribute observation_space"):
+        check_meta_env(Spaceless())
+
+
+class DrawsGlobally(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        np.random.seed(0)
+        return [{"slope": np.random.uniform()} for _ in range(num_tasks)]
+
+
+class StepsGlobally(WalkEnv):
+    def step(self, action: Any) -> Any:
+        random.random()
+        return super().step(action)
+
+
+class IgnoresTheSeed(WalkEnv):
+    generator = np.random.default_rng(0)
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": slope} for slope in self.generator.uniform(size=num_tasks)]
+
+
+class DrawsOneTaskTooFew(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return super().sample_tasks(num_tasks - 1)
+
+
+class DrawsTheSameTask(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": 1.0}] * num_tasks
+
+
+class DrawsNumbers(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> Any:
+        return [task["slope"] for task in super().sample_tasks(num_tasks)]
+
+
+class DrawsObjects(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> Any:
+        return [{"slope": object()} for _ in range(num_tasks)]
+
+
+class ForgetsTheTask(WalkEnv):
+    """As environments do that draw a new goal whenever they are reset."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        self.slope = self.np_random.uniform()
+        return result
+
+
+class ForgetsTheTaskUnlessSeeded(WalkEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is None:
+            self.slope = 7.0
+        return super().reset(seed=seed, options=options)
+
+
+class IgnoresTheTask(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if set(task) != {"slope"}:
+            raise ValueError("not my task")
+
+
+class TakesAnyTask(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.slope = task.get("slope", 1.0)
+
+
+class RaisesKeyError(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if len(task) > 1:
+            raise ValueError("too many entries")
+        self.slope = task["slope"]
+
+
+class ChangesBeforeRefusing(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.slope = 9.0
+        super().reset_task(task)
+
+
+class StepsUnseeded(WalkEnv):
+    generator = np.random.default_rng(0)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.generator.uniform(), *rest
+
+
+class PaysInfinity(WalkEnv):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, np.inf, *rest
+
+
+@pytest.mark.parametrize(
+    ("env_class", "message"),
+    [
+        (StepsGlobally, "never from the global states"),
+        (IgnoresTheSeed, "sample_tasks must repeat after"),
+        (DrawsOneTaskTooFew, r"sample_tasks\(3\) must return 3 tasks, got 2"),
+        (DrawsTheSameTask, "must draw different tasks"),
+        (DrawsNumbers, "a task must be a dict, got float"),
+        (DrawsObjects, "a task holds numbers and arrays"),
+        (ForgetsTheTask, "every task gave the same episodes"),
+        (ForgetsTheTaskUnlessSeeded, "a task must survive reset"),
+        (IgnoresTheTask, "every task gave the same episodes"),
+        (TakesAnyTask, "reset_task must refuse the task"),
+        (RaisesKeyError, "reset_task must refuse the task .* got KeyError"),
+        (ChangesBeforeRefusing, "must leave the task as it was"),
+        (StepsUnseeded, "must repeat an episode"),
+        (PaysInfinity, "rewards must be finite"),
+    ],
+)
+def test_misbehaviour_is_told_in_plain_words(env_class: Any, message: str) -> None:
+    state = random.getstate()
+    with pytest.raises(AssertionError, match=message):
+        check_meta_env(env_class())
+    random.setstate(state)
+
+
+def test_global_numpy_generator_is_noticed() -> None:
+    state = np.random.get_state()
+    with pytest.raises(AssertionError, match="never from the global states"):
+        check_meta_env(DrawsGlobally())
+    np.random.set_state(state)

@@ -1,0 +1,142 @@
+"""2D navigation against its definition, computed one step at a time."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maml_rl.envs.navigation import GOAL_COLOUR, PATH_COLOUR, START_COLOUR, Navigation2DEnv, Navigation2DVectorEnv
+
+coordinates = st.floats(-0.5, 0.5)
+actions = st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0))
+
+
+@given(st.tuples(coordinates, coordinates), st.lists(actions, min_size=1, max_size=10))
+def test_episode_follows_the_definition(goal: tuple[float, float], moves: list[tuple[float, float]]) -> None:
+    env = Navigation2DEnv(task={"goal": goal})
+    observation, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(observation, [0.0, 0.0])
+    x, y = 0.0, 0.0
+    for move in moves:
+        observation, reward, terminated, truncated, info = env.step(np.array(move))
+        x, y = x + min(max(move[0], -0.1), 0.1), y + min(max(move[1], -0.1), 0.1)
+        np.testing.assert_allclose(observation, [x, y], atol=1e-6)
+        assert reward == pytest.approx(-(((x - goal[0]) ** 2 + (y - goal[1]) ** 2) ** 0.5))
+        assert info["reward_distance"] == reward
+        assert terminated == (abs(x - goal[0]) < 0.01 and abs(y - goal[1]) < 0.01)
+        assert not truncated
+        if terminated:
+            break
+
+
+def test_arriving_in_one_coordinate_is_not_arriving() -> None:
+    env = Navigation2DVectorEnv(3)
+    env.reset_task([{"goal": [0.05, 0.3]}, {"goal": [0.3, 0.05]}, {"goal": [0.055, 0.045]}])
+    env.reset(seed=0)
+    _, _, terminated, _, _ = env.step(np.full((3, 2), 0.05))
+    assert terminated.tolist() == [False, False, True]
+
+
+def test_final_observation_of_an_episode_is_where_it_arrived() -> None:
+    env = Navigation2DVectorEnv(2)
+    env.reset_task([{"goal": [0.2, 0.0]}, {"goal": [0.5, 0.0]}])
+    env.reset(seed=0)
+    for _ in range(4):
+        observations, rewards, terminated, truncated, _ = env.step(np.array([[0.1, 0.0], [0.1, 0.0]]))
+    np.testing.assert_allclose(observations, [[0.2, 0.0], [0.4, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(rewards, [0.0, -0.1], atol=1e-9)
+    assert terminated.tolist() == [True, False]
+    assert not truncated.any()
+
+
+def test_arriving_in_the_last_step_terminates() -> None:
+    """As with Gymnasium's TimeLimit both flags are set, and who tells them apart must look at `terminated` first."""
+    env = gymnasium.make_vec("2DNavigation-v0", num_envs=2, max_episode_steps=1)
+    env.unwrapped.reset_task([{"goal": [0.1, 0.0]}, {"goal": [0.5, 0.0]}])
+    env.reset(seed=0)
+    _, _, terminated, truncated, _ = env.step(np.array([[0.1, 0.0], [0.1, 0.0]], np.float32))
+    single = gymnasium.make("2DNavigation-v0", max_episode_steps=1, task={"goal": [0.1, 0.0]})
+    single.reset(seed=0)
+    result = single.step(np.array([0.1, 0.0], np.float32))
+    assert (terminated.tolist(), truncated.tolist()) == ([True, False], [True, True])
+    assert result[2:4] == (True, True)
+
+
+def test_goals_fill_the_square_evenly() -> None:
+    env = Navigation2DVectorEnv(1, low=1.0, high=3.0)
+    goals = np.array([task["goal"] for task in env.sample_tasks(20_000, seed=0)])
+    assert goals.shape == (20_000, 2)
+    assert goals.min() >= 1.0
+    assert goals.max() < 3.0
+    # 20,000 draws: five standard errors of a mean are 0.02, of a variance 0.011.
+    np.testing.assert_allclose(goals.mean(axis=0), 2.0, atol=0.02)
+    np.testing.assert_allclose(goals.var(axis=0), 1.0 / 3.0, atol=0.011)
+    assert abs(np.corrcoef(goals.T)[0, 1]) < 0.036
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.5, 0.5), (1.0, -1.0), (np.nan, 1.0), (0.0, np.inf), ("a", 1.0), (None, 1.0), (False, True)]
+)
+def test_bad_bounds_are_refused(low: Any, high: Any) -> None:
+    with pytest.raises(ValueError, match=r"(low|high) must be"):
+        Navigation2DVectorEnv(1, low=low, high=high)
+
+
+def test_picture_shows_start_goal_and_path() -> None:
+    env = gymnasium.make("2DNavigation-v0", render_mode="rgb_array", task={"goal": [0.5, -0.5]})
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(np.array([-0.1, 0.1], np.float32))
+    picture = env.render()
+    assert (picture.shape, picture.dtype) == ((256, 256, 3), np.uint8)
+
+    def centre_of(colour: tuple[int, int, int]) -> tuple[float, float]:
+        rows, columns = np.nonzero((picture == colour).all(axis=2))
+        return (127.5 - rows.mean()) * 0.6 / 127.5, (columns.mean() - 127.5) * 0.6 / 127.5
+
+    up, right = centre_of(GOAL_COLOUR)
+    assert (right, up) == pytest.approx((0.5, -0.5), abs=0.01)
+    up, right = centre_of(START_COLOUR)
+    assert (right, up) == pytest.approx((0.0, 0.0), abs=0.02)  # the path covers a part of it
+    up, right = centre_of(PATH_COLOUR)
+    assert 0.1 < -right < 0.3
+    assert up == pytest.approx(-right, abs=0.01)
+
+
+def test_picture_shows_the_path_of_the_current_episode_alone() -> None:
+    env = Navigation2DVectorEnv(2, render_mode="rgb_array", task={"goal": [0.4, 0.4]})
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(np.full((2, 2), -0.1))
+    before = env.render()
+    assert before is not None
+    np.testing.assert_array_equal(before[0], before[1])
+    env.reset(options={"reset_mask": np.array([True, False])})
+    after = env.render()
+    assert after is not None
+    np.testing.assert_array_equal(after[1], before[1])
+    fresh = Navigation2DVectorEnv(1, render_mode="rgb_array", task={"goal": [0.4, 0.4]})
+    fresh.reset(seed=0)
+    pictures = fresh.render()
+    assert pictures is not None
+    np.testing.assert_array_equal(after[0], pictures[0])
+
+
+def test_paths_of_finished_episodes_are_forgotten() -> None:
+    env = Navigation2DVectorEnv(2, render_mode="rgb_array")
+    for seed in range(5):
+        env.reset(seed=seed)
+        env.step(np.zeros((2, 2)))
+    for mask in ([True, False], [False, True]) * 5:
+        env.reset(options={"reset_mask": np.array(mask)})
+    assert len(env._paths) <= 3
+
+
+def test_nothing_is_drawn_without_a_render_mode() -> None:
+    env = Navigation2DVectorEnv(2)
+    env.reset(seed=0)
+    assert env.render() is None
+    assert env._paths == []

@@ -1,0 +1,154 @@
+"""Ids, what they are registered with, and what making one takes."""
+
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
+from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.registration import find_spec, register_families
+from maml_rl.envs.serial import SerialVectorEnv
+from tests.envs.third_party import NoTaskEnv, WalkEnv
+
+IDS = {
+    *(f"{kind}-K{k}-v0" for kind in ("Bandit", "GaussianBandit") for k in (5, 10, 50)),
+    *(
+        "TabularMDP-v0",
+        "2DNavigation-v0",
+        "HalfCheetahVel-v5",
+        "HalfCheetahDir-v5",
+        "AntVel-v5",
+        "AntDir-v5",
+        "AntPos-v5",
+    ),
+}
+
+
+@pytest.fixture
+def registered() -> Any:
+    """Register ids for one test."""
+    before = set(gymnasium.registry)
+    yield gymnasium.register
+    for env_id in set(gymnasium.registry) - before:
+        del gymnasium.registry[env_id]
+
+
+def test_the_nine_families_have_the_ids_that_users_expect() -> None:
+    assert set(FAMILIES) == IDS
+    assert set(gymnasium.registry) >= IDS
+
+
+def test_registering_again_changes_nothing() -> None:
+    specs = {env_id: gymnasium.registry[env_id] for env_id in IDS}
+    register_families()
+    assert all(gymnasium.registry[env_id] is spec for env_id, spec in specs.items())
+
+
+@pytest.mark.parametrize("env_id", sorted(IDS))
+def test_every_family_describes_its_tasks(env_id: str) -> None:
+    family = make_vector_env(env_id)
+    assert isinstance(family, BatchedFamily)
+    for name in family.entries:
+        assert name in family.task_description
+
+
+@pytest.mark.timeout(60)
+def test_importing_the_package_loads_neither_torch_nor_a_family() -> None:
+    program = (
+        "import sys, maml_rl, gymnasium; "
+        "families = {'maml_rl.envs.bandit', 'maml_rl.envs.navigation', 'maml_rl.envs.tabular_mdp'}; "
+        "heavy = families | {'torch', 'mujoco', 'mjbatch'}; "
+        "loaded = heavy & set(sys.modules); assert not loaded, loaded; "
+        "gymnasium.make('2DNavigation-v0'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_bandit_ids_have_their_number_of_arms() -> None:
+    for env_id in IDS:
+        if "Bandit" in env_id:
+            k = int(env_id.split("-")[1][1:])
+            assert make_vector_env(env_id).single_action_space == gymnasium.spaces.Discrete(k)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("2DNavigaton-v0", "unknown family '2DNavigaton-v0'; did you mean '2DNavigation-v0'?"),
+        ("HalfCheetahDirection-v5", "unknown family 'HalfCheetahDirection-v5'; did you mean 'HalfCheetahDir-v5'?"),
+        ("qqqqq", "unknown family 'qqqqq'; the families are Bandit-K5-v0, "),
+        ("no_such_module:Thing-v0", "cannot import the module of 'no_such_module:Thing-v0'"),
+    ],
+)
+def test_unknown_id_is_refused_with_the_closest(env_id: str, message: str) -> None:
+    for find in (find_spec, make_vector_env):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
+            find(env_id)
+        assert str(caught.value).startswith(message)
+
+
+def test_third_party_id_becomes_serial_with_its_arguments(registered: Any) -> None:
+    registered("Walk-v0", entry_point="tests.envs.third_party:WalkEnv", max_episode_steps=4)
+    vector_env = make_vector_env("tests.envs.third_party:Walk-v0", {"scale": 10.0}, 3)
+    assert isinstance(vector_env, SerialVectorEnv)
+    assert (vector_env.num_envs, vector_env.max_episode_steps) == (3, 4)
+    assert [env.unwrapped.scale for env in vector_env.envs] == [10.0] * 3
+    assert make_vector_env("Walk-v0", max_episode_steps=9).max_episode_steps == 9
+
+
+def test_vector_entry_point_that_is_no_family_is_not_used(registered: Any) -> None:
+    class OtherVectorEnv(gymnasium.vector.VectorEnv):
+        def __init__(self, **kwargs: Any) -> None:
+            raise AssertionError("nobody asked for this one")
+
+    registered("Walk-v0", entry_point=WalkEnv, vector_entry_point=OtherVectorEnv)
+    assert isinstance(make_vector_env("Walk-v0"), SerialVectorEnv)
+
+
+def test_vector_entry_point_function_may_give_a_family(registered: Any) -> None:
+    def make(num_envs: int, **kwargs: Any) -> MetaVectorEnv:
+        return SerialVectorEnv(WalkEnv, {"scale": 5.0}, num_envs)
+
+    registered("Walk-v0", entry_point=WalkEnv, vector_entry_point=make)
+    assert make_vector_env("Walk-v0", {}, 2).envs[0].scale == 5.0  # type: ignore[attr-defined]
+
+
+def test_callable_becomes_serial_with_a_time_limit_if_asked() -> None:
+    vector_env = make_vector_env(WalkEnv, {"scale": 2.0}, 2)
+    assert isinstance(vector_env, SerialVectorEnv)
+    assert (vector_env.num_envs, vector_env.max_episode_steps) == (2, None)
+    limited = make_vector_env(WalkEnv, {}, 2, max_episode_steps=3)
+    assert limited.max_episode_steps == 3
+    limited.reset(seed=0)
+    truncated = [limited.step(np.zeros((2, 1), np.float32))[3].tolist() for _ in range(3)]
+    assert truncated == [[False] * 2, [False] * 2, [True] * 2]
+
+
+def test_single_environments_of_a_family_behave_like_the_family() -> None:
+    """Serial around `gymnasium.make`, and batched: the same numbers for seeds of 32 bits."""
+    serial = make_vector_env(lambda: gymnasium.make("TabularMDP-v0"), {}, 3)
+    batched = make_vector_env("TabularMDP-v0", {}, 3)
+    tasks = batched.sample_tasks(3, seed=0)
+    actions = np.array([0, 3, 4])
+    histories = []
+    for env in (serial, batched):
+        env.reset_task(tasks)
+        env.reset_buffers(np.array([5, 2**32 - 1, 0]))
+        histories.append([np.concatenate([np.ravel(array) for array in env.step(actions)[:4]]) for _ in range(10)])
+    np.testing.assert_array_equal(*histories)
+
+
+def test_third_party_environment_that_is_no_family_is_refused(registered: Any) -> None:
+    registered("NoTask-v0", entry_point=NoTaskEnv)
+    for env in ("NoTask-v0", NoTaskEnv):
+        with pytest.raises(TypeError, match="NoTaskEnv is no task family"):
+            make_vector_env(env)
+
+
+def test_callable_that_makes_no_environment_is_refused() -> None:
+    with pytest.raises(TypeError, match="expected a gymnasium.Env, got dict"):  # noqa: RUF043
+        make_vector_env(dict, max_episode_steps=3)

@@ -1,0 +1,283 @@
+"""The adapter around other people's environments."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+
+from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.errors import TaskError
+from tests.envs.third_party import CellEnv, NoTaskEnv, PixelEnv, WalkEnv
+
+SLOPES = [{"slope": slope} for slope in (0.5, -2.0, 3.0)]
+
+
+def walks(num_envs: int = 3, make_env: Any = WalkEnv, **kwargs: Any) -> SerialVectorEnv:
+    vector_env = SerialVectorEnv(make_env, kwargs, num_envs)
+    vector_env.reset_task(SLOPES[:num_envs])
+    return vector_env
+
+
+@pytest.mark.parametrize("make_env", [WalkEnv, PixelEnv, CellEnv])
+def test_slots_are_the_environments_themselves(make_env: Any) -> None:
+    vector_env = walks(make_env=make_env)
+    observations, _ = vector_env.reset(seed=5)
+    singles = [make_env() for _ in range(3)]
+    running = {0, 1, 2}
+    for slot, single in enumerate(singles):
+        single.reset_task(SLOPES[slot])
+        np.testing.assert_array_equal(observations[slot], single.reset(seed=5 + slot)[0])
+    make_env.action_space.seed(0)
+    for _ in range(20):
+        actions = np.array([make_env.action_space.sample() for _ in range(3)])
+        results = vector_env.step(actions)
+        for slot in sorted(running):
+            action = actions[slot] if actions.ndim > 1 else int(actions[slot])
+            result = singles[slot].step(action)
+            for array, value in zip(results[:4], result[:4], strict=True):
+                np.testing.assert_array_equal(array[slot], value)
+            if result[2]:
+                running.remove(slot)
+    assert len(running) < 3
+    assert results[0].dtype == make_env.observation_space.dtype
+    assert vector_env.observation_space.contains(results[0])
+
+
+def test_float64_observations_pass_through_uncast() -> None:
+    vector_env = walks()
+    observations, _ = vector_env.reset(seed=0)
+    assert observations.dtype == np.float64
+    assert (observations[:, 1] == 0.1).all()
+
+
+def test_finished_slot_is_not_stepped_and_keeps_its_final_observation() -> None:
+    vector_env = walks(2)
+    vector_env.reset(seed=0)
+    actions = np.array([[0.5], [0.0]], np.float32)
+    for _ in range(4):
+        vector_env.step(actions)
+    steps = vector_env.envs[0].steps
+    observations, rewards, terminated, truncated, infos = vector_env.step(np.array([[np.nan], [0.0]], np.float32))
+    assert vector_env.envs[0].steps == steps < 4
+    assert vector_env.envs[1].steps == 5
+    assert (observations[0].tolist(), rewards[0], terminated.tolist()) == ([1.0, 0.1], 0.0, [True, False])
+    assert not truncated.any()
+    assert infos["_place"].tolist() == [False, True]
+
+
+def test_actions_are_clipped_to_the_bounds_and_of_their_dtype() -> None:
+    vector_env = walks(1)
+    start = vector_env.reset(seed=0)[0][0, 0]
+    observations = vector_env.step(np.array([[7.0]]))[0]
+    assert observations[0, 0] == pytest.approx(start + 0.5)
+
+
+def test_truncated_and_terminated_stay_apart() -> None:
+    vector_env = walks(2, make_env=lambda: TimeLimit(WalkEnv(), 3))
+    vector_env.reset(seed=0)
+    for _ in range(3):
+        _, _, terminated, truncated, _ = vector_env.step(np.array([[0.5], [0.0]], np.float32))
+    assert terminated.tolist() == [True, False]
+    assert truncated[1]
+
+
+@pytest.mark.parametrize(
+    ("make_env", "limit"),
+    [
+        (WalkEnv, None),
+        (lambda: TimeLimit(WalkEnv(), 7), 7),
+        (lambda: RecordEpisodeStatistics(TimeLimit(WalkEnv(), 7)), 7),
+        (lambda: TimeLimit(TimeLimit(WalkEnv(), 7), 9), 7),
+    ],
+)
+def test_time_limit_is_found_under_wrappers(make_env: Any, limit: int | None) -> None:
+    assert SerialVectorEnv(make_env).max_episode_steps == limit
+
+
+def test_methods_are_found_under_wrappers() -> None:
+    vector_env = walks(make_env=lambda: RecordEpisodeStatistics(TimeLimit(WalkEnv(), 5)))
+    vector_env.reset(seed=0)
+    assert len(vector_env.sample_tasks(2)) == 2
+    assert [env.unwrapped.slope for env in vector_env.envs] == [0.5, -2.0, 3.0]
+
+
+def test_tasks_go_to_their_slots_and_survive_reset() -> None:
+    vector_env = walks()
+    for seed in range(3):
+        observations, _ = vector_env.reset(seed=[seed] * 3)
+        rewards = vector_env.step(np.zeros((3, 1), np.float32))[1]
+        np.testing.assert_allclose(rewards, observations[0, 0] * np.array([0.5, -2.0, 3.0]))
+
+
+def test_long_seeds_are_masked_to_32_bits() -> None:
+    vector_env = walks()
+    infos = vector_env.reset(seed=[2**32 + 5, 5, 2**63 - 1])[1]
+    assert infos["seed"].tolist() == [5, 5, 2**32 - 1]
+    first = vector_env.buffers.observations.copy()
+    vector_env.reset_buffers(np.array([2**32 + 5, 5, 2**63 - 1]))
+    np.testing.assert_array_equal(vector_env.buffers.observations, first)
+    assert (first[0] == first[1]).all()
+
+
+def test_seed_zero_is_a_seed_and_no_seed_is_none() -> None:
+    vector_env = walks()
+    assert vector_env.reset(seed=0)[1]["seed"].tolist() == [0, 1, 2]
+    assert vector_env.reset()[1]["seed"].tolist() == [-1, -1, -1]
+    assert vector_env.reset(seed=[0, None, 0])[1]["seed"].tolist() == [0, -1, 0]
+
+
+def test_seeded_sample_tasks_repeats_and_needs_a_reset_after_it() -> None:
+    vector_env = walks()
+    vector_env.reset(seed=3)
+    tasks = vector_env.sample_tasks(4, seed=2**40 + 1)
+    assert tasks == vector_env.sample_tasks(4, seed=2**40 + 1)
+    assert tasks != vector_env.sample_tasks(4)
+    assert tasks != vector_env.sample_tasks(4, seed=0)
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset first"):
+        vector_env.step(np.zeros((3, 1), np.float32))
+
+
+def test_reset_mask_resets_the_masked_slots_alone_and_other_options_pass_through() -> None:
+    vector_env = walks()
+    vector_env.reset(seed=0)
+    before, rewards = vector_env.step(np.full((3, 1), 0.1, np.float32))[:2]
+    mask = np.array([False, True, False])
+    observations, infos = vector_env.reset(seed=7, options={"reset_mask": mask, "level": 3})
+    np.testing.assert_array_equal(observations[~mask], before[~mask])
+    np.testing.assert_array_equal(vector_env.buffers.rewards, np.where(mask, 0.0, rewards))
+    assert infos["seed"].tolist() == [0, 8, 0]
+    assert infos["options"]["level"].tolist() == [0, 3, 0]
+    assert [env.steps for env in vector_env.envs] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("mask", [[1, 0, 0], [True], [False] * 3])
+def test_bad_reset_mask_is_refused(mask: Any) -> None:
+    vector_env = walks()
+    vector_env.reset(seed=0)
+    with pytest.raises(ValueError, match="reset_mask must be a boolean array"):
+        vector_env.reset(options={"reset_mask": np.array(mask)})
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    vector_env = walks()
+    actions = np.zeros((3, 1), np.float32)
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset first"):
+        vector_env.step(actions)
+    with pytest.raises(gymnasium.error.ResetNeeded, match="without reset_mask"):
+        vector_env.reset(options={"reset_mask": np.array([True, False, False])})
+    vector_env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="call step_send first"):
+        vector_env.step_recv()
+    vector_env.step_send(0, actions)
+    with pytest.raises(RuntimeError, match="call step_recv first"):
+        vector_env.step_send(0, actions)
+    assert vector_env.step_recv() == [0]
+    with pytest.raises(ValueError, match="expected actions of shape"):
+        vector_env.step_send(0, actions[:2])
+
+
+class WithObservation(WalkEnv):
+    def __init__(self, observation: Any, space: Any) -> None:
+        super().__init__()
+        self.observation, self.observation_space = observation, space
+
+    def observe(self) -> Any:
+        return self.observation
+
+
+@pytest.mark.parametrize(
+    ("observation", "space"),
+    [
+        (np.zeros(1), spaces.Box(-1.0, 1.0, (2,))),
+        (0.0, spaces.Box(-1.0, 1.0, (2,))),
+        (np.zeros((4, 4)), spaces.Box(0, 255, (4, 4), np.uint8)),
+        (np.array([1.5]), spaces.Box(0, 255, (1,), np.uint8)),
+        (1.5, spaces.Discrete(3)),
+    ],
+)
+def test_observation_that_does_not_fit_its_space_is_refused(observation: Any, space: Any) -> None:
+    vector_env = SerialVectorEnv(partial(WithObservation, observation, space))
+    with pytest.raises(ValueError, match=r"returned an observation of shape .* its space is"):
+        vector_env.reset(seed=0)
+
+
+def test_slots_with_different_spaces_are_refused_and_closed() -> None:
+    made: list[WithObservation] = []
+
+    def make() -> WithObservation:
+        made.append(WithObservation(0, spaces.Discrete(3 + len(made) // 2)))
+        return made[-1]
+
+    with pytest.raises(ValueError, match=r"slot 0 has Discrete\(3\), slot 2 has Discrete\(4\)"):
+        SerialVectorEnv(make, {}, 4)
+    assert len(made) == 3
+    assert all(env.closed for env in made)
+
+
+def test_failing_constructor_closes_the_environments_made_before() -> None:
+    made: list[WalkEnv] = []
+
+    def make() -> WalkEnv:
+        if len(made) == 2:
+            raise OSError("no more licences")
+        made.append(WalkEnv())
+        return made[-1]
+
+    with pytest.raises(OSError, match="no more licences"):
+        SerialVectorEnv(make, {}, 3)
+    assert [env.closed for env in made] == [True, True]
+
+
+def test_close_closes_every_environment_even_if_one_raises() -> None:
+    class Stubborn(WalkEnv):
+        def close(self) -> None:
+            super().close()
+            raise OSError("will not close")
+
+    vector_env = SerialVectorEnv(Stubborn, {}, 3)
+    with pytest.raises(OSError, match="will not close"):
+        vector_env.close()
+    assert all(env.closed for env in vector_env.envs)
+
+
+def test_environment_that_is_no_family_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="NoTaskEnv is no task family: it lacks sample_tasks"):
+        SerialVectorEnv(NoTaskEnv)
+
+
+@pytest.mark.parametrize("num_envs", [0, -2, 1.5])
+def test_bad_number_of_slots_is_refused(num_envs: Any) -> None:
+    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1"):
+        SerialVectorEnv(WalkEnv, {}, num_envs)
+
+
+def test_wrong_number_of_tasks_is_refused() -> None:
+    with pytest.raises(TaskError, match="one task for each of the 3 slots, got 2"):
+        walks().reset_task(SLOPES[:2])
+
+
+def test_wrong_number_of_sampled_tasks_is_refused() -> None:
+    class Stingy(WalkEnv):
+        def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+            return super().sample_tasks(1)
+
+    with pytest.raises(TaskError, match=r"sample_tasks\(3\) of .*Stingy.* returned 1 tasks"):
+        SerialVectorEnv(Stingy).sample_tasks(3)
+
+
+def test_current_slot_tells_which_environment_raised() -> None:
+    vector_env = walks()
+    with pytest.raises(ValueError, match="expected the entry 'slope'"):
+        vector_env.reset_task([SLOPES[0], {"tilt": 1.0}, SLOPES[2]])
+    assert vector_env.current_slots.tolist() == [1]
+
+
+def test_every_slot_draws_itself() -> None:
+    pictures = SerialVectorEnv(WalkEnv, {"render_mode": "rgb_array"}, 2).render()
+    assert pictures is not None
+    assert [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
+    assert SerialVectorEnv(WalkEnv).render() is None
