@@ -18,6 +18,17 @@ def test_good_environment_passes(make_env: Any) -> None:
     check_meta_env(make_env())
 
 
+class HasTwoTasks(WalkEnv):
+    """As a family does whose task is a direction; the first three draws are all alike."""
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": 1.0 if index < 3 else -1.0} for index in range(num_tasks)]
+
+
+def test_environment_that_draws_one_task_a_few_times_in_a_row_passes() -> None:
+    check_meta_env(HasTwoTasks())
+
+
 @pytest.mark.parametrize("thing", [WalkEnv, 3, None, gymnasium.vector.SyncVectorEnv([WalkEnv])])
 def test_what_is_no_environment_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="expected a gymnasium.Env, got"):  # noqa: RUF043
