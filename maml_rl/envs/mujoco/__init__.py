@@ -1,1 +1,1 @@
-"""Families on MuJoCo models."""
+"""The families whose dynamics MuJoCo computes."""

@@ -1,23 +1,22 @@
-"""Ant that must run at a speed, in a direction, or to a place, which it is not told.
+"""Ant families: a four-legged walker that must keep a speed, walk in a direction, or go to a place.
 
-Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400; the model and the start states are those of Gymnasium's Ant-v5.
+Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 """
-
-from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.envs.arguments import check_interval
 from maml_rl.envs.family import BatchOfOne
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.mujoco.family import MujocoFamily
+from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
-from maml_rl.envs.mujoco.physics import Engine, Mask
-from maml_rl.envs.mujoco.run_tasks import DIRECTION, check_range, draw_directions, draw_velocities
+from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.run_tasks import DIRECTION, VELOCITY, draw_directions, draw_velocities
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -27,227 +26,153 @@ _CONTACT_COST = 0.0005
 _LOWEST, _HIGHEST = 0.2, 1.0
 
 
-class _AntFamily(MujocoFamily):
-    """What Ant families share: everything but the task's part of the reward."""
+class AntFamily(MujocoFamily):
+    """What the families on an ant share: all but the task's part of the reward.
 
-    def __init__(
-        self,
-        num_envs: int,
-        entries: Mapping[str, TaskEntry],
-        task: Task | None,
-        normalization_scale: float,
-        max_episode_steps: int | None,
-        render_mode: str | None,
-        engine: Engine,
-        num_threads: int,
-    ) -> None:
-        model = load_model("ant.xml", needs_contact_forces=True)
-        super().__init__(
-            num_envs,
-            model,
-            ["xpos", "xmat", "cfrc_ext"],
-            model.nq + model.nv + 6 * model.nbody + 9 + 3,
-            entries,
-            task=task,
-            normalization_scale=normalization_scale,
-            max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            engine=engine,
-            num_threads=num_threads,
-        )
-        torso = model.body("torso").id
-        self._torso_position = self.physics.bind("xpos")[:, torso]
-        self._torso_rotation = self.physics.bind("xmat")[:, torso]
-        self._contact_forces = self.physics.bind("cfrc_ext").reshape(num_envs, -1)
-        self._clipped_forces = np.zeros_like(self._contact_forces)
+    Observations (125,): qpos (15), qvel (14), contact forces (84), rotation matrix (9) and position (3) of the torso.
+    The contact forces are `cfrc_ext` of all bodies at the start of the last substep, clipped to [-1, 1]. To the reward
+    for the task come 0.05 for surviving, -0.005 |a|^2, and -0.0005 times the sum of the squares of the clipped forces.
+    An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
+
+    Args:
+        num_envs: number of slots.
+        entries: what its tasks look like.
+        **options: see `MujocoFamily`.
+    """
+
+    task_term: ClassVar[str] = "reward_forward"
+
+    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
+        super().__init__(num_envs, load_model("ant.xml", contact_forces=True), 125, entries, **options)
+        self._torso_rotation = self.physics.bind("xmat")[:, 1]
+        self._forces = self.physics.bind("cfrc_ext").reshape(num_envs, -1)
+        self._clipped_forces = np.zeros_like(self._forces)
 
     @abstractmethod
-    def _run_reward(self, velocity: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the task's part of the reward (N,) at the forward velocity (N,), m/s, and torso position (N, 3), m."""
+    def _task_reward(self, velocity: Floats) -> Floats:
+        """Return rewards (N,) for forward velocities (N,) in m/s, or for the place that the step led to."""
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: Mask, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        controls = self.controls(actions)
-        before = self._torso_position[:, 0].copy()
-        self._advance(controls, active)
-        velocity = (self._torso_position[:, 0] - before) / self.dt
-        run = self._run_reward(velocity, self._torso_position)
-        control = -_CONTROL_COST * np.square(controls).sum(axis=1)
-        self._clip_forces()
-        contact = -_CONTACT_COST * np.square(self._clipped_forces).sum(axis=1)
-        self._reward_terms = {
-            "reward_run": run,
-            "reward_ctrl": control,
-            "reward_contact": contact,
-            "reward_survive": np.full(self.num_envs, _SURVIVE_REWARD),
-            "x_velocity": velocity,
-        }
-        height = self._qpos[:, 2]
-        healthy = (height >= _LOWEST) & (height <= _HIGHEST)
-        healthy &= np.isfinite(self._qpos).all(axis=1) & np.isfinite(self._qvel).all(axis=1)
-        return run + _SURVIVE_REWARD + control + contact, ~healthy
-
-    def _clip_forces(self) -> None:
-        np.minimum(np.maximum(self._contact_forces, -1.0, out=self._clipped_forces), 1.0, out=self._clipped_forces)
-
-    def _reset_slots(self, mask: Mask, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         super()._reset_slots(mask, streams)
         self._clip_forces()
 
+    def _step_slots(
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        controls = self.controls(actions)
+        before = self._torso_position[:, 0].copy()
+        self._simulate(controls, active)
+        self._clip_forces()
+        velocity = (self._torso_position[:, 0] - before) / self.dt
+        task = self._task_reward(velocity)
+        control = -_CONTROL_COST * sum_of_squares(controls)
+        contact = -_CONTACT_COST * sum_of_squares(self._clipped_forces)
+        self._reward_terms = {
+            self.task_term: task,
+            "reward_survive": np.full(self.num_envs, _SURVIVE_REWARD),
+            "reward_ctrl": control,
+            "reward_contact": contact,
+            "x_velocity": velocity,
+        }
+        return task + _SURVIVE_REWARD + control + contact, ~self._is_healthy()
+
+    def _clip_forces(self) -> None:
+        np.maximum(self._forces, -1.0, out=self._clipped_forces)
+        np.minimum(self._clipped_forces, 1.0, out=self._clipped_forces)
+
+    def _is_healthy(self) -> NDArray[np.bool_]:
+        height = self._qpos[:, 2]
+        finite = np.isfinite(self._qpos).all(axis=1) & np.isfinite(self._qvel).all(axis=1)
+        healthy: NDArray[np.bool_] = (height >= _LOWEST) & (height <= _HIGHEST) & finite
+        return healthy
+
     def _write_observations(self, out: NDArray[Any]) -> None:
-        start = 0
-        for block in (self._qpos, self._qvel, self._clipped_forces, self._torso_rotation, self._torso_position):
-            stop = start + block.shape[1]
-            out[:, start:stop] = block
-            start = stop
+        out[:, :15] = self._qpos
+        out[:, 15:29] = self._qvel
+        out[:, 29:113] = self._clipped_forces
+        out[:, 113:122] = self._torso_rotation
+        out[:, 122:] = self._torso_position
 
 
-class AntVelVectorEnv(_AntFamily):
-    """Ant that must run at `velocity` m/s; the reward is 1 - abs(v - velocity) + survive - control - contact.
+class AntVelVectorEnv(AntFamily):
+    """Walk at the velocity of the task: the reward is 1 - |v - velocity| and what all ants get.
 
     Args:
         num_envs: number of slots.
-        low: lowest velocity of a sampled task, m/s.
+        low: lowest velocity of a sampled task, in m/s.
         high: highest.
-        task: `{"velocity": number}`.
-        normalization_scale: see `MujocoFamily`.
-        max_episode_steps: steps after which an episode is truncated.
-        render_mode: None or "rgb_array".
-        engine: see `MujocoFamily`.
-        num_threads: see `MujocoFamily`.
+        **options: see `MujocoFamily`; the task is `{"velocity": number}`.
 
     Raises:
-        ValueError: If a number is out of range or low is not below high.
+        ValueError: If low is not below high; see also `MujocoFamily`.
     """
 
-    task_description = "velocity: forward speed to keep, in m/s, uniform in [0, 3]"
+    task_description = "velocity: forward speed to keep in m/s, uniform in [0, 3]"
 
     def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        low: float = 0.0,
-        high: float = 3.0,
-        task: Task | None = None,
-        normalization_scale: float = 1.0,
-        max_episode_steps: int | None = 200,
-        render_mode: str | None = None,
-        engine: Engine = "auto",
-        num_threads: int = 1,
+        self, num_envs: int = 1, *, low: float = 0.0, high: float = 3.0, **options: Unpack[MujocoOptions]
     ) -> None:
-        self._velocities = check_range(low, high)
-        super().__init__(
-            num_envs,
-            {"velocity": TaskEntry()},
-            task,
-            normalization_scale,
-            max_episode_steps,
-            render_mode,
-            engine,
-            num_threads,
-        )
+        self.low, self.high = check_interval(low, high)
+        super().__init__(num_envs, VELOCITY, **options)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw velocities from [low, high]."""
-        return draw_velocities(random, num_tasks, *self._velocities)
+        """Draw velocities from the range."""
+        return draw_velocities(random, num_tasks, self.low, self.high)
 
-    def _run_reward(self, velocity: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _task_reward(self, velocity: Floats) -> Floats:
         return 1.0 - np.abs(velocity - self.tasks["velocity"])
 
 
-class AntDirVectorEnv(_AntFamily):
-    """Ant that must run forwards or backwards; the reward is direction * v + survive - control - contact.
+class AntDirVectorEnv(AntFamily):
+    """Walk forwards or backwards, as the task says: the reward is direction * v and what all ants get.
 
     Args:
         num_envs: number of slots.
-        task: `{"direction": -1 or 1}`.
-        normalization_scale: see `MujocoFamily`.
-        max_episode_steps: steps after which an episode is truncated.
-        render_mode: None or "rgb_array".
-        engine: see `MujocoFamily`.
-        num_threads: see `MujocoFamily`.
-
-    Raises:
-        ValueError: If a number is out of range.
+        **options: see `MujocoFamily`; the task is `{"direction": -1 or 1}`.
     """
 
-    task_description = "direction: 1 to run forwards, -1 to run backwards, each with probability 1/2"
+    task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
 
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        task: Task | None = None,
-        normalization_scale: float = 1.0,
-        max_episode_steps: int | None = 200,
-        render_mode: str | None = None,
-        engine: Engine = "auto",
-        num_threads: int = 1,
-    ) -> None:
-        super().__init__(
-            num_envs, DIRECTION, task, normalization_scale, max_episode_steps, render_mode, engine, num_threads
-        )
+    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
+        super().__init__(num_envs, DIRECTION, **options)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw directions."""
         return draw_directions(random, num_tasks)
 
-    def _run_reward(self, velocity: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _task_reward(self, velocity: Floats) -> Floats:
         return self.tasks["direction"] * velocity
 
 
-class AntPosVectorEnv(_AntFamily):
-    """Ant that must go to `position`; the reward is 4 - L1 distance to it + survive - control - contact.
+class AntPosVectorEnv(AntFamily):
+    """Go to the place of the task: the reward is 4 minus the L1 distance to it, and what all ants get.
 
     Args:
         num_envs: number of slots.
-        low: lowest coordinate of a sampled position, m.
+        low: lowest coordinate of a sampled place, in m.
         high: highest.
-        task: `{"position": (2,)}`.
-        normalization_scale: see `MujocoFamily`.
-        max_episode_steps: steps after which an episode is truncated.
-        render_mode: None or "rgb_array".
-        engine: see `MujocoFamily`.
-        num_threads: see `MujocoFamily`.
+        **options: see `MujocoFamily`; the task is `{"position": (2,)}`.
 
     Raises:
-        ValueError: If a number is out of range or low is not below high.
+        ValueError: If low is not below high; see also `MujocoFamily`.
     """
 
-    task_description = "position (2,): where to go, in m, each coordinate uniform in [-3, 3]"
+    task_description = "position (2,): where to go, each coordinate uniform in [-3, 3] m"
+    task_term = "reward_position"
 
     def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        low: float = -3.0,
-        high: float = 3.0,
-        task: Task | None = None,
-        normalization_scale: float = 1.0,
-        max_episode_steps: int | None = 200,
-        render_mode: str | None = None,
-        engine: Engine = "auto",
-        num_threads: int = 1,
+        self, num_envs: int = 1, *, low: float = -3.0, high: float = 3.0, **options: Unpack[MujocoOptions]
     ) -> None:
-        self._low, self._high = check_range(low, high)
-        super().__init__(
-            num_envs,
-            {"position": TaskEntry((2,))},
-            task,
-            normalization_scale,
-            max_episode_steps,
-            render_mode,
-            engine,
-            num_threads,
-        )
+        self.low, self.high = check_interval(low, high)
+        super().__init__(num_envs, {"position": TaskEntry((2,))}, **options)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw positions from the square."""
-        return [{"position": position} for position in random.uniform(self._low, self._high, (num_tasks, 2))]
+        """Draw places from the square."""
+        return [{"position": position} for position in random.uniform(self.low, self.high, (num_tasks, 2))]
 
-    def _run_reward(self, velocity: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[np.float64]:
-        return 4.0 - np.abs(position[:, :2] - self.tasks["position"]).sum(axis=1)
+    def _task_reward(self, velocity: Floats) -> Floats:
+        offset = np.abs(self._torso_position[:, :2] - self.tasks["position"])
+        return 4.0 - (offset[:, 0] + offset[:, 1])
 
 
 class AntVelEnv(BatchOfOne):

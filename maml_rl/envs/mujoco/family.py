@@ -1,20 +1,21 @@
-"""`MujocoFamily`: what families on MuJoCo models share: the physics, the mapping of actions, and pictures."""
+"""What the MuJoCo families share: start states, actions as controls, stepping, pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, TypedDict
 
 import mujoco
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from maml_rl.envs.arguments import check_number
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.mujoco.physics import Engine, Mask, make_physics
-from maml_rl.envs.mujoco.rendering import render_state
+from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics
+from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -22,24 +23,44 @@ _SUBSTEPS = 5
 _START_NOISE = 0.1
 
 
+class MujocoOptions(TypedDict, total=False):
+    """Keyword arguments that every MuJoCo family takes; see `MujocoFamily`."""
+
+    task: Task | None
+    max_episode_steps: int | None
+    normalization_scale: float
+    engine: Engine
+    num_threads: int
+    render_mode: str | None
+
+
 class MujocoFamily(BatchedFamily):
-    """N simulations of one model, controlled every `dt` seconds.
+    """Slots of one MuJoCo model, stepped together.
+
+    Start states are those of Gymnasium's v5 environments: the model's own with U[-0.1, 0.1] added to the positions and
+    0.1 N(0, 1) to the velocities. One step is five substeps under one control. Body positions, rotations and forces
+    are, as in Gymnasium, what the last substep computed on its way: up to one substep behind the joints.
 
     Args:
-        num_envs: N.
-        model: the compiled model.
-        fields: fields of `MjData` that the family reads beside qpos and qvel.
-        observation_size: entries of an observation.
+        num_envs: number of slots.
+        model: the compiled model, whose first body is the one whose way counts.
+        observation_size: numbers in an observation.
         entries: what its tasks look like.
-        task: the task of all slots.
-        normalization_scale: actions lie in [-scale, scale], which is mapped linearly onto the actuators' range.
-        max_episode_steps: steps after which an episode is truncated.
+        task: the task of all slots; by default one drawn with a fixed seed.
+        max_episode_steps: steps after which an episode is truncated; None for never.
+        normalization_scale: actions are Box(-scale, scale), mapped linearly onto the actuators' range and clipped.
+        engine: "mjbatch", "mujoco", or "auto"; they give the same bits on one version of MuJoCo.
+        num_threads: to step with.
         render_mode: None or "rgb_array".
-        engine: "mjbatch", "mujoco", or "auto"; all give the same numbers.
-        num_threads: threads of the mjbatch engine.
+
+    Attributes:
+        model: as given; read-only.
+        physics: the simulations of the slots.
+        dt: seconds per step.
 
     Raises:
-        ValueError: If a number is out of range or the engine is unknown.
+        ValueError: If a number is out of range, the engine or render mode unknown, or the task malformed.
+        gymnasium.error.DependencyNotInstalled: If the engine is not installed.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
@@ -48,20 +69,19 @@ class MujocoFamily(BatchedFamily):
         self,
         num_envs: int,
         model: mujoco.MjModel,
-        fields: Sequence[str],
         observation_size: int,
         entries: Mapping[str, TaskEntry],
         *,
-        task: Task | None,
-        normalization_scale: float,
-        max_episode_steps: int | None,
-        render_mode: str | None,
-        engine: Engine,
-        num_threads: int,
+        task: Task | None = None,
+        max_episode_steps: int | None = 200,
+        normalization_scale: float = 1.0,
+        engine: Engine = "auto",
+        num_threads: int = 1,
+        render_mode: str | None = None,
     ) -> None:
-        if not 0.0 < normalization_scale < np.inf:
-            raise ValueError(f"normalization_scale must be positive and finite, got {normalization_scale}")
-        scale = normalization_scale
+        scale = check_number("normalization_scale", normalization_scale)
+        if scale <= 0.0:
+            raise ValueError(f"normalization_scale must be positive, got {normalization_scale}")
         super().__init__(
             num_envs,
             spaces.Box(-np.inf, np.inf, (observation_size,), np.float32),
@@ -72,30 +92,54 @@ class MujocoFamily(BatchedFamily):
             render_mode=render_mode,
         )
         self.model = model
-        self.dt = model.opt.timestep * _SUBSTEPS
-        self.physics = make_physics(model, num_envs, ["qpos", "qvel", *fields], engine, num_threads)
+        self.dt: float = model.opt.timestep * _SUBSTEPS
+        self.physics = make_physics(model, num_envs, engine, num_threads)
         self._qpos, self._qvel = self.physics.bind("qpos"), self.physics.bind("qvel")
-        low, high = model.actuator_ctrlrange.T
-        self._control_range = (low, high)
-        self._control_centre, self._control_gain = (low + high) / 2.0, (high - low) / (2.0 * scale)
+        self._torso_position: Floats = self.physics.bind("xpos")[:, 1]
+        self._lowest, self._highest = model.actuator_ctrlrange.T.copy()
+        self._centre, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)
+        self._renderer: Renderer | None = None
 
-    def controls(self, actions: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the controls (N, nu) that `actions` stand for: rescaled to the actuators' range, and clipped to it."""
-        controls = self._control_centre + self._control_gain * actions
-        return np.minimum(np.maximum(controls, self._control_range[0]), self._control_range[1])
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        # A simulation that explodes shows in its observation and reward; NumPy's warnings would add nothing.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return super().step_recv(timeout, indices)
 
-    def _advance(self, controls: NDArray[np.float64], active: Mask) -> None:
+    def controls(self, actions: NDArray[Any]) -> Floats:
+        """Return what the actuators get for `actions` (..., nu): rescaled to their range, and clipped to it."""
+        controls: Floats = actions * self._gain
+        controls += self._centre
+        np.maximum(controls, self._lowest, out=controls)
+        np.minimum(controls, self._highest, out=controls)
+        return controls
+
+    def _simulate(self, controls: Floats, active: Mask | None) -> None:
         start = perf_counter()
         self.physics.step(controls, _SUBSTEPS, active)
         self.physics_seconds[0] += perf_counter() - start
 
-    def _reset_slots(self, mask: Mask, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         model = self.model
-        position_noise = _START_NOISE * (2.0 * streams.uniform(model.nq, mask) - 1.0)
-        velocity_noise = _START_NOISE * streams.normal(model.nv, mask)
+        qpos = model.qpos0 + _START_NOISE * (2.0 * streams.uniform(model.nq, mask) - 1.0)
+        qvel = _START_NOISE * streams.normal(model.nv, mask)
         start = perf_counter()
-        self.physics.set_state(model.qpos0 + position_noise, velocity_noise, mask)
+        self.physics.set_state(qpos, qvel, mask)
         self.physics_seconds[0] += perf_counter() - start
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
-        return render_state(self.model, self._qpos[slot], self._qvel[slot])
+        if self._renderer is None:
+            self._renderer = Renderer(self.model)
+        return self._renderer.draw(self._qpos[slot])
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Free the physics and what pictures are drawn with."""
+        if self._renderer is not None:
+            self._renderer.close()
+        self.physics.close()
+
+
+def sum_of_squares(rows: Floats) -> Floats:
+    """Return the sums (N,) over the rows (N, k), without an intermediate array."""
+    sums: Floats = np.einsum("ij,ij->i", rows, rows)
+    return sums

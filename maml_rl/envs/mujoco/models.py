@@ -1,43 +1,57 @@
-"""Loads the MJCF models that ship inside Gymnasium, without a word."""
+"""Loads the MuJoCo models that ship inside Gymnasium, without a word on the screen or a file in the folder."""
 
 from functools import cache
 from pathlib import Path
 
 import gymnasium
 import mujoco
+import numpy as np
 
 _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
-_NO_TOTAL_MASS = -1.0
 
 
 @cache
-def load_model(file_name: str, needs_contact_forces: bool = False) -> mujoco.MjModel:
-    """Compile a model of Gymnasium's, once per process.
+def load_model(xml_name: str, *, contact_forces: bool = False) -> mujoco.MjModel:
+    """Return one of Gymnasium's models; every call in a process returns the same object, so do not write to it.
 
-    MuJoCo warns about the attribute `settotalmass` at every load, on the terminal and in a log file. It is cleared here, and the
-    masses of the compiled model are rescaled as the attribute would have.
+    It equals what MuJoCo makes of the file, but for two things: a state that is not finite stays so, where MuJoCo would
+    go on from the model's initial state; and see `contact_forces`.
 
     Args:
-        file_name: e.g. "half_cheetah.xml".
-        needs_contact_forces: have `mj_step` fill `cfrc_ext`, which it does only for models with a sensor that depends on it. The sensor
-            reads; the motion stays the same.
+        xml_name: file name, as "ant.xml".
+        contact_forces: let every step and every forward pass fill `cfrc_ext` with the forces of the contacts.
 
-    Returns:
-        The model, shared by all who ask: do not write to it.
+    Raises:
+        ValueError: If there is no such file or MuJoCo cannot read it.
     """
-    spec = mujoco.MjSpec.from_file(str(_ASSETS / file_name))
-    total_mass = spec.compiler.settotalmass
-    spec.compiler.settotalmass = _NO_TOTAL_MASS
-    if needs_contact_forces:
-        spec.body("torso").add_site(name="contact_force_trigger")
-        spec.add_sensor(
-            name="contact_force_trigger",
-            type=mujoco.mjtSensor.mjSENS_ACCELEROMETER,
-            objtype=mujoco.mjtObj.mjOBJ_SITE,
-            objname="contact_force_trigger",
-        )
+    spec = mujoco.MjSpec.from_file(str(_ASSETS / xml_name))
+    # MuJoCo warns of this attribute on the screen and in MUJOCO_LOG.TXT, once per model.
+    total_mass, spec.compiler.settotalmass = spec.compiler.settotalmass, -1.0
+    if contact_forces:
+        _add_acceleration_sensor(spec)
     model = spec.compile()
     if total_mass > 0.0:
-        mujoco.mj_setTotalmass(model, total_mass)
-        mujoco.mj_setConst(model, mujoco.MjData(model))
+        _set_total_mass(model, total_mass)
+    model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     return model
+
+
+def _add_acceleration_sensor(spec: mujoco.MjSpec) -> None:
+    # Nobody reads it. MuJoCo computes body accelerations, and with them the contact forces, only for models with a
+    # sensor that needs them; the simulation itself does not.
+    spec.add_sensor(
+        name="needs_body_accelerations",
+        type=mujoco.mjtSensor.mjSENS_FRAMELINACC,
+        objtype=mujoco.mjtObj.mjOBJ_BODY,
+        objname=spec.worldbody.first_body().name,
+    )
+
+
+def _set_total_mass(model: mujoco.MjModel, total_mass: float) -> None:
+    """Scale masses and inertias as the compiler does for `settotalmass`, down to the last bit."""
+    mujoco.mj_setTotalmass(model, total_mass)
+    mujoco.mj_setConst(model, mujoco.MjData(model))
+    # MuJoCo 4.0 no longer renews the statistics in mj_setConst; the solver's tolerance is relative to them. A
+    # cumulative sum adds from left to right, as MuJoCo does; np.sum does not.
+    model.stat.meanmass = np.cumsum(model.body_mass[1:])[-1] / (model.nbody - 1)
+    model.stat.meaninertia = np.cumsum(model.dof_M0)[-1] / model.nv

@@ -1,167 +1,215 @@
-"""The one seam to the physics engine: a batch of MuJoCo states behind four methods, with two engines.
+"""The one seam to the physics engine: a batch of MuJoCo simulations behind four methods, with two engines.
 
-Both engines carry the whole integration state (mjSTATE_INTEGRATION, warm start included) of every simulation, and load it into an
-`MjData` to compute with. On one MuJoCo version they give bit-identical trajectories.
+`mjbatch` steps them on a pool of C++ threads; plain `mujoco` works with every version. Both keep the whole integration
+state of every simulation, warm start included, and load it into one `MjData` per thread, so both compute the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol, get_args
 
 import mujoco
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
-Engine = Literal["auto", "mjbatch", "mujoco"]
-Mask = NDArray[np.bool_] | None
+from maml_rl.envs.arguments import check_count
 
-_SIGNATURE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+Engine = Literal["auto", "mjbatch", "mujoco"]
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 class Physics(Protocol):
     """N simulations of one model."""
 
-    def bind(self, field: str) -> NDArray[Any]:
-        """Return an array (N, ...) over a field of `MjData`, brought up to date by every call below.
+    @property
+    def engine(self) -> str:
+        """Name of the engine, "mjbatch" or "mujoco"."""
 
-        As after `mj_step` itself, fields derived from the state (xpos, cfrc_ext, ...) are those of the last substep's start.
+    def bind(self, field: str) -> NDArray[Any]:
+        """Return a live array (N, ...) over a field of `MjData`; every call below updates it, others only read it.
+
+        As after `mj_step` itself, a field that is derived from qpos and qvel is what the last substep computed on its
+        way: up to one substep behind them.
         """
 
-    def set_state(self, qpos: NDArray[np.float64], qvel: NDArray[np.float64], mask: Mask = None) -> None:
-        """Put the masked simulations (None: all) into new states, everything else as after `mj_resetData`, and run `mj_forward`.
+    def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
+        """Start afresh from given positions and velocities: `mj_resetData`, the assignment, `mj_forward`.
 
         Args:
-            qpos: one row per masked simulation.
-            qvel: likewise.
-            mask: (N,) or None.
+            qpos: (n, nq) for the n masked simulations.
+            qvel: (n, nv).
+            mask: (N,) which; None for all.
         """
 
-    def step(self, controls: NDArray[np.float64], num_substeps: int, mask: Mask = None) -> None:
-        """Run `mj_step` `num_substeps` times in the masked simulations (None: all) under constant controls (N, nu)."""
+    def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
+        """Apply controls for some calls of `mj_step`.
+
+        Args:
+            controls: (N, nu); the rows of simulations that are not stepped are ignored.
+            num_substeps: how many calls.
+            mask: (N,) which simulations to step, the others stay as they are; None for all.
+        """
+
+    def close(self) -> None:
+        """End the threads (mjbatch's end when also the bound arrays are gone); no other call may follow."""
 
 
-def make_physics(
-    model: mujoco.MjModel, num_sims: int, fields: Sequence[str], engine: Engine = "auto", num_threads: int = 1
-) -> Physics:
-    """Make N simulations.
+def make_physics(model: mujoco.MjModel, num_sims: int, engine: Engine = "auto", num_threads: int = 1) -> Physics:
+    """Make a batch of simulations; `set_state` them before the first step.
 
     Args:
-        model: the compiled model.
+        model: of all of them; it is not copied by every engine, so leave it as it is.
         num_sims: N.
-        fields: the fields that will be bound.
-        engine: "mjbatch", "mujoco", or "auto" for the faster one that is installed.
-        num_threads: threads of the mjbatch engine.
+        engine: "auto" takes mjbatch where it can be imported.
+        num_threads: to step with.
 
     Raises:
-        ValueError: If the engine is unknown.
-        ModuleNotFoundError: If mjbatch is asked for and not installed.
+        ValueError: If the engine is unknown or a number is not positive.
+        gymnasium.error.DependencyNotInstalled: If mjbatch is asked for and cannot be imported.
     """
-    if engine not in ("auto", "mjbatch", "mujoco"):
-        raise ValueError(f"unknown physics engine {engine!r}; expected 'auto', 'mjbatch' or 'mujoco'")
-    if engine == "auto":
-        engine = "mjbatch" if _has_mjbatch() else "mujoco"
-    if engine == "mjbatch":
-        if not _has_mjbatch():
-            raise ModuleNotFoundError("engine 'mjbatch' needs the package mjbatch: pip install 'maml-rl[fast]'")
-        return _MjbatchPhysics(model, num_sims, num_threads)
-    return _MujocoPhysics(model, num_sims, fields)
+    if engine not in get_args(Engine):
+        raise ValueError(f"unknown engine {engine!r}; expected one of {', '.join(get_args(Engine))}")
+    num_sims, num_threads = check_count("num_sims", num_sims), check_count("num_threads", num_threads)
+    if engine != "mujoco":
+        try:
+            return BatchPhysics(model, num_sims, num_threads)
+        except ImportError as error:
+            if engine == "mjbatch":
+                raise DependencyNotInstalled(
+                    f"engine 'mjbatch' cannot be imported ({error}); run pip install 'maml-rl[fast]', "
+                    "or take engine 'mujoco' or 'auto'"
+                ) from error
+    return PlainPhysics(model, num_sims, num_threads)
 
 
-def _has_mjbatch() -> bool:
-    """Tell whether mjbatch is there and was built for the MuJoCo that is."""
-    if find_spec("mjbatch") is None:
-        return False
-    try:
-        import mjbatch  # noqa: F401
-    except ImportError:
-        return False
-    return True
+class BatchPhysics:
+    """`Physics` on mjbatch, which is tied to one version of MuJoCo.
 
+    Raises:
+        ImportError: If mjbatch is missing or was built for another MuJoCo.
+    """
 
-def _initial_state(model: mujoco.MjModel) -> NDArray[np.float64]:
-    state = np.empty(mujoco.mj_stateSize(model, _SIGNATURE))
-    mujoco.mj_getState(model, mujoco.MjData(model), state, _SIGNATURE)
-    return state
-
-
-def _columns(model: mujoco.MjModel, component: mujoco.mjtState) -> slice:
-    """Return where a component lies in the state: components follow each other in the order of their bits."""
-    bit = int(component)
-    start = mujoco.mj_stateSize(model, _SIGNATURE & (bit - 1))
-    return slice(start, start + mujoco.mj_stateSize(model, bit))
-
-
-class _MjbatchPhysics:
-    """Simulations stepped by a pool of C++ threads."""
+    engine = "mjbatch"
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
-        import mjbatch
+        # Imported here: it is an optional extra, and importing it installs a log handler in MuJoCo.
+        from mjbatch import Batch
 
-        self._batch = mjbatch.Batch(model, num_sims, num_threads=num_threads)
-        self._state = self._batch.bind("state")
-        self._controls = self._batch.bind("ctrl")
-        self._initial = _initial_state(model)
-        self._qpos = _columns(model, mujoco.mjtState.mjSTATE_QPOS)
-        self._qvel = _columns(model, mujoco.mjtState.mjSTATE_QVEL)
+        self._batch = Batch(model, num_sims, num_threads)
+        self._initial_state = _initial_state(model)
+        self._states = self._batch.bind("state")
+        self._qpos, self._qvel, self._controls = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
 
     def bind(self, field: str) -> NDArray[Any]:
+        """Return a live array over a field; see `Physics`."""
         array: NDArray[Any] = self._batch.bind(field)
         return array
 
-    def set_state(self, qpos: NDArray[np.float64], qvel: NDArray[np.float64], mask: Mask = None) -> None:
-        rows = np.tile(self._initial, (len(qpos), 1))
-        rows[:, self._qpos], rows[:, self._qvel] = qpos, qvel
-        self._state[slice(None) if mask is None else mask] = rows
+    def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
+        """Start afresh; see `Physics`."""
+        where = slice(None) if mask is None else mask
+        # Not Batch.reset: it takes an element that is written but not changed for one that is to be reset.
+        self._states[where] = self._initial_state
+        self._qpos[where], self._qvel[where] = qpos, qvel
         self._batch.forward(mask)
 
-    def step(self, controls: NDArray[np.float64], num_substeps: int, mask: Mask = None) -> None:
-        if mask is None:
-            self._controls[:] = controls
-        else:
-            self._controls[mask] = controls[mask]
-        self._batch.step(mask, nstep=num_substeps)
+    def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
+        """Step; see `Physics`."""
+        np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
+        self._batch.step(mask, num_substeps)
+
+    def close(self) -> None:
+        """Let go of the batch; see `Physics`."""
+        del self._batch, self._states, self._qpos, self._qvel, self._controls
 
 
-class _MujocoPhysics:
-    """Simulations stepped one after the other in one `MjData`, which keeps the model's data in the cache."""
+class PlainPhysics:
+    """`Physics` on MuJoCo's own Python bindings: states are swapped in and out of one `MjData` per thread.
 
-    def __init__(self, model: mujoco.MjModel, num_sims: int, fields: Sequence[str]) -> None:
-        self._model, self._data = model, mujoco.MjData(model)
-        self._initial = _initial_state(model)
-        self._state = np.tile(self._initial, (num_sims, 1))
-        self._qpos = _columns(model, mujoco.mjtState.mjSTATE_QPOS)
-        self._qvel = _columns(model, mujoco.mjtState.mjSTATE_QVEL)
-        self._controls = _columns(model, mujoco.mjtState.mjSTATE_CTRL)
-        mujoco.mj_forward(model, self._data)
-        self._bound = {"qpos": self._state[:, self._qpos], "qvel": self._state[:, self._qvel]}
-        self._derived: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        for field in set(fields) - set(self._bound):
-            source = getattr(self._data, field)
-            self._bound[field] = np.tile(source, (num_sims, *(1,) * source.ndim))
-            self._derived.append((self._bound[field], source))
+    One `MjData` for every simulation would be slower, and half a megabyte each.
+    """
+
+    engine = "mujoco"
+
+    def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
+        self._model, self._num_sims = model, num_sims
+        self._datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_sims))]
+        self._pool = ThreadPoolExecutor(len(self._datas)) if len(self._datas) > 1 else None
+        self._initial_state = _initial_state(model)
+        self._states = np.tile(self._initial_state, (num_sims, 1))
+        self._qpos = self._component(mujoco.mjtState.mjSTATE_QPOS)
+        self._qvel = self._component(mujoco.mjtState.mjSTATE_QVEL)
+        self._controls = self._component(mujoco.mjtState.mjSTATE_CTRL)
+        self._derived: dict[str, NDArray[Any]] = {}
 
     def bind(self, field: str) -> NDArray[Any]:
-        return self._bound[field]
+        """Return a live array over a field; see `Physics`."""
+        components = {"qpos": self._qpos, "qvel": self._qvel, "ctrl": self._controls}
+        if field in components:
+            return components[field]
+        if field not in self._derived:
+            value = getattr(self._datas[0], field)
+            self._derived[field] = np.zeros((self._num_sims, *value.shape), value.dtype)
+        return self._derived[field]
 
-    def set_state(self, qpos: NDArray[np.float64], qvel: NDArray[np.float64], mask: Mask = None) -> None:
-        indices = np.arange(len(self._state)) if mask is None else np.flatnonzero(mask)
-        self._state[indices] = self._initial
-        for row, index in enumerate(indices):
-            self._state[index, self._qpos], self._state[index, self._qvel] = qpos[row], qvel[row]
-            mujoco.mj_setState(self._model, self._data, self._state[index], _SIGNATURE)
-            mujoco.mj_forward(self._model, self._data)
-            self._store(index)
+    def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
+        """Start afresh; see `Physics`."""
+        where = slice(None) if mask is None else mask
+        self._states[where] = self._initial_state
+        self._qpos[where], self._qvel[where] = qpos, qvel
+        self._run(0, mask)
 
-    def step(self, controls: NDArray[np.float64], num_substeps: int, mask: Mask = None) -> None:
-        for index in range(len(self._state)) if mask is None else np.flatnonzero(mask):
-            self._state[index, self._controls] = controls[index]
-            mujoco.mj_setState(self._model, self._data, self._state[index], _SIGNATURE)
-            mujoco.mj_step(self._model, self._data, num_substeps)
-            self._store(index)
+    def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
+        """Step; see `Physics`."""
+        np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
+        self._run(num_substeps, mask)
 
-    def _store(self, index: int) -> None:
-        mujoco.mj_getState(self._model, self._data, self._state[index], _SIGNATURE)
-        for array, source in self._derived:
-            array[index] = source
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _component(self, component: mujoco.mjtState) -> Floats:
+        # A state vector holds its components in the order of their bits.
+        start = mujoco.mj_stateSize(self._model, _STATE & (int(component) - 1))
+        return self._states[:, start : start + mujoco.mj_stateSize(self._model, int(component))]
+
+    def _run(self, num_substeps: int, mask: Mask | None) -> None:
+        sims = list(range(self._num_sims)) if mask is None else np.flatnonzero(mask).tolist()
+        if self._pool is None:
+            self._run_sims(self._datas[0], sims, num_substeps)
+            return
+        count = len(self._datas)
+        runs = [
+            self._pool.submit(self._run_sims, data, sims[first::count], num_substeps)
+            for first, data in enumerate(self._datas)
+        ]
+        for run in runs:
+            run.result()
+
+    def _run_sims(self, data: mujoco.MjData, sims: list[int], num_substeps: int) -> None:
+        """Step some simulations, or with no substeps only compute what derives from their states."""
+        model, states = self._model, self._states
+        derived = [(array, getattr(data, field)) for field, array in self._derived.items()]
+        for sim in sims:
+            state = states[sim]
+            mujoco.mj_setState(model, data, state, _STATE)
+            if num_substeps:
+                mujoco.mj_step(model, data, num_substeps)
+            else:
+                mujoco.mj_forward(model, data)
+            mujoco.mj_getState(model, data, state, _STATE)
+            for array, value in derived:
+                array[sim] = value
+
+
+def _initial_state(model: mujoco.MjModel) -> Floats:
+    """Return the integration state of fresh `MjData`, which is also that after `mj_resetData`."""
+    state = np.empty(mujoco.mj_stateSize(model, _STATE))
+    mujoco.mj_getState(model, mujoco.MjData(model), state, _STATE)
+    return state

@@ -1,21 +1,104 @@
-"""Pictures of MuJoCo states, drawn without a display by EGL."""
+"""Draws MuJoCo states into arrays: on the screen's OpenGL or, where there is no screen, headless with EGL."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import weakref
+from typing import Any
+
 import mujoco
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
-_HEIGHT, _WIDTH = 240, 320
+_SIZE = 480
+_MAX_SHAPES = 1000
 _CAMERA = "track"
 
 
-def render_state(model: mujoco.MjModel, qpos: NDArray[np.float64], qvel: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return a picture (240, 320, 3) of one state."""
-    data = mujoco.MjData(model)
-    data.qpos[:], data.qvel[:] = qpos, qvel
-    mujoco.mj_forward(model, data)
-    with mujoco.Renderer(model, _HEIGHT, _WIDTH) as renderer:
-        renderer.update_scene(data, _CAMERA)
-        picture: NDArray[np.uint8] = renderer.render()
-        return picture
+class Renderer:
+    """Pictures of one model, seen by the camera that moves along.
+
+    OpenGL is chosen as MuJoCo does, by the variable MUJOCO_GL; where that is not set and there is no screen, it is EGL.
+
+    Args:
+        model: what to draw.
+
+    Raises:
+        gymnasium.error.DependencyNotInstalled: If there is no usable OpenGL.
+    """
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self._context: Any = None
+        self._resources: Any = None
+        try:
+            self._context = _context_class()(_SIZE, _SIZE)
+            self._context.make_current()
+            self._resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        # A missing or broken driver shows as ImportError, AttributeError, OSError, FatalError, as the binding likes.
+        except Exception as error:
+            self.close()
+            raise DependencyNotInstalled(
+                f"cannot draw, for there is no usable OpenGL ({type(error).__name__}: {error}); run "
+                "scripts/install-system-packages, or set MUJOCO_GL to egl, osmesa or glfw before Python starts"
+            ) from error
+        _open_renderers.add(self)
+        # Anew each time, to run before what MuJoCo's EGL module has registered: the last registered runs first.
+        atexit.unregister(_close_open_renderers)
+        atexit.register(_close_open_renderers)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._resources)
+        self._model, self._data = model, mujoco.MjData(model)
+        self._scene = mujoco.MjvScene(model, maxgeom=_MAX_SHAPES)
+        self._options = mujoco.MjvOption()
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera.fixedcamid = model.camera(_CAMERA).id
+
+    def draw(self, qpos: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """Return a picture (480, 480, 3) of the joint positions (nq,)."""
+        model, data, scene = self._model, self._data, self._scene
+        data.qpos[:] = qpos
+        mujoco.mj_fwdPosition(model, data)
+        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        mujoco.mjv_updateScene(model, data, self._options, None, self._camera, everything, scene)
+        self._context.make_current()
+        view = mujoco.MjrRect(0, 0, _SIZE, _SIZE)
+        mujoco.mjr_render(view, scene, self._resources)
+        pixels = np.empty((_SIZE, _SIZE, 3), np.uint8)
+        mujoco.mjr_readPixels(pixels, None, view, self._resources)
+        # OpenGL counts rows from the bottom.
+        return pixels[::-1].copy()
+
+    def close(self) -> None:
+        """Free what OpenGL holds."""
+        if self._resources is not None:
+            self._context.make_current()
+            self._resources.free()
+        if self._context is not None:
+            self._context.free()
+        self._resources = self._context = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_open_renderers: weakref.WeakSet[Renderer] = weakref.WeakSet()
+
+
+def _close_open_renderers() -> None:
+    for renderer in list(_open_renderers):
+        renderer.close()
+
+
+def _context_class() -> Any:
+    """Return the class of OpenGL contexts to use."""
+    headless = sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if headless and not os.environ.get("MUJOCO_GL"):
+        from mujoco.egl import GLContext
+
+        return GLContext
+    from mujoco.gl_context import GLContext as ChosenContext
+
+    return ChosenContext

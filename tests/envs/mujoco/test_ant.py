@@ -1,0 +1,131 @@
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco.ant_v5 import AntEnv
+
+from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntPosVectorEnv, AntVelVectorEnv
+
+FAMILIES = [AntVelVectorEnv, AntDirVectorEnv, AntPosVectorEnv]
+
+
+def put(env, slot, qpos=None, qvel=None):
+    """Move one slot to another state."""
+    mask = np.arange(env.num_envs) == slot
+    qpos = env.model.qpos0 if qpos is None else qpos
+    env.physics.set_state(qpos[None], np.zeros((1, env.model.nv)) if qvel is None else qvel[None], mask)
+
+
+def test_steps_are_those_of_gymnasium(in_empty_folder):
+    """State, forward velocity, costs and health against Gymnasium's Ant-v5 from the same state, until both fall."""
+    env = AntDirVectorEnv(2, task={"direction": 1}, max_episode_steps=None)
+    reference = AntEnv(ctrl_cost_weight=0.005, healthy_reward=0.05)
+    observations, _ = env.reset(seed=5)
+    mujoco.mj_resetData(reference.model, reference.data)
+    reference.set_state(env.physics.bind("qpos")[1].copy(), env.physics.bind("qvel")[1].copy())
+    random = np.random.default_rng(2)
+    fell = False
+    for _ in range(400):
+        body = reference.data.body("torso")
+        np.testing.assert_array_equal(observations[1, :15], reference.data.qpos.astype(np.float32))
+        np.testing.assert_array_equal(observations[1, 15:29], reference.data.qvel.astype(np.float32))
+        np.testing.assert_array_equal(observations[1, 113:122], body.xmat.astype(np.float32))
+        np.testing.assert_array_equal(observations[1, 122:], body.xpos.astype(np.float32))
+        actions = random.uniform(-1.0, 1.0, (2, 8))
+        observations, rewards, terminated, _, infos = env.step(actions)
+        _, _, fell, _, info = reference.step(actions[1])
+        assert terminated[1] == fell
+        assert infos["reward_forward"][1] == pytest.approx(info["x_velocity"], rel=1e-12)
+        assert infos["reward_ctrl"][1] == pytest.approx(info["reward_ctrl"], rel=1e-12)
+        assert infos["reward_survive"][1] == 0.05
+        terms = ("reward_forward", "reward_ctrl", "reward_contact", "reward_survive")
+        assert rewards[1] == pytest.approx(sum(infos[term][1] for term in terms), rel=1e-12)
+        if fell:
+            break
+    assert fell
+    assert env.dt == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_observation_and_contact_cost_hold_the_clipped_forces_of_all_bodies(family):
+    env = family(3)
+    env.reset(seed=0)
+    random = np.random.default_rng(0)
+    costs = []
+    for _ in range(40):
+        observations, _, _, _, infos = env.step(random.uniform(-1.0, 1.0, (3, 8)))
+        forces = np.clip(env.physics.bind("cfrc_ext").reshape(3, 84), -1.0, 1.0)
+        np.testing.assert_array_equal(observations[:, 29:113], forces.astype(np.float32))
+        active = infos["_reward_contact"]
+        np.testing.assert_allclose(infos["reward_contact"][active], -0.0005 * np.square(forces[active]).sum(axis=1))
+        costs.append(infos["reward_contact"].min())
+    assert min(costs) < 0.0
+    assert env.single_observation_space.shape == (125,)
+
+
+def test_rewards_follow_the_task_of_each_slot():
+    envs = [family(3) for family in FAMILIES]
+    keep, run, go = envs
+    keep.reset_task([{"velocity": velocity} for velocity in (0.0, 1.0, 3.0)])
+    run.reset_task([{"direction": direction} for direction in (1, -1, 1)])
+    go.reset_task([{"position": position} for position in ([0, 0], [3.0, -3.0], np.array([-1.0, 2.0]))])
+    for env in envs:
+        env.reset(seed=1)
+    before = keep.physics.bind("xpos")[:, 1, 0].copy()
+    kept, ran, gone = (env.step(np.full((3, 8), 0.5)) for env in envs)
+    place = keep.physics.bind("xpos")[:, 1, :2]
+    velocity = (place[:, 0] - before) / 0.05
+    rest = 0.05 - 0.005 * 8 * 0.25 + kept[4]["reward_contact"]
+    distance = np.abs(place - [[0, 0], [3, -3], [-1, 2]]).sum(axis=1)
+    np.testing.assert_allclose(kept[1], 1.0 - np.abs(velocity - [0.0, 1.0, 3.0]) + rest, rtol=1e-12)
+    np.testing.assert_allclose(ran[1], velocity * [1, -1, 1] + rest, rtol=1e-12)
+    np.testing.assert_allclose(gone[1], 4.0 - distance + rest, rtol=1e-12)
+
+
+def test_episode_terminates_above_one_metre_below_a_fifth_and_when_not_finite(in_empty_folder, capfd):
+    env = AntDirVectorEnv(4)
+    env.reset(seed=0)
+    heights = env.model.qpos0.copy(), env.model.qpos0.copy()
+    heights[0][2], heights[1][2] = 3.0, -5.0
+    put(env, 0)
+    put(env, 1, heights[0])
+    put(env, 2, heights[1])
+    put(env, 3, qvel=np.full(env.model.nv, 1e7))
+    observations, _, terminated, truncated, _ = env.step(np.zeros((4, 8)))
+    assert terminated.tolist() == [False, True, True, True]
+    assert not truncated.any()
+    assert not np.isfinite(observations[3]).all()
+    frozen, rewards, terminated, _, _ = env.step(np.zeros((4, 8)))
+    assert terminated.tolist() == [False, True, True, True]
+    np.testing.assert_array_equal(frozen[1:], observations[1:])
+    assert (frozen[0] != observations[0]).any()
+    assert (rewards[1:] == 0.0).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engines_give_the_same_bits_through_falls_and_frozen_slots(family, engine):
+    actions = np.random.default_rng(3).uniform(-1.0, 1.0, (150, 5, 8)).astype(np.float32)
+    envs = [family(5, engine=name, num_threads=threads) for name, threads in (("mujoco", 1), (engine, 2))]
+    for env in envs:
+        env.reset_buffers(np.arange(5))
+    one, two = (env.buffers for env in envs)
+    for action in actions:
+        for env in envs:
+            env.step_send(0, action)
+            env.step_recv()
+        np.testing.assert_array_equal(one.observations, two.observations)
+        np.testing.assert_array_equal(one.rewards, two.rewards)
+        np.testing.assert_array_equal(one.terminated, two.terminated)
+    assert one.terminated.any()
+
+
+def test_tasks_come_from_the_published_distributions():
+    velocities = [task["velocity"] for task in AntVelVectorEnv().sample_tasks(4000, seed=0)]
+    np.testing.assert_allclose(np.quantile(velocities, [0.0, 0.5, 1.0]), [0.0, 1.5, 3.0], atol=0.08)
+    places = np.array([task["position"] for task in AntPosVectorEnv().sample_tasks(4000, seed=0)])
+    assert places.shape == (4000, 2)
+    np.testing.assert_allclose(np.quantile(places, [0.0, 0.5, 1.0], axis=0).T, [[-3.0, 0.0, 3.0]] * 2, atol=0.12)
+    directions = [task["direction"] for task in AntDirVectorEnv().sample_tasks(4000, seed=0)]
+    assert set(directions) == {-1.0, 1.0}
+    assert np.mean(directions) == pytest.approx(0.0, abs=0.06)
+    with pytest.raises(ValueError, match="low must be below high"):
+        AntPosVectorEnv(low=1.0, high=1.0)

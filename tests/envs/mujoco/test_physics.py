@@ -1,0 +1,213 @@
+import copy
+import sys
+import threading
+
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.error import DependencyNotInstalled
+
+from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.physics import make_physics
+
+NUM_SIMS = 6
+SUBSTEPS = 5
+BODIES = {"half_cheetah.xml": ("xpos",), "ant.xml": ("xpos", "xmat", "cfrc_ext")}
+
+
+@pytest.fixture(params=BODIES)
+def xml_name(request):
+    return request.param
+
+
+def seam(xml_name, engine, num_sims=NUM_SIMS, num_threads=1):
+    return make_physics(load_model(xml_name, contact_forces=xml_name == "ant.xml"), num_sims, engine, num_threads)
+
+
+def start_states(model, random, num_sims=NUM_SIMS):
+    qpos = model.qpos0 + random.uniform(-0.1, 0.1, (num_sims, model.nq))
+    return qpos, 0.1 * random.normal(size=(num_sims, model.nv))
+
+
+def assert_same(physics, others, fields):
+    for field in ("qpos", "qvel", *fields):
+        for other in others:
+            np.testing.assert_array_equal(physics.bind(field), other.bind(field), err_msg=field)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_trajectories_are_those_of_bare_mujoco_to_the_bit(
+    xml_name, engine, num_threads, bare_simulations, ordinary_model
+):
+    """Over hundreds of control steps, random controls, partial masks and resets on the way.
+
+    Bare MuJoCo runs the ordinary model: neither the sensor for contact forces nor the rescaled masses change anything.
+    """
+    bare = bare_simulations(ordinary_model(xml_name), NUM_SIMS)
+    physics = seam(xml_name, engine, num_threads=num_threads)
+    fields = [field for field in BODIES[xml_name] if field != "cfrc_ext"]
+    for field in fields:
+        physics.bind(field)
+    random = np.random.default_rng(0)
+    qpos, qvel = start_states(bare.model, random)
+    for simulations in (physics, bare):
+        simulations.set_state(qpos, qvel)
+    assert_same(physics, [bare], fields)
+    for step in range(250):
+        controls = random.uniform(-1.0, 1.0, (NUM_SIMS, bare.model.nu))
+        mask = None if step % 3 == 0 else random.random(NUM_SIMS) < 0.6
+        for simulations in (physics, bare):
+            simulations.step(controls, SUBSTEPS, mask)
+        assert_same(physics, [bare], fields)
+        if step % 40 == 39:
+            mask = random.random(NUM_SIMS) < 0.5
+            for simulations in (physics, bare):
+                simulations.set_state(qpos[mask], qvel[mask], mask)
+            assert_same(physics, [bare], fields)
+    physics.close()
+
+
+def test_engines_agree_to_the_bit_in_every_field_and_through_an_explosion(xml_name, in_empty_folder, capfd):
+    pytest.importorskip("mjbatch", exc_type=ImportError)
+    first, second = seam(xml_name, "mjbatch", num_threads=2), seam(xml_name, "mujoco")
+    for field in BODIES[xml_name]:
+        first.bind(field), second.bind(field)
+    model = load_model(xml_name)
+    random = np.random.default_rng(1)
+    qpos, qvel = start_states(model, random)
+    for speed, num_steps in ((1.0, 30), (1e7, 3)):
+        for physics in (first, second):
+            physics.set_state(qpos, speed * qvel)
+        for _ in range(num_steps):
+            controls = random.uniform(-1.0, 1.0, (NUM_SIMS, model.nu))
+            for physics in (first, second):
+                physics.step(controls, SUBSTEPS)
+            assert_same(first, [second], BODIES[xml_name])
+    assert not np.isfinite(first.bind("qpos")).any(axis=1).all()
+
+
+def test_set_state_forgets_everything_that_came_before(xml_name, engine):
+    """Above all the warm start, which changes the last bits of what follows."""
+    used, fresh = seam(xml_name, engine), seam(xml_name, engine)
+    model = load_model(xml_name)
+    random = np.random.default_rng(2)
+    qpos, qvel = start_states(model, random)
+    controls = random.uniform(-1.0, 1.0, (50, NUM_SIMS, model.nu))
+    used.set_state(*start_states(model, random))
+    for control in controls:
+        used.step(control, SUBSTEPS)
+    for physics in (used, fresh):
+        physics.set_state(qpos, qvel)
+        for control in controls:
+            physics.step(control, SUBSTEPS)
+    assert_same(used, [fresh], ())
+
+
+def test_set_state_to_the_state_there_is_keeps_it(xml_name, engine):
+    physics = seam(xml_name, engine)
+    qpos, qvel = start_states(load_model(xml_name), np.random.default_rng(3))
+    for _ in range(2):
+        physics.set_state(qpos, qvel)
+        np.testing.assert_array_equal(physics.bind("qpos"), qpos)
+        np.testing.assert_array_equal(physics.bind("qvel"), qvel)
+
+
+def test_simulations_outside_of_the_mask_are_left_alone(xml_name, engine):
+    physics = seam(xml_name, engine)
+    model = load_model(xml_name)
+    names = ("qpos", "qvel", "ctrl", *BODIES[xml_name])
+    views = {name: physics.bind(name) for name in names}
+    random = np.random.default_rng(4)
+    qpos, qvel = start_states(model, random)
+    physics.set_state(qpos, qvel)
+    physics.step(random.uniform(-1.0, 1.0, (NUM_SIMS, model.nu)), SUBSTEPS)
+    mask = np.array([True, False, True, False, False, True])
+    for chosen in (mask, np.zeros(NUM_SIMS, bool)):
+        before = {name: view.copy() for name, view in views.items()}
+        physics.step(np.full((NUM_SIMS, model.nu), 0.5), SUBSTEPS, chosen)
+        physics.set_state(qpos[chosen], qvel[chosen], chosen)
+        for name, view in views.items():
+            np.testing.assert_array_equal(view[~chosen], before[name][~chosen])
+        assert (views["qpos"][chosen] != before["qpos"][chosen]).any(axis=1).all()
+
+
+def test_contact_forces_are_those_at_the_start_of_the_last_substep(engine, ordinary_model):
+    """The force that bare MuJoCo finds there, on a model without any sensor, when asked by `mj_rnePostConstraint`."""
+    model = ordinary_model("ant.xml")
+    physics = seam("ant.xml", engine, num_sims=1)
+    forces = physics.bind("cfrc_ext")
+    random = np.random.default_rng(5)
+    qpos, qvel = start_states(model, random, 1)
+    physics.set_state(qpos, qvel)
+    data = mujoco.MjData(model)
+    data.qpos[:], data.qvel[:] = qpos[0], qvel[0]
+    mujoco.mj_forward(model, data)
+    touching = 0
+    for _ in range(200):
+        controls = random.uniform(-1.0, 1.0, (1, model.nu))
+        physics.step(controls, SUBSTEPS)
+        data.ctrl[:] = controls[0]
+        mujoco.mj_step(model, data, SUBSTEPS - 1)
+        there = copy.copy(data)
+        mujoco.mj_forward(model, there)
+        mujoco.mj_rnePostConstraint(model, there)
+        mujoco.mj_step(model, data)
+        np.testing.assert_array_equal(forces[0], there.cfrc_ext)
+        touching += bool(there.cfrc_ext.any())
+    assert 20 < touching < 200
+
+
+def test_contact_forces_of_a_resting_ant_carry_its_weight(engine):
+    model = load_model("ant.xml", contact_forces=True)
+    physics = seam("ant.xml", engine, num_sims=1)
+    forces = physics.bind("cfrc_ext")
+    physics.set_state(model.qpos0[None], np.zeros((1, model.nv)))
+    for _ in range(200):
+        physics.step(np.zeros((1, model.nu)), SUBSTEPS)
+    upwards = forces[0, :, 5].sum()
+    assert upwards == pytest.approx(9.81 * model.body_mass.sum(), rel=1e-3)
+    assert not forces[0, 0].any()
+
+
+def test_contact_forces_are_there_after_set_state(engine):
+    model = load_model("ant.xml", contact_forces=True)
+    physics = seam("ant.xml", engine, num_sims=1)
+    forces = physics.bind("cfrc_ext")
+    lying = model.qpos0.copy()
+    lying[2] = 0.2
+    physics.set_state(lying[None], np.zeros((1, model.nv)))
+    assert forces.any()
+
+
+def test_auto_falls_back_to_plain_mujoco_when_mjbatch_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mjbatch", None)
+    assert make_physics(load_model("half_cheetah.xml"), 2, "auto").engine == "mujoco"
+    with pytest.raises(DependencyNotInstalled, match=r"pip install 'maml-rl\[fast\]'"):
+        make_physics(load_model("half_cheetah.xml"), 2, "mjbatch")
+
+
+def test_auto_takes_mjbatch_where_it_is_installed():
+    pytest.importorskip("mjbatch", exc_type=ImportError)
+    assert make_physics(load_model("half_cheetah.xml"), 2, "auto").engine == "mjbatch"
+
+
+def test_closing_ends_the_threads_of_the_plain_engine():
+    before = threading.active_count()
+    physics = seam("half_cheetah.xml", "mujoco", num_threads=3)
+    physics.set_state(*start_states(load_model("half_cheetah.xml"), np.random.default_rng(6)))
+    assert before < threading.active_count() <= before + 3
+    physics.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, "bullet", 1), "unknown engine 'bullet'; expected one of auto, mjbatch, mujoco"),
+        ((2, "auto", 0), "num_threads must be an integer of at least 1, got 0"),
+        ((0, "auto", 1), "num_sims must be an integer of at least 1, got 0"),
+    ],
+)
+def test_bad_argument_is_refused_in_a_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_physics(load_model("half_cheetah.xml"), *arguments)
