@@ -128,8 +128,8 @@ def _train(options: argparse.Namespace) -> None:
     print(progress.summary())
     if options.profile:
         print(progress.profile())
-    print(f"the results lie in {folder}; how fast the policy adapts to new tasks, tell")
-    print(f"  python test.py --config {folder}/config.json --output {folder}/evaluation.npz")
+    print(f"the results lie in {folder}; to test the policy on new tasks:")
+    print(f"  {_interpreter()} test.py --config {folder}/config.json --output {folder}/evaluation.npz")
 
 
 def _test(options: argparse.Namespace) -> None:
@@ -207,6 +207,12 @@ def _device(options: argparse.Namespace) -> Any:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"the device {name!r} cannot be used ({reason}); leave --device out for the CPU") from None
     return device
+
+
+def _interpreter() -> str:
+    """Return how to call this Python from here: .venv/bin/python where there is one."""
+    path = Path(sys.executable)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
 def _count(text: str) -> int:
