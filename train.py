@@ -4,6 +4,11 @@ import sys
 
 # A child process imports this file again: whatever is above the guard, every child loads.
 if __name__ == "__main__":
-    from maml_rl.command_line import run_train
+    try:
+        from maml_rl.command_line import run_train
 
-    sys.exit(run_train())
+        code = run_train()
+    except KeyboardInterrupt:
+        print("train.py: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)

@@ -85,11 +85,12 @@ def _run(
     """Run a command, and turn what ends it into one line and an exit code."""
     options = parser.parse_args(arguments)
     try:
-        logging.basicConfig(level=options.log_level.upper(), format=f"{parser.prog}: %(message)s")
+        logging.basicConfig(format=f"{parser.prog}: %(message)s")
+        logging.getLogger("maml_rl").setLevel(options.log_level.upper())
         command(options)
     except KeyboardInterrupt:
-        # --resume goes on from the last checkpoint; test.py has nothing to go on from.
-        remedy = "; the same command with --resume goes on" if hasattr(options, "resume") else ""
+        has_run = hasattr(options, "resume") and (_folder_of(options) / "config.json").is_file()
+        remedy = "; the same command with --resume goes on" if has_run else ""
         print(f"{parser.prog}: interrupted{remedy}", file=sys.stderr)
         return INTERRUPTED
     except (ConfigError, CheckpointError, TaskError) as error:
@@ -102,8 +103,7 @@ def _run(
 
 
 def _train(options: argparse.Namespace) -> None:
-    config_path = options.config or _DEFAULT_CONFIG
-    folder = options.output_folder or Path("runs") / _name_of(config_path)
+    config_path, folder = options.config or _DEFAULT_CONFIG, _folder_of(options)
     if options.resume and options.config is None and (folder / "config.json").is_file():
         config_path = folder / "config.json"
     config = _overridden(load_config(config_path), {name: getattr(options, name) for name in Config.model_fields})
@@ -179,9 +179,12 @@ def _find_checkpoint(choice: str | None, folder: Path) -> Any:
             return Path(choice), load_checkpoint(choice)
 
 
-def _name_of(config_path: Path) -> str:
-    """Return the name of an experiment; a run's config.json is named after its run."""
-    return config_path.resolve().parent.name if config_path.name == "config.json" else config_path.stem
+def _folder_of(options: argparse.Namespace) -> Path:
+    """Return the folder of the run, by default named after the config; a run's config.json is named after its run."""
+    if options.output_folder is not None:
+        return Path(options.output_folder)
+    path: Path = options.config or _DEFAULT_CONFIG
+    return Path("runs") / (path.resolve().parent.name if path.name == "config.json" else path.stem)
 
 
 def _overridden(config: Config, values: dict[str, Any]) -> Config:
