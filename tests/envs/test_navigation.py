@@ -32,6 +32,21 @@ def test_episode_follows_the_definition(goal: tuple[float, float], moves: list[t
             break
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_normalised_actions_stand_for_moves(scale: float) -> None:
+    env = Navigation2DVectorEnv(3, normalization_scale=scale)
+    assert env.single_action_space == gymnasium.spaces.Box(-scale, scale, (2,), np.float32)
+    env.reset(seed=0)
+    observations = env.step(scale * np.array([[1.0, -1.0], [0.5, 0.0], [3.0, -0.25]]))[0]
+    np.testing.assert_allclose(observations, [[0.1, -0.1], [0.05, 0.0], [0.1, -0.025]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, "1"])
+def test_bad_normalization_scale_is_refused(scale: Any) -> None:
+    with pytest.raises(ValueError, match="normalization_scale must be"):
+        Navigation2DVectorEnv(1, normalization_scale=scale)
+
+
 def test_arriving_in_one_coordinate_is_not_arriving() -> None:
     env = Navigation2DVectorEnv(3)
     env.reset_task([{"goal": [0.05, 0.3]}, {"goal": [0.3, 0.05]}, {"goal": [0.055, 0.045]}])

@@ -1,0 +1,20 @@
+"""Every registered family, one after the other."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
+
+
+@pytest.fixture(params=list(FAMILIES))
+def env_id(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def vector_env(env_id: str) -> Iterator[MetaVectorEnv]:
+    vector_env = make_vector_env(env_id, {}, 4)
+    yield vector_env
+    vector_env.close()

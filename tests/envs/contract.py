@@ -1,0 +1,55 @@
+"""How the contract tests play a family, and how they compare what they saw."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs import MetaVectorEnv, Task
+
+# Enough steps for every reward to have shown itself, few enough for physics.
+STEPS = 6
+# Actions are drawn for this many slots, whatever the number of slots.
+_ROWS = 8
+
+
+def random_actions(env: MetaVectorEnv, steps: int, seed: int = 0) -> list[NDArray[Any]]:
+    """Actions that do not depend on the number of slots: slot i always gets the same."""
+    env.single_action_space.seed(seed)
+    rows = [env.single_action_space.sample() for _ in range(steps * _ROWS)]
+    return [np.array(rows[step * _ROWS : step * _ROWS + env.num_envs]) for step in range(steps)]
+
+
+def play(env: MetaVectorEnv, seed: Any, steps: int = STEPS) -> list[NDArray[Any]]:
+    """Everything that one run shows: arrays of observations, rewards and flags."""
+    history = [env.reset(seed=seed)[0]]
+    for actions in random_actions(env, steps):
+        history += env.step(actions)[:4]
+    return history
+
+
+def same(first: list[NDArray[Any]], second: list[NDArray[Any]]) -> bool:
+    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def assert_same_tasks(first: list[Task], second: list[Task]) -> None:
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def assert_same_slot(slot: int, batch: tuple[Any, ...], single: tuple[Any, ...]) -> None:
+    for array, value in zip(batch[:-1], single[:-1], strict=True):
+        np.testing.assert_array_equal(array[slot], value, strict=isinstance(value, np.ndarray))
+    assert_same_infos(slot, batch[-1], single[-1])
+
+
+def assert_same_infos(slot: int, batch: dict[str, Any], single: dict[str, Any]) -> None:
+    assert {name for name in batch if not name.startswith("_")} == set(single)
+    for name, value in single.items():
+        assert batch[f"_{name}"][slot]
+        if isinstance(value, dict):
+            assert_same_infos(slot, batch[name], value)
+        else:
+            np.testing.assert_array_equal(batch[name][slot], value)

@@ -1,0 +1,108 @@
+"""What every registered family promises about its interface; a new id is tested by being registered."""
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from maml_rl.envs import FAMILIES, MetaVectorEnv, check_meta_env, make_vector_env
+from tests.envs.contract import random_actions
+
+# Nobody expects these to hold: positions have no bounds, and navigation takes steps of 0.1.
+OPINIONS = (
+    r".*A Box observation space m(in|ax)imum value is -?infinity.*",
+    r".*For Box action spaces, we recommend.*",
+    r".*We recommend you to use a symmetric and normalized Box action space.*",
+)
+
+
+@pytest.mark.filterwarnings(*(f"ignore:{opinion}" for opinion in OPINIONS))
+def test_single_environment_passes_gymnasiums_checker(env_id: str) -> None:
+    env = gymnasium.make(env_id)
+    check_env(env.unwrapped, skip_render_check=FAMILIES[env_id].has_physics)
+    env.close()
+
+
+def test_single_environment_passes_stable_baselines3s_checker(env_id: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the import of other packages has to say
+        checker = pytest.importorskip("stable_baselines3.common.env_checker")
+    env = gymnasium.make(env_id)
+    with warnings.catch_warnings():
+        for opinion in OPINIONS:
+            warnings.filterwarnings("ignore", opinion)
+        checker.check_env(env)
+
+
+def test_single_environment_passes_our_checker(env_id: str) -> None:
+    env = gymnasium.make(env_id)
+    check_meta_env(env)
+    env.close()
+
+
+def test_make_vec_finds_the_batched_family(env_id: str) -> None:
+    env = gymnasium.make_vec(env_id, num_envs=3)
+    assert isinstance(env, MetaVectorEnv)
+    assert env.num_envs == 3
+    assert env.metadata["autoreset_mode"] is gymnasium.vector.AutoresetMode.DISABLED
+    env.close()
+
+
+def test_calls_out_of_order_are_refused(env_id: str) -> None:
+    vector_env = make_vector_env(env_id, {}, 2)
+    actions = random_actions(vector_env, 1)[0]
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset first"):
+        vector_env.step(actions)
+    with pytest.raises(gymnasium.error.ResetNeeded, match="without reset_mask"):
+        vector_env.reset(options={"reset_mask": np.array([True, False])})
+    vector_env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="call step_send first"):
+        vector_env.step_recv()
+    vector_env.step_send(0, actions)
+    with pytest.raises(RuntimeError, match="call step_recv first"):
+        vector_env.step_send(0, actions)
+    vector_env.reset(seed=0)
+    with pytest.raises(ValueError, match="one action for each of the 2 slots"):
+        vector_env.step(actions[:1])
+    vector_env.step(actions)
+
+
+@pytest.mark.parametrize(
+    "seed", [-1, [0, 1], [0, 1, 2, -3], [0.5, 1.5, 2.5, 3.5], 2**63, ["0", "1", "2", "3"]], ids=str
+)
+def test_bad_seed_is_refused(vector_env: MetaVectorEnv, seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed"):
+        vector_env.reset(seed=seed)
+
+
+@pytest.mark.parametrize("mask", [[True], [False] * 4, [1, 0, 0, 0]], ids=str)
+def test_bad_reset_mask_is_refused(vector_env: MetaVectorEnv, mask: Any) -> None:
+    vector_env.reset(seed=0)
+    with pytest.raises(ValueError, match="reset_mask must be a boolean array"):
+        vector_env.reset(options={"reset_mask": np.array(mask)})
+
+
+@pytest.mark.parametrize("name", ["num_envs", "max_episode_steps"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "3", True])
+def test_bad_count_is_refused_by_name(env_id: str, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {value!r}"):
+        make_vector_env(env_id, **{"num_envs": 2, name: value})
+
+
+def test_unknown_argument_is_refused_by_name(env_id: str) -> None:
+    with pytest.raises(TypeError, match="no_such_argument"):
+        make_vector_env(env_id, {"no_such_argument": 1})
+
+
+def test_unknown_render_mode_is_refused(env_id: str) -> None:
+    with pytest.raises(ValueError, match="no render_mode 'depth'"):
+        make_vector_env(env_id, {"render_mode": "depth"})
+
+
+def test_single_environment_leaves_the_time_limit_to_gymnasium(env_id: str) -> None:
+    env_class = type(gymnasium.make(env_id).unwrapped)
+    with pytest.raises(TypeError, match="never truncates; pass max_episode_steps"):
+        env_class(max_episode_steps=3)

@@ -1,0 +1,137 @@
+"""What every registered family promises about tasks; a new id is tested by being registered."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from maml_rl.envs import MetaVectorEnv, Task, make_vector_env
+from maml_rl.errors import TaskError
+from tests.envs.contract import assert_same_tasks, play, random_actions, same
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+def test_single_and_batched_environment_draw_the_same_tasks(env_id: str, vector_env: MetaVectorEnv, seed: int) -> None:
+    single = gymnasium.make(env_id)
+    single.reset(seed=seed)
+    vector_env.reset(seed=seed)
+    drawn = single.unwrapped.sample_tasks(30)
+    assert_same_tasks(drawn, vector_env.sample_tasks(30))
+    assert_same_tasks(drawn, vector_env.sample_tasks(30, seed=seed))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_seeded_sample_tasks_repeats_and_unseeded_goes_on(vector_env: MetaVectorEnv, seed: int) -> None:
+    tasks = vector_env.sample_tasks(30, seed=seed)
+    following = vector_env.sample_tasks(30)
+    assert_same_tasks(vector_env.sample_tasks(30, seed=seed), tasks)
+    with pytest.raises(AssertionError):
+        assert_same_tasks(tasks, following)
+
+
+def test_sampled_tasks_belong_to_the_caller(vector_env: MetaVectorEnv) -> None:
+    tasks = vector_env.sample_tasks(4, seed=0)
+    vector_env.reset_task(tasks)
+    before = play(vector_env, 0)
+    for task in tasks:
+        for name, value in task.items():
+            task[name] = value * 0.0
+            if isinstance(value, np.ndarray):
+                value[...] = 0.0
+    assert same(before, play(vector_env, 0))
+
+
+def test_reset_task_changes_the_rewards_and_survives_reset(vector_env: MetaVectorEnv) -> None:
+    def rewards_under(tasks: list[Task]) -> NDArray[np.float64]:
+        vector_env.reset_task(tasks)
+        runs = [np.array(play(vector_env, seed)[2::4]) for seed in range(10)]
+        repeated = [np.array(play(vector_env, seed)[2::4]) for seed in range(10)]
+        np.testing.assert_array_equal(runs, repeated)
+        return np.array(runs)
+
+    tasks = vector_env.sample_tasks(20, seed=0)
+    other = next(task for task in tasks if any(np.any(task[name] != tasks[0][name]) for name in task))
+    before, mixed = rewards_under([tasks[0]] * 4), rewards_under([tasks[0], other, tasks[0], other])
+    np.testing.assert_array_equal(before[..., [0, 2]], mixed[..., [0, 2]])
+    assert (before[..., [1, 3]] != mixed[..., [1, 3]]).any()
+
+
+def test_reset_task_takes_effect_at_the_next_step(vector_env: MetaVectorEnv) -> None:
+    first, second = vector_env.sample_tasks(2, seed=0)
+    actions = random_actions(vector_env, 1)[0]
+    vector_env.reset_task([first] * 4)
+    vector_env.reset(seed=0)
+    vector_env.reset_task([second] * 4)
+    changed = vector_env.step(actions)
+    vector_env.reset(seed=0)
+    expected = vector_env.step(actions)
+    assert same(list(changed[:4]), list(expected[:4]))
+
+
+def test_tasks_survive_json(vector_env: MetaVectorEnv) -> None:
+    tasks = vector_env.sample_tasks(4, seed=0)
+    vector_env.reset_task(tasks)
+    before = play(vector_env, 0)
+    vector_env.reset_task(json.loads(json.dumps(tasks, default=np.ndarray.tolist)))
+    assert same(before, play(vector_env, 0))
+
+
+def test_task_at_construction_is_the_task(env_id: str, vector_env: MetaVectorEnv) -> None:
+    task = vector_env.sample_tasks(2, seed=5)[1]
+    vector_env.reset_task([task] * 4)
+    made = gymnasium.make_vec(env_id, num_envs=4, task=task)
+    assert same(play(vector_env, 0), play(made, 0))
+    info = gymnasium.make(env_id, task=task).reset(seed=0)[1]
+    assert_same_tasks([info["task"]], [task])
+
+
+def test_environments_without_a_task_all_have_the_same(env_id: str, vector_env: MetaVectorEnv) -> None:
+    assert same(play(vector_env, 0), play(make_vector_env(env_id, {}, 4), 0))
+
+
+@pytest.mark.parametrize("flaw", ["missing", "misspelt", "shape", "nan", "infinite", "text", "none", "truth", "ragged"])
+def test_malformed_task_is_refused_by_name_and_changes_nothing(vector_env: MetaVectorEnv, flaw: str) -> None:
+    tasks = vector_env.sample_tasks(4, seed=0)
+    vector_env.reset_task(tasks)
+    before = play(vector_env, 0)
+    for name, value in tasks[2].items():
+        bad = dict(tasks[2])
+        array = np.array(value, np.float64)
+        match flaw:
+            case "missing":
+                del bad[name]
+            case "misspelt":
+                bad[name[:-1] + "z"] = bad.pop(name)
+            case "shape":
+                bad[name] = np.zeros((*array.shape, 7))
+            case "nan":
+                array.flat[0] = np.nan
+                bad[name] = array
+            case "infinite":
+                array.flat[0] = np.inf
+                bad[name] = array
+            case "text":
+                bad[name] = "1.0"
+            case "none":
+                bad[name] = None
+            case "truth":
+                bad[name] = np.ones(array.shape, np.bool_)
+            case "ragged":
+                bad[name] = [[1.0], [2.0, 3.0]]
+        with pytest.raises(TaskError, match=rf"slot 2: .*{name!r}"):
+            vector_env.reset_task([tasks[0], tasks[1], bad, tasks[3]])
+    assert same(before, play(vector_env, 0))
+
+
+def test_task_of_another_family_is_refused_by_name(vector_env: MetaVectorEnv) -> None:
+    with pytest.raises(TaskError, match="slot 0: unknown entry 'colour' of a task; expected"):
+        vector_env.reset_task([{"colour": 1.0}] * 4)
+    with pytest.raises(TaskError, match="slot 0: a task is a dict"):
+        vector_env.reset_task([1.0] * 4)  # type: ignore[list-item]
+
+
+def test_wrong_number_of_tasks_is_refused(vector_env: MetaVectorEnv) -> None:
+    with pytest.raises(TaskError, match="one task for each of the 4 slots, got 3"):
+        vector_env.reset_task(vector_env.sample_tasks(3))
