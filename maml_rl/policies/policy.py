@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -106,7 +107,8 @@ class Policy(nn.Module, ABC):
 
 def _stack(name: str, param: Tensor, shape: tuple[int, ...], num_tasks: int) -> Tensor:
     if tuple(param.shape) == shape:
-        return param.expand(num_tasks, *shape).contiguous()
+        # For a single task `contiguous` would return the parameter itself.
+        return param.expand(num_tasks, *shape).clone(memory_format=torch.contiguous_format)
     if tuple(param.shape) == (num_tasks, *shape):
         return param.contiguous()
     raise ValueError(

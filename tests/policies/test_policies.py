@@ -180,6 +180,16 @@ def test_parameters_have_the_familiar_names():
 
 
 @both
+def test_stacked_parameters_of_a_single_task_are_a_copy_too(kind):
+    policy = make(kind)
+    with torch.no_grad():
+        stacked = policy.stack_parameters(1)
+    for name, value in policy.named_parameters():
+        assert not stacked[name].requires_grad
+        assert stacked[name].data_ptr() != value.data_ptr()
+
+
+@both
 def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind):
     policy = make(kind)
     stacked = policy.stack_parameters(3)
