@@ -121,7 +121,7 @@ def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
-        "command": " ".join(["python -m", _module_name(), *sys.argv[1:]]),
+        "command": " ".join(["python -m", _module_name(), *_without_paths(sys.argv[1:])]),
     }
 
 
@@ -139,6 +139,16 @@ def _module_name() -> str:
     """Return the dotted name under which the running script was started."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name if spec is not None else Path(sys.argv[0]).name
+
+
+def _without_paths(arguments: Sequence[str]) -> list[str]:
+    """Leave out where results go."""
+    kept = [argument for argument in arguments if not argument.startswith(("--json=", "--chart="))]
+    for option in ("--json", "--chart"):
+        if option in kept:
+            start = kept.index(option)
+            del kept[start : start + 2]
+    return kept
 
 
 def _version(package: str) -> str | None:

@@ -20,7 +20,9 @@ from benchmarks.measuring import Participant, Samples, machine, ratios, take_tur
 from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_chart, chosen, common_options, finish, progress
 
 PARTS = ("limit", "others", "navigation")
-RATES = "Environment steps per second"
+CHEETAH = "HalfCheetah, environment steps per second"
+PHYSICS = "Other workloads with physics, environment steps per second"
+NAVIGATION = "2D navigation, environment steps per second"
 SHARES = "Share of the limit"
 TIMES = "How many times as fast as others, HalfCheetah"
 
@@ -78,20 +80,21 @@ class Plan:
 
     Attributes:
         participants: in the order of the table.
-        layouts: of each row.
+        places: table and layout of each row.
         quotients: (table, name, layout, row above, row below).
         remarks: for the reader.
     """
 
     participants: list[Participant] = field(default_factory=list)
-    layouts: dict[str, str] = field(default_factory=dict)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
     quotients: list[tuple[str, str, str, str, str]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def fill(self, report: Report, rows: dict[str, Samples]) -> None:
         """Write the tables."""
         for name, samples in rows.items():
-            report.add(RATES, Row(name, samples, "steps/s", self.layouts[name]))
+            table, layout = self.places[name]
+            report.add(table, Row(name, samples, "steps/s", layout))
         for table, name, layout, above, below in self.quotients:
             report.add(table, Row(name, ratios(rows[above], rows[below]), "ratio", layout))
         report.remarks += self.remarks
@@ -125,12 +128,14 @@ def workloads(options: argparse.Namespace) -> tuple[Workload, ...]:
 
 
 def _plan_physics(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
-    for workload in workloads(options)[: None if "limit" in options.only else 1]:
+    first, *more = workloads(options)
+    for workload in (first, *more) if "limit" in options.only else (first,):
+        table = CHEETAH if workload is first else PHYSICS
         ours, limit = f"maml_rl, {workload}", f"replay, {workload}"
         host = _host(stack, ours, "own_sampler:SamplerAndReplay", workload, ours, limit)
         plan.participants.append(host.participant())
-        plan.layouts[ours] = _placement(workload)
-        plan.layouts[limit] = "the same trajectories by bare mj_step, one process per core"
+        plan.places[ours] = table, _placement(workload)
+        plan.places[limit] = table, "the same trajectories by bare mj_step, one process per core"
         plan.quotients.append((SHARES, str(workload), _placement(workload), ours, limit))
 
 
@@ -148,10 +153,9 @@ def _plan_others(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> N
         its_job = replace(job, num_tasks=job.tasks_per_wave) if other.one_wave else job
         host = _host(stack, other.name, other.make, other.name, its_job, *other.arguments)
         plan.participants.append(host.participant())
-        plan.layouts[other.name] = other.layout.format(slots=job.slots)
-        plan.quotients.append(
-            (TIMES, f"maml_rl / {other.name}", plan.layouts[other.name], f"maml_rl, {workload}", other.name)
-        )
+        layout = other.layout.format(slots=job.slots)
+        plan.places[other.name] = CHEETAH, layout
+        plan.quotients.append((TIMES, f"maml_rl / {other.name}", layout, f"maml_rl, {workload}", other.name))
 
 
 def _plan_navigation(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
@@ -162,9 +166,9 @@ def _plan_navigation(plan: Plan, stack: ExitStack, options: argparse.Namespace) 
     phases = 2 if options.quick else 20
     host = _host(stack, ours, "own_sampler:SamplerAndBarePolicy", workload, ours, keyed, drawn, phases)
     plan.participants.append(host.participant())
-    plan.layouts[ours] = _placement(workload)
-    plan.layouts[keyed] = "batched forward passes and keyed noise in a tight loop, one thread"
-    plan.layouts[drawn] = "the same with torch's own noise"
+    plan.places[ours] = NAVIGATION, _placement(workload)
+    plan.places[keyed] = NAVIGATION, "batched forward passes and keyed noise in a tight loop, one thread"
+    plan.places[drawn] = NAVIGATION, "the same with torch's own noise"
     plan.quotients += [(SHARES, str(workload), f"of {limit}", ours, limit) for limit in (keyed, drawn)]
 
 

@@ -14,12 +14,14 @@ import faulthandler
 import gc
 import hashlib
 import itertools
+import logging
 import os
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -39,6 +41,18 @@ RECOVERY = "From a kill to sampling again"
 GROWTH = "Growth from the first runs to the last"
 # More than any number of kills: here it is wanted that children die again and again.
 _MAX_RESTARTS = 1_000_000
+
+
+class Obituaries(logging.Handler):
+    """Counts the warnings that tell of a child that died and was replaced, in the place of printing them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one."""
+        self.count += 1
 
 
 @dataclass(slots=True)
@@ -89,7 +103,9 @@ class Soak:
         self.clock = RecoveryClock()
         self.clock.pids = self.pids
         self.findings = Findings()
+        self.obituaries = Obituaries()
         self._training: Training | None = None
+        self._ended = threading.Event()
         kills_only = options.kills is not None
         self.chaos = Chaos(
             self.pids,
@@ -109,12 +125,19 @@ class Soak:
         workloads = [_workload(family, self._options) for family in self._options.families]
         undisturbed = {workload.env: list(self._digests(replace(workload, num_workers=0))) for workload in workloads}
         self.findings = Findings()
+        log = logging.getLogger("maml_rl")
+        log.addHandler(self.obituaries)
+        log.propagate, propagated = False, log.propagate
         self.chaos.start()
         started = time.monotonic()
         try:
             for workload in itertools.cycle(workloads):
-                for digest, expected in zip(self._digests(workload), undisturbed[workload.env], strict=True):
-                    self.findings.mismatches += digest != expected
+                with closing(self._digests(workload)) as digests:
+                    for digest, expected in zip(digests, undisturbed[workload.env], strict=True):
+                        self.findings.mismatches += digest != expected
+                        # Every family takes its turn before the end.
+                        if self.findings.runs >= len(workloads) and self._over(started):
+                            return
                 self.findings.runs += 1
                 self.findings.take_stock()
                 self._tell(
@@ -122,16 +145,17 @@ class Soak:
                     f"{self.chaos.total} faults, {self.findings.timeouts} reported as hung, "
                     f"{self.findings.mismatches} digest mismatches"
                 )
-                # Every family takes its turn before the end.
-                if self.findings.runs >= len(workloads) and self._over(started):
-                    return
         finally:
+            self._ended.set()
             self.chaos.end()
+            log.removeHandler(self.obituaries)
+            log.propagate = propagated
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """Call `give_up` when no iteration has ended for too long; the work of a thread."""
         while time.monotonic() - self.findings.last_progress < self._options.patience:
-            time.sleep(0.5)
+            if self._ended.wait(0.5):
+                return
         self.findings.hangs += 1
         faulthandler.dump_traceback(all_threads=True)
         give_up()
@@ -141,7 +165,7 @@ class Soak:
             return self.chaos.total >= int(self._options.kills)
         return time.monotonic() - started >= 60.0 * float(self._options.minutes)
 
-    def _digests(self, workload: Workload) -> Iterator[str]:
+    def _digests(self, workload: Workload) -> Generator[str]:
         """Train from the beginning, and yield a digest of everything after each iteration."""
         training = make_training(
             workload, self.clock, step_timeout=self._options.step_timeout, max_restarts=_MAX_RESTARTS
@@ -203,6 +227,7 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
 
     for kind in KINDS:
         found(f"faults injected: {kind}", chaos.injected[kind])
+    found("children replaced", soak.obituaries.count, "after a warning that named each")
     found("training runs", findings.runs, ", ".join(options.families))
     found("iterations", findings.iterations)
     found("children reported as hung", findings.timeouts, "then the iteration was repeated")

@@ -124,8 +124,7 @@ def trajectories_of(own: OwnSampler, episodes: TaskEpisodes, streams: PhaseStrea
     try:
         family.reset_buffers(streams.episode_seeds(workload.num_tasks, range(workload.episodes_per_task)).ravel())
         qpos, qvel = (family.physics.bind(field).copy() for field in ("qpos", "qvel"))
-        by_slot = episodes.actions.transpose(1, 2).flatten(0, 1).numpy()
-        controls = family.controls(by_slot)
+        controls = family.controls(episodes.actions.transpose(1, 2).flatten(0, 1).numpy())
         lengths = episodes.lengths.flatten().numpy()
         substeps = round(family.dt / family.model.opt.timestep)
         return Trajectories(qpos, qvel, controls, lengths), family.model, substeps

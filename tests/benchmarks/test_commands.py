@@ -1,0 +1,73 @@
+"""Every benchmark command runs from end to end with tiny sizes, and leaves its table, its JSON and its chart."""
+
+import json
+
+import pytest
+
+from benchmarks import iteration, sampling, scale
+
+
+@pytest.fixture
+def files(tmp_path):
+    return tmp_path / "result.json", tmp_path / "result.svg"
+
+
+def run(main, files, *arguments):
+    pytest.importorskip("matplotlib")
+    main(["--quick", "--quiet", "--json", str(files[0]), "--chart", str(files[1]), *arguments])
+    assert files[1].stat().st_size > 1000
+    result = json.loads(files[0].read_text())
+    assert result["machine"]["cores"] >= 1
+    assert result["machine"]["versions"]["mujoco"]
+    rows = {row["name"]: row for table in result["tables"].values() for row in table}
+    assert all(row["min"] <= row["median"] <= row["max"] for row in rows.values())
+    assert all(row["median"] > 0.0 for row in rows.values())
+    return result, rows
+
+
+@pytest.mark.timeout(180)
+def test_sampling_measures_us_the_limits_and_whoever_is_installed(files, capsys):
+    result, rows = run(sampling.main, files)
+
+    for workload in ("HalfCheetahDir-v5 2 x 2 x 5", "AntDir-v5 2 x 2 x 5"):
+        share = rows[f"maml_rl, {workload}"]["median"] / rows[f"replay, {workload}"]["median"]
+        assert rows[workload]["median"] == pytest.approx(share)
+    names = set(rows) | {remark.split(" was left out")[0] for remark in result["remarks"]}
+    assert {other.name for other in sampling.OTHERS} <= names
+    assert "How many times as fast as others" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(60)
+def test_contender_that_is_not_installed_is_left_out_with_a_sentence(files, monkeypatch):
+    monkeypatch.setattr(sampling, "OTHERS", (sampling.Other("nobody's", "nobody:make", "nothing", "nobody_s_package"),))
+
+    result, _ = run(sampling.main, files, "--only", "others")
+
+    (remark,) = result["remarks"]
+    assert remark.startswith("nobody's was left out, because nobody_s_package is not installed; try: pip install")
+
+
+@pytest.mark.timeout(180)
+def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
+    result, rows = run(iteration.main, files)
+
+    assert rows["iteration"]["median"] == pytest.approx(rows["sampling"]["median"] + rows["update"]["median"])
+    assert rows["update / reference update"]["median"] > 0.0
+    assert {"physics", "inference", "outer"} <= {row["name"] for row in result["tables"][iteration.STAGES]}
+    assert sum(row["median"] for row in result["tables"][iteration.STAGES]) < 1.05
+    assert len(result["tables"]) == 3 + len(iteration.AXES)
+
+
+@pytest.mark.timeout(180)
+def test_scale_measures_speed_and_memory_of_every_size(files):
+    result, _ = run(scale.main, files)
+
+    assert [row["name"] for row in result["tables"][scale.MEMORY]] == ["4 environments", "40 environments"]
+    assert all(0.05 < row["median"] < 5.0 for row in result["tables"][scale.MEMORY])
+
+
+def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        scale.main(["--sizes", "50"])
+
+    assert "must be a multiple" in capsys.readouterr().err

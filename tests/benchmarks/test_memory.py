@@ -1,0 +1,52 @@
+"""Peak memory is that of the whole tree of processes, and only of them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.memory import PeakMemory, tree_memory
+
+CHILD = """
+import subprocess, sys
+code = "data = bytearray(80_000_000); print('ready', flush=True); input()"
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+grandchild = subprocess.Popen([sys.executable, "-c", code], **pipes)
+grandchild.stdout.readline()
+print("ready", flush=True)
+input()
+grandchild.communicate(b"end\\n")
+"""
+
+
+@pytest.mark.timeout(60)
+def test_memory_of_grandchildren_counts():
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        assert 80e6 < tree_memory(child.pid) < 160e6
+    finally:
+        child.communicate(b"end\n")
+
+
+@pytest.mark.timeout(60)
+def test_peak_remembers_memory_that_was_freed():
+    before = tree_memory(os.getpid())
+
+    with PeakMemory(os.getpid(), interval=0.001) as memory:
+        data = bytearray(100_000_000)
+        seen_at = memory.peak
+        while memory.peak < before + 90e6:
+            pass
+        del data
+
+    assert memory.peak >= before + 90e6 > seen_at or seen_at >= before + 90e6
+    assert tree_memory(os.getpid()) < before + 50e6
+
+
+def test_process_that_is_gone_has_no_memory():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+
+    assert tree_memory(process.pid) == 0
