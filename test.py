@@ -1,14 +1,13 @@
 """Test how fast a trained policy adapts to new tasks; `python test.py --help` lists the options."""
 
+import signal
 import sys
 
 # A child process imports this file again: whatever is above the guard, every child loads.
 if __name__ == "__main__":
-    try:
-        from maml_rl.command_line import run_test
+    # While libraries load there is nothing to clean up, and not all of them take a KeyboardInterrupt for what it is.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from maml_rl.command_line import run_test
 
-        code = run_test()
-    except KeyboardInterrupt:
-        print("test.py: interrupted", file=sys.stderr)
-        code = 130
-    sys.exit(code)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run_test())

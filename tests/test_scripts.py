@@ -306,6 +306,22 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 2
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the memory map of a process")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("library", "code", "line"),
+    [("multiarray", -signal.SIGINT, ""), ("libtorch", 130, "train.py: interrupted\n")],
+)
+def test_interrupted_start_ends_without_a_traceback(
+    config: Path, start: Callable[..., Script], library: str, code: int, line: str
+) -> None:
+    script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000")
+    # Its imports have just got as far as this library.
+    script.wait_until(lambda: any(library in entry.path for entry in psutil.Process(script.pid).memory_maps()))
+    assert script.end(signal.SIGINT, group=True) == (code, "", line)
+    assert script.survivors() == []
+
+
 @pytest.mark.timeout(120)
 def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
     tmp_path: Path, config: Path, start: Callable[..., Script]
