@@ -121,8 +121,6 @@ def describe_failure(failure: Failed, child: str) -> str:
     )
 
 
-def describe_stack(stack: str, state: str) -> str:
-    """Return the stack that a child showed, or else the state that it was in."""
-    if not stack:
-        return f"It showed no stack; it was {state or 'in an unknown state'}."
+def describe_stack(stack: str) -> str:
+    """Return the stack that a child showed."""
     return f"Its stack:\n{textwrap.indent(shorten(stack, _MAX_STACK_CHARACTERS), '    ')}"

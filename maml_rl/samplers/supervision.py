@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError
 from maml_rl.samplers.channel import encode
 from maml_rl.samplers.child import Child, ChildLost, wait_for_ends
 from maml_rl.samplers.commands import Close, Command, Failed, Reply
-from maml_rl.samplers.describing import describe_exit, describe_failure, describe_stack
+from maml_rl.samplers.describing import describe_exit, describe_stack
+from maml_rl.samplers.faults import failure, hang, repeated_death
 
 if TYPE_CHECKING:
     from maml_rl.samplers.launching import Launcher
@@ -28,7 +28,6 @@ _log = logging.getLogger("maml_rl")
 _GRACE_SECONDS = 0.4
 _TERMINATE_SECONDS = 0.2
 _KILL_SECONDS = 2.0
-_CAUSES_SHOWN = 3
 
 
 class Crew:
@@ -102,14 +101,18 @@ class Crew:
         if message is None:
             message = encode(command)
         child.command, child.reply, child.deadline = command, None, monotonic() + seconds
+        sent = self._transmit(child, message)
+        while sent < len(message):
+            self._wait_for_room(child)
+            sent += self._transmit(child, memoryview(message)[sent:])
+
+    def _transmit(self, child: Child, message: bytes | memoryview) -> int:
         try:
-            sent = child.channel.send_some(message)
-            while sent < len(message):
-                self._wait_for_room(child)
-                sent += child.channel.send_some(memoryview(message)[sent:])
+            return child.channel.send_some(message)
         except OSError:
             self._lose(child)
-            self._raise_trouble()
+        self._raise_trouble()
+        return 0
 
     def _wait_for_room(self, child: Child) -> None:
         poll = select.poll()
@@ -118,7 +121,9 @@ class Crew:
         if not poll.poll(max(0.0, child.deadline - monotonic()) * 1000):
             self._raise_hung([child])
         if child.process.wait(0):
-            raise ConnectionResetError("the child has died")
+            # A helper process of the environment may still hold the other end of the line.
+            self._lose(child)
+            self._raise_trouble()
 
     def ask(
         self,
@@ -232,15 +237,12 @@ class Crew:
         Raises:
             ChildEnvError: If a child has died more than `max_restarts` times in this phase.
         """
-        for index, causes in enumerate(self._deaths):
-            if len(causes) > self._max_restarts:
-                self.stop(_GRACE_SECONDS)
-                self.start_phase()
-                last = "\n".join(causes[-_CAUSES_SHOWN:])
-                raise ChildEnvError(
-                    f"child {index} of {self._env_name} died {len(causes)} times in one phase, more often than "
-                    f"max_restarts={self._max_restarts} allows; the last causes:\n{last}"
-                )
+        worst = max(range(len(self._deaths)), key=lambda index: len(self._deaths[index]))
+        causes = self._deaths[worst]
+        if len(causes) > self._max_restarts:
+            self.stop(_GRACE_SECONDS)
+            self.start_phase()
+            raise repeated_death(worst, self._env_name, causes, self._max_restarts)
 
     def _lose(self, child: Child) -> None:
         """Bury a child that is dead or no longer talks, and say so."""
@@ -252,7 +254,7 @@ class Crew:
         text = f"{child} of {self._env_name} {describe_exit(code)} {child.doing}{child.describe_work(self.tasks)}"
         _log.warning("%s; a new child will take its place", text)
         self._lost.append(text)
-        self._deaths[child.index].append(f"{text}. {describe_stack(stack, 'dead')}" if stack else text)
+        self._deaths[child.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
 
     def _raise_trouble(self) -> None:
         if self._failed:
@@ -261,42 +263,34 @@ class Crew:
                 self._pump(seconds)
             failed = self._failed
             self.stop(_GRACE_SECONDS)
-            if all(failure.error == TaskError.__name__ for _, failure in failed):
-                raise TaskError("; ".join(f"{failure.message} (counted within {child})" for child, failure in failed))
-            texts = [describe_failure(failure, f"{child} of {self._env_name}") for child, failure in failed]
-            raise ChildEnvError("\n\n".join(texts))
+            raise failure(failed, self._env_name)
         if self._lost:
             lost, self._lost = self._lost, []
             raise ChildLost("; ".join(lost) + "; reset the slots to go on with new children")
 
     def _raise_hung(self, hung: Sequence[Child]) -> None:
-        for child in hung:
-            child.process.ask_for_stack()
-        texts = []
-        for child in hung:
-            stack = describe_stack(child.process.read_stack(), child.process.state())
-            child.process.kill()
-            slot = -1 if self.current_slots is None or not child.ready else int(self.current_slots[child.index])
-            task = child.describe_work(self.tasks, slot)
-            texts.append(f"{child} of {self._env_name} hangs {child.doing}{task}; it was killed. {stack}")
+        error = hang(hung, self._env_name, self.tasks, self.current_slots)
         self.stop(_GRACE_SECONDS)
-        raise ChildEnvTimeout("\n\n".join(texts) + "\nIf it only needs longer, raise step_timeout.")
+        raise error
 
     # Ending.
 
     def stop(self, patience: float) -> None:
-        """End all children and their helpers: ask, after `patience` seconds terminate, then kill."""
+        """End all children and their helpers: ask, after `patience` seconds (busy ones: fewer) terminate, then kill."""
         if os.getpid() != self._owner:
             # A process forked from the parent has a copy of this object, but these are not its children.
             return
         children = self.living()
+        deadline = monotonic() + patience
         for child in children:
             try:
                 child.channel.send_some(encode(Close(self.generation)))
             except OSError:
                 # It is dead, as the wait finds at once.
                 continue
-        alive = wait_for_ends(children, patience)
+        busy = [child for child in children if child.command is not None]
+        alive = wait_for_ends(busy, min(patience, _GRACE_SECONDS))
+        alive += wait_for_ends([child for child in children if child not in busy], deadline - monotonic())
         for child in alive:
             child.process.terminate()
         alive = wait_for_ends(alive, _TERMINATE_SECONDS)

@@ -1,0 +1,42 @@
+"""Fixtures of the tests of sampling."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import PREAMBLE, Run
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Start scripts, each in a session of its own."""
+    scripts: list[subprocess.Popen[str]] = []
+
+    def start(code: str) -> subprocess.Popen[str]:
+        script = tmp_path / "script.py"
+        script.write_text(PREAMBLE + textwrap.dedent(code))
+        paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+        scripts.append(
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                env={**os.environ, "PYTHONPATH": paths},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return scripts[-1]
+
+    yield start
+    for script in scripts:
+        script.kill()
+        script.communicate()

@@ -1,0 +1,134 @@
+"""Whatever becomes of the parent, its children neither outlive it nor speak up."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts import Run, are_gone, family_of, finish
+
+pytestmark = pytest.mark.timeout(60)
+
+HANG = """
+if __name__ == "__main__":
+    vector_env = ParallelVectorEnv(
+        partial(HelpedEnv, pid_file={pid_file!r}, fault={fault!r}, place=0, slot_task=1.0),
+        num_envs=3, num_workers=3, start_method={start_method!r},
+    )
+    vector_env.reset_task([{{"goal": 0.0}}, {{"goal": 1.0}}, {{"goal": 2.0}}])
+    vector_env.reset_buffers(np.zeros(3))
+    for index in range(3):
+        vector_env.step_send(index, np.zeros((1, 1), np.float32))
+    vector_env.step_recv(0.0)
+    print("hangs", flush=True)
+    vector_env.step_recv()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start_method", "fault"),
+    [("fork", "hang_with_gil"), ("spawn", "hang_with_gil"), ("forkserver", "hang_with_gil"), ("forkserver", "hang")],
+)
+def test_killed_parent_takes_every_process_with_it(start_method: str, fault: str, run: Run, tmp_path: Path) -> None:
+    code = HANG.format(start_method=start_method, fault=fault, pid_file=str(tmp_path / "pids"))
+    script = run(code)
+    family = family_of(script)
+    # Three children and a helper of each, and the fork server.
+    assert len(family) == 6 + (start_method == "forkserver")
+    script.kill()
+    assert are_gone(family, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("start_method", "fault"), [("fork", "hang"), ("spawn", "hang_with_gil"), ("forkserver", "hang")]
+)
+def test_ctrl_c_brings_one_keyboard_interrupt_and_silent_children(
+    start_method: str, fault: str, run: Run, tmp_path: Path
+) -> None:
+    code = HANG.format(start_method=start_method, fault=fault, pid_file=str(tmp_path / "pids"))
+    script = run(code)
+    family = family_of(script)
+    # A terminal signals the foreground group; a batch system may signal everybody.
+    for process in family:
+        if process.name() != "sleep":
+            process.send_signal(signal.SIGINT)
+    os.killpg(script.pid, signal.SIGINT)
+    start = time.monotonic()
+    code_, _, errors = finish(script)
+    assert time.monotonic() - start < 5
+    assert code_ != 0
+    assert errors.count("KeyboardInterrupt") == 1
+    assert errors.count("Traceback") == 1
+    assert are_gone(family, 1.0)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_ctrl_c_while_children_start_brings_one_keyboard_interrupt(delay: float, run: Run) -> None:
+    code = """
+        if __name__ == "__main__":
+            print("starts", flush=True)
+            ParallelVectorEnv(partial(FaultyEnv, fault="hang", place="make"), num_envs=3, num_workers=3)
+    """
+    script = run(code)
+    assert script.stdout is not None
+    script.stdout.readline()
+    # Any moment will do: whatever is going on then must end well.
+    time.sleep(delay)
+    family = psutil.Process(script.pid).children(recursive=True)
+    for process in family:
+        process.send_signal(signal.SIGINT)
+    os.killpg(script.pid, signal.SIGINT)
+    _, _, errors = finish(script)
+    assert errors.count("Traceback") == 1, errors
+    assert errors.count("KeyboardInterrupt") == 1, errors
+    assert are_gone(family, 1.0)
+
+
+@pytest.mark.parametrize(
+    "end", ["", "sys.exit(3)", "raise ValueError('enough')", "os.kill(os.getpid(), signal.SIGTERM)"]
+)
+def test_parent_that_forgets_to_close_leaves_no_child(end: str, run: Run) -> None:
+    code = f"""
+        if __name__ == "__main__":
+            vector_env = ParallelVectorEnv(FaultyEnv, num_envs=2, num_workers=2)
+            print("made", flush=True)
+            sys.stdin.readline()
+            {end}
+    """
+    script = run(code)
+    family = family_of(script)
+    assert len(family) == 3
+    finish(script)
+    assert are_gone(family, 2.0)
+
+
+def test_process_forked_by_the_user_neither_keeps_children_alive_nor_ends_them(run: Run) -> None:
+    code = """
+        if __name__ == "__main__":
+            vector_env = ParallelVectorEnv(FaultyEnv, num_envs=2, num_workers=2, start_method="fork")
+            done_read, done_write = os.pipe()
+            if os.fork() == 0:
+                vector_env.close()
+                del vector_env
+                os.write(done_write, b"x")
+                time.sleep(1000)
+            os.read(done_read, 1)
+            vector_env.reset(seed=0)
+            vector_env.step(np.zeros((2, 1), np.float32))
+            print(*vector_env.pids, flush=True)
+            time.sleep(1000)
+    """
+    script = run(code)
+    assert script.stdout is not None
+    pids = [int(pid) for pid in script.stdout.readline().split()]
+    assert len(pids) == 2, script.communicate()[1]
+    children = [psutil.Process(pid) for pid in pids]
+    family = psutil.Process(script.pid).children()
+    script.kill()
+    assert are_gone(children, 2.0)
+    for process in family:
+        if process not in children:
+            process.kill()
