@@ -1,4 +1,4 @@
-"""Where an iteration's time goes: seconds per named stage, measured only when somebody asks for it."""
+"""Where an iteration's time goes: seconds per named stage and a few means, measured only when somebody asks for it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ class StageTimer:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self._observed: dict[str, tuple[int, float]] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -36,6 +37,16 @@ class StageTimer:
         seconds, self._seconds = self._seconds, {}
         return seconds
 
+    def observe(self, name: str, value: float) -> None:
+        """Take notice of one value of the quantity `name`."""
+        count, total = self._observed.get(name, (0, 0.0))
+        self._observed[name] = count + 1, total + value
+
+    def take_means(self) -> dict[str, float]:
+        """Return the mean of each quantity since the last call, and start again from nothing."""
+        observed, self._observed = self._observed, {}
+        return {name: total / count for name, (count, total) in observed.items()}
+
 
 class _NullTimer(StageTimer):
     """Measures nothing, at the price of an empty `with` block."""
@@ -45,6 +56,9 @@ class _NullTimer(StageTimer):
         yield
 
     def add(self, name: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def observe(self, name: str, value: float) -> None:
         """Do nothing."""
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.policies import Policy
+from maml_rl.samplers.device_link import DeviceLink
 from maml_rl.seeding import PhaseStreams
 
 # Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to
@@ -91,10 +92,14 @@ class Actor:
         }
         self._num_tasks = num_tasks
         self._slots_per_task = len(observations) // num_tasks
+        self._rows = observations
         self._observations = torch.from_numpy(observations).unflatten(0, (num_tasks, self._slots_per_task))
+        self._link: DeviceLink | None = None
+        if self._device.type != "cpu":
+            self._link = DeviceLink(observations, policy.noise_size, self._device)
 
     def act(self, slots: slice, noise: NDArray[np.float32]) -> NDArray[np.generic]:
-        """Return the actions of `slots`, (len(slots), *act).
+        """Return the actions of `slots`, (len(slots), *act), which the next call may overwrite.
 
         Args:
             slots: range of slots.
@@ -112,10 +117,12 @@ class Actor:
         params = self._params
         if tasks != slice(0, self._num_tasks):
             params = {name: value[tasks] for name, value in params.items()}
-        actions = self._policy.act(
-            self._observations[tasks].to(self._device),
-            torch.from_numpy(noise).unflatten(0, (-1, per_task)).to(self._device),
-            params,
-        )
-        result: NDArray[np.generic] = actions.flatten(0, 1)[rows].cpu().numpy()
-        return result
+        if self._link is None:
+            actions = self._policy.act(
+                self._observations[tasks], torch.from_numpy(noise).unflatten(0, (-1, per_task)), params
+            )
+            result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
+            return result
+        whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
+        there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
+        return self._link.fetch(self._policy.act(there, noise_there, params).flatten(0, 1)[rows])

@@ -1,52 +1,120 @@
-"""The episodes of one phase while they are being sampled: arrays allocated once, every entry written once."""
+"""The episodes of one phase while they are being sampled: arrays made once, every entry written once."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import StepBuffers, Task
-from maml_rl.episode import TaskEpisodes
+from maml_rl.envs.meta_env import StepBuffers, array_layout
 from maml_rl.errors import NonFiniteError
 
+# Shape and type of an array, by its name.
+Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
-class EpisodeRecorder:
-    """Collects (M, T, B, ...) arrays from the buffers of a vector environment.
 
-    Args:
-        observation_space: of one slot.
-        action_space: of one slot.
-        num_tasks: M.
-        episodes_per_task: B.
-        horizon: T, the largest number of steps.
+@dataclass(frozen=True, slots=True)
+class EpisodeArrays:
+    """What is recorded of a phase, for M tasks, B episodes of each, and at most T steps.
+
+    Attributes:
+        observations: (M, T, B, *obs).
+        actions: (M, T, B, *act).
+        rewards: (M, T, B) float32.
+        lengths: (M, B) int64.
+        terminated: (M, B) bool.
+        truncated: (M, B) bool.
+        final_observations: (M, B, *obs).
     """
 
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
+    observations: NDArray[Any]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_observations: NDArray[Any]
+
+    @classmethod
+    def layout(
+        cls,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
         num_tasks: int,
         episodes_per_task: int,
         horizon: int,
-    ) -> None:
+    ) -> Layout:
+        """Return shape and type of each array.
+
+        Args:
+            observation_space: of one slot.
+            action_space: of one slot.
+            num_tasks: M.
+            episodes_per_task: B.
+            horizon: T.
+        """
         grid, episodes = (num_tasks, horizon, episodes_per_task), (num_tasks, episodes_per_task)
-        obs_shape, action_shape = observation_space.shape or (), action_space.shape or ()
-        self._observations = np.empty(grid + obs_shape, observation_space.dtype)
-        self._actions = np.empty(grid + action_shape, action_space.dtype)
-        self._rewards = np.empty(grid, np.float32)
-        self._lengths = np.zeros(episodes, np.int64)
-        self._terminated = np.zeros(episodes, np.bool_)
-        self._truncated = np.zeros(episodes, np.bool_)
-        self._final_observations = np.empty(episodes + obs_shape, observation_space.dtype)
+        observation_shape, observation_dtype = array_layout(observation_space)
+        action_shape, action_dtype = array_layout(action_space)
+        return {
+            "observations": (grid + observation_shape, observation_dtype),
+            "actions": (grid + action_shape, action_dtype),
+            "rewards": (grid, np.dtype(np.float32)),
+            "lengths": (episodes, np.dtype(np.int64)),
+            "terminated": (episodes, np.dtype(np.bool_)),
+            "truncated": (episodes, np.dtype(np.bool_)),
+            "final_observations": (episodes + observation_shape, observation_dtype),
+        }
+
+    @classmethod
+    def allocate(cls, layout: Layout) -> EpisodeArrays:
+        """Return arrays of undefined content."""
+        return cls(**{name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the arrays by their names."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def of_tasks(self, tasks: slice) -> EpisodeArrays:
+        """Return the views of a range of tasks."""
+        return EpisodeArrays(**{name: array[tasks] for name, array in self.by_name().items()})
+
+    def copy(self) -> EpisodeArrays:
+        """Return a copy without the steps past the longest episode."""
+        steps = int(self.lengths.max())
+        whole = self.by_name()
+        stepwise = ("observations", "actions", "rewards")
+        return EpisodeArrays(
+            **{name: (array[:, :steps] if name in stepwise else array).copy() for name, array in whole.items()}
+        )
+
+
+class EpisodeRecorder:
+    """Collects episodes from the buffers of a vector environment.
+
+    Args:
+        arrays: where to; every entry gets written.
+        first_task: number of the first task, for whoever records only some tasks of the phase.
+    """
+
+    def __init__(self, arrays: EpisodeArrays, first_task: int = 0) -> None:
+        self.num_tasks, self.horizon, self.episodes_per_task = arrays.rewards.shape
+        self._first_task = first_task
+        self._observations, self._actions, self._rewards = arrays.observations, arrays.actions, arrays.rewards
+        self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
+        self._final_observations = arrays.final_observations
 
     def start_wave(self, episodes: range) -> None:
         """From here on slot m * S + s is episode `episodes[s]` of task m, at its first step."""
-        num_tasks = len(self._lengths)
-        self._task_of = np.repeat(np.arange(num_tasks), len(episodes))
-        self._episode_of = np.tile(np.asarray(episodes), num_tasks)
-        self._steps = np.zeros(num_tasks * len(episodes), np.int64)
-        self._running = np.ones(num_tasks * len(episodes), np.bool_)
+        num_slots = self.num_tasks * len(episodes)
+        self._task_of = np.repeat(np.arange(self.num_tasks), len(episodes))
+        self._episode_of = np.tile(np.asarray(episodes), self.num_tasks)
+        self._steps = np.zeros(num_slots, np.int64)
+        self._running = np.ones(num_slots, np.bool_)
 
     def steps(self, slots: slice) -> NDArray[np.int64]:
         """Return how many steps each of `slots` has behind it."""
@@ -76,7 +144,7 @@ class EpisodeRecorder:
         self._rewards[tasks, steps, episodes] = buffers.rewards[slots]
         steps += 1
         # Whoever is cut off by the horizon is truncated, whatever the environment says.
-        ended = running & (terminated | buffers.truncated[slots] | (steps == self._rewards.shape[1]))
+        ended = running & (terminated | buffers.truncated[slots] | (steps == self.horizon))
         if ended.any():
             self._check_finite("observation", buffers.observations[slots], slots)
             where = (tasks[ended], episodes[ended])
@@ -87,22 +155,12 @@ class EpisodeRecorder:
             running[ended] = False
         return bool(running.any())
 
-    def finish(self, tasks: Sequence[Task]) -> TaskEpisodes:
-        """Return the episodes, with zeros in place of padding."""
-        padding = np.arange(self._rewards.shape[1])[None, :, None] >= self._lengths[:, None, :]
+    def finish(self) -> None:
+        """Put zeros in place of padding."""
+        padding = np.arange(self.horizon)[None, :, None] >= self._lengths[:, None, :]
         if padding.any():
             for array in (self._observations, self._actions, self._rewards):
                 array[padding] = 0
-        return TaskEpisodes(
-            observations=self._observations,
-            actions=self._actions,
-            rewards=self._rewards,
-            lengths=self._lengths,
-            terminated=self._terminated,
-            truncated=self._truncated,
-            final_observations=self._final_observations,
-            tasks=tasks,
-        )
 
     def _check_finite(self, what: str, values: NDArray[np.generic], slots: slice) -> None:
         if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
@@ -113,7 +171,7 @@ class EpisodeRecorder:
         row = int(np.argmin(finite))
         slot = slots.start + row
         raise NonFiniteError(
-            f"the {what} of task {self._task_of[slot]}, episode {self._episode_of[slot]}, step {self._steps[slot]} is "
-            f"not finite: {values[row]}; look for a division by zero or an exploding state in the environment, or for "
-            "a diverging policy (a smaller step size helps)"
+            f"the {what} of task {self._first_task + self._task_of[slot]}, episode {self._episode_of[slot]}, "
+            f"step {self._steps[slot]} is not finite: {values[row]}; look for a division by zero or an exploding "
+            "state in the environment, or for a diverging policy (a smaller step size helps)"
         )

@@ -1,0 +1,23 @@
+from maml_rl.profiling import NULL_TIMER, StageTimer
+
+
+def test_timer_adds_up_stages_and_averages_quantities_until_they_are_taken() -> None:
+    timer = StageTimer()
+    with timer.stage("inference"):
+        pass
+    timer.add("inference", 2.0)
+    timer.add("waiting", -1.0)
+    for value in (1.0, 4.0):
+        timer.observe("children", value)
+    seconds = timer.take()
+    assert 2.0 <= seconds["inference"] < 3.0
+    assert seconds["waiting"] == -1.0
+    assert timer.take_means() == {"children": 2.5}
+    assert timer.take() == timer.take_means() == {}
+
+
+def test_null_timer_keeps_nothing() -> None:
+    with NULL_TIMER.stage("inference"):
+        NULL_TIMER.add("waiting", 1.0)
+        NULL_TIMER.observe("children", 1.0)
+    assert NULL_TIMER.take() == NULL_TIMER.take_means() == {}
