@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import StepBuffers, array_layout
 from maml_rl.errors import NonFiniteError
-
-# Shape and type of an array, by its name.
-Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+from maml_rl.samplers.shared_buffers import Layout
 
 
 @dataclass(frozen=True, slots=True)
