@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,21 +13,19 @@ import pytest
 from maml_rl.envs import FAMILIES, make_vector_env
 from tests.envs.contract import assert_same_slot, assert_same_tasks, play, random_actions, same
 
-REPOSITORY = Path(__file__).parents[2]
-
 
 def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id: str) -> None:
     """Where each slot has a task and a seed of its own, and some are reset while the others go on."""
-    batch = gymnasium.make_vec(env_id, num_envs=3)
-    tasks = batch.unwrapped.sample_tasks(3, seed=1)
-    batch.unwrapped.reset_task(tasks)
-    singles = [gymnasium.make(env_id, task=task) for task in tasks]
+    batch: Any = gymnasium.make_vec(env_id, num_envs=3)
+    tasks = batch.sample_tasks(3, seed=1)
+    batch.reset_task(tasks)
+    singles: list[Any] = [gymnasium.make(env_id, task=task) for task in tasks]
     seeds = [2**40, 0, 77]
     observations, infos = batch.reset(seed=seeds)
     for slot, (single, seed) in enumerate(zip(singles, seeds, strict=True)):
         assert_same_slot(slot, (observations, infos), single.reset(seed=seed))
     running, restarted = {0, 1, 2}, False
-    for actions in random_actions(batch, 2 * (batch.unwrapped.max_episode_steps or 1) + 2):
+    for actions in random_actions(batch, 2 * (batch.max_episode_steps or 1) + 2):
         results = batch.step(actions)
         for slot in sorted(running):
             result = singles[slot].step(actions[slot])
@@ -70,10 +69,8 @@ def test_families_work_without_a_word_a_file_or_torch(tmp_path: Path) -> None:
         "        env.close()\n"
         "assert 'torch' not in sys.modules\n"
     )
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-W", "error", "-c", code]
-    run = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=50
-    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=50)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []

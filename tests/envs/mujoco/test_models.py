@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -42,7 +43,9 @@ def test_loading_prints_nothing_and_leaves_no_file(tmp_path):
         "load_model('half_cheetah.xml')\n"
         "load_model('ant.xml', contact_forces=True)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
 
