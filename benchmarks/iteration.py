@@ -85,9 +85,15 @@ def _measure_whole(report: Report, options: argparse.Namespace) -> None:
         )
     for name in ("iteration", "sampling", "update", "reference update", QUEUES):
         report.add(SECONDS, Row(name, rows[name], "s", str(workload)))
-    for name, samples in rows.items():
-        if name.startswith("stage "):
-            report.add(STAGES, Row(name.removeprefix("stage "), ratios(samples, rows["iteration"]), "share"))
+    shares = {
+        name.removeprefix("stage "): ratios(samples, rows["iteration"])
+        for name, samples in rows.items()
+        if name.startswith("stage ")
+    }
+    rounds = zip(*(samples.values for samples in shares.values()), strict=True)
+    shares["everything else"] = Samples([1.0 - sum(of_round) for of_round in rounds])
+    for name, samples in shares.items():
+        report.add(STAGES, Row(name, samples, "share"))
     for above, below in (("iteration", QUEUES), ("update", "reference update")):
         report.add(SHARES, Row(f"{above} / {below}", ratios(rows[above], rows[below]), "ratio", str(workload)))
 

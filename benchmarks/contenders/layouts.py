@@ -59,6 +59,7 @@ class Workload:
         env_kwargs: of the family.
         adapted: each task under parameters adapted to it; otherwise under slightly different ones drawn at random,
             which spares large workloads the memory of the adaptation.
+        options: further arguments of `MultiTaskSampler`.
     """
 
     env: str
@@ -70,6 +71,7 @@ class Workload:
     num_workers: int | None = None
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     adapted: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def slots(self) -> int:

@@ -15,6 +15,7 @@ from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.envs.making import make_vector_env
 from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import get_policy_for_env
+from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams
 
@@ -24,9 +25,10 @@ class OwnSampler:
 
     Args:
         workload: what to sample.
+        timer: gets the seconds of the stages.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, timer: StageTimer = NULL_TIMER) -> None:
         self.workload = workload
         env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
         self._policy = policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
@@ -40,6 +42,8 @@ class OwnSampler:
             seed=workload.seed,
             num_workers=workload.num_workers,
             max_episode_steps=workload.horizon,
+            timer=timer,
+            **workload.options,
         )
         self.tasks = self.sampler.sample_tasks(workload.num_tasks)
         self.params = self._adapted() if workload.adapted else self._drawn()
@@ -204,3 +208,33 @@ class SamplerAndBarePolicy:
         seconds = time.perf_counter() - start
         torch.set_num_threads(threads)
         return seconds
+
+
+class WaitingMode:
+    """Our sampler in one way of waiting, with what it does while it waits.
+
+    Args:
+        workload: what to sample, in which way.
+        name: of the rows.
+    """
+
+    def __init__(self, workload: Workload, name: str) -> None:
+        self._timer, self._name = StageTimer(), name
+        self._own = OwnSampler(workload, self._timer)
+
+    def turn(self) -> Measurements:
+        """Sample once; return steps per second, mean number of children per forward pass, and the share of waiting."""
+        self._timer.take()
+        self._timer.take_means()
+        episodes, _, seconds = self._own.sample()
+        # A child that acts for itself tells the parent nothing of its forward passes, each of which is for one.
+        children = self._timer.take_means().get("children_per_inference", 1.0)
+        return {
+            f"{self._name}: rate": episodes.num_steps / seconds,
+            f"{self._name}: children": children,
+            f"{self._name}: waiting": self._timer.take().get("waiting", 0.0) / seconds,
+        }
+
+    def close(self) -> None:
+        """End the sampler's children."""
+        self._own.close()

@@ -1,0 +1,161 @@
+"""Is it worth while not to wait for all children? Every way of waiting, on the same code.
+
+    python -m benchmarks.waiting --json waiting.json --chart waiting.svg
+
+Repeats a published experiment: 8 processes, 160 to 32,000 environments, a parent that waits for all children, or for at
+most so many seconds and then acts for those that have answered; with a small and a large network. Next to that the
+other ways of collecting: two groups of children that take turns, and policies that act within the children.
+"""
+
+import argparse
+import inspect
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.contenders.layouts import Workload
+from benchmarks.hosting import Host
+from benchmarks.measuring import Samples, machine, take_turns
+from benchmarks.reporting import Report, Row, check_chart, chosen, common_options, finish, progress, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MODES: dict[str, dict[str, Any]] = {
+    "wait for all": {},
+    "at most 0.1 s": {"recv_timeout": 0.1},
+    "at most 0.0001 s": {"recv_timeout": 0.0001},
+    "two groups": {"num_groups": 2},
+    "policy in the children": {"inference": "worker"},
+}
+NETWORKS = {"small": (64, 64), "large": (512, 512)}
+# Steps of an episode by number of environments: enough steps to time, in minutes rather than hours.
+HORIZONS = {160: 1_000, 4_000: 200, 32_000: 50}
+QUANTITIES = {
+    "rate": ("Environment steps per second", "steps/s"),
+    "children": ("Mean number of children per forward pass", "children"),
+    "waiting": ("Share of the time that the parent waits", "share"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = _parse(arguments)
+    check_chart(options)
+    report = Report("waiting", machine(), chosen(options))
+    modes = _modes_there_are(report)
+    rows: dict[str, Samples] = {}
+    for size in options.sizes:
+        for network in options.networks:
+            rows |= _measure(size, network, modes, options)
+    for quantity, (title, unit) in QUANTITIES.items():
+        for size in options.sizes:
+            for network in options.networks:
+                for mode in modes:
+                    name = _name(size, network, mode)
+                    report.add(
+                        title, Row(name, rows[f"{name}: {quantity}"], unit, str(_workload(size, network, options)))
+                    )
+    finish(report, options, chart=lambda _, __: _chart(report, rows, list(modes), options))
+
+
+def _modes_there_are(report: Report) -> dict[str, dict[str, Any]]:
+    """Leave out the modes whose arguments the sampler does not take."""
+    from maml_rl.samplers import MultiTaskSampler
+
+    known = inspect.signature(MultiTaskSampler).parameters
+    there = {mode: arguments for mode, arguments in MODES.items() if set(arguments) <= set(known)}
+    report.remarks += [f"'{mode}' was left out, because this version has no such mode" for mode in MODES.keys() - there]
+    return there
+
+
+def _measure(
+    size: int, network: str, modes: dict[str, dict[str, Any]], options: argparse.Namespace
+) -> dict[str, Samples]:
+    """Let the modes take turns at one size."""
+    with ExitStack() as stack:
+        participants = []
+        for mode, arguments in modes.items():
+            name = _name(size, network, mode)
+            workload = _workload(size, network, options, arguments)
+            host = Host(name, "benchmarks.contenders.own_sampler:WaitingMode", workload, name)
+            stack.callback(host.close)
+            participants.append(host.participant())
+        return take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
+
+
+def _workload(
+    size: int, network: str, options: argparse.Namespace, arguments: dict[str, Any] | None = None
+) -> Workload:
+    """Return a workload with one task per child, so that a child's environments are a whole task."""
+    tasks = options.num_workers
+    return Workload(
+        "HalfCheetahDir-v5",
+        tasks,
+        size // tasks,
+        HORIZONS.get(size, 100) if options.horizon is None else options.horizon,
+        NETWORKS[network],
+        options.seed,
+        options.num_workers,
+        adapted=False,
+        options=arguments or {},
+    )
+
+
+def _name(size: int, network: str, mode: str) -> str:
+    return f"{size:,} environments, {network} network, {mode}"
+
+
+def _chart(report: Report, rows: dict[str, Samples], modes: list[str], options: argparse.Namespace) -> None:
+    """Draw a grid: a row of panels for each quantity, a column for each number of environments."""
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        len(QUANTITIES),
+        len(options.sizes),
+        figsize=(3.4 * len(options.sizes) + 1.6, 7.0),
+        squeeze=False,
+        sharey="row",
+        layout="constrained",
+    )
+    for line, (quantity, (title, _)) in enumerate(QUANTITIES.items()):
+        for column, size in enumerate(options.sizes):
+            panel = panels[line, column]
+            for offset, network in enumerate(options.networks):
+                samples = [rows[f"{_name(size, network, mode)}: {quantity}"] for mode in modes]
+                _bars(panel, samples, offset, len(options.networks), f"{network} network {NETWORKS[network]}")
+            panel.set_xticks(range(len(modes)), modes if line == len(QUANTITIES) - 1 else [], rotation=40, ha="right")
+            panel.tick_params(labelsize=7)
+            panel.spines[["top", "right"]].set_visible(False)
+            if line == 0:
+                panel.set_title(f"{size:,} environments", fontsize=9)
+        panels[line, 0].set_ylabel(title.replace(" per ", "\nper ").replace(" that ", "\nthat "), fontsize=8)
+    panels[0, 0].legend(fontsize=7)
+    save_figure(figure, report, options.chart)
+    pyplot.close(figure)
+
+
+def _bars(panel: "Axes", samples: list[Samples], offset: int, count: int, label: str) -> None:
+    width = 0.8 / count
+    places = [index + (offset - (count - 1) / 2.0) * width for index in range(len(samples))]
+    spread = [one.median - one.low for one in samples], [one.high - one.median for one in samples]
+    panel.bar(places, [one.median for one in samples], width, yerr=spread, label=label, ecolor="0.3")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = common_options((__doc__ or "").partition("\n")[0])
+    parser.set_defaults(repeats=3)
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(HORIZONS), help="environments")
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="policies")
+    parser.add_argument("--horizon", type=int, help="steps of an episode; fewer for more environments if not given")
+    parser.add_argument("--num-workers", type=int, default=8, help="children, at least 2")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.sizes, options.networks, options.horizon, options.num_workers = [8], ["small"], 5, 2
+        options.repeats, options.warmup = 1, 0
+    if options.num_workers < 2 or any(size % options.num_workers for size in options.sizes):
+        parser.error(f"every size must be a multiple of --num-workers, at least 2, got {options.num_workers}")
+    return options
+
+
+if __name__ == "__main__":
+    main()
