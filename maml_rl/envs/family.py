@@ -14,7 +14,6 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.arguments import check_choices, check_count
-from maml_rl.envs.batch_of_one import BatchOfOne as BatchOfOne
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, read_reset_mask, slot_seeds
 from maml_rl.envs.tasks import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.seeding import SlotStreams

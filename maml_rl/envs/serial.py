@@ -41,8 +41,8 @@ class SerialVectorEnv(MetaVectorEnv):
     def __init__(
         self, make_env: Callable[..., Any], env_kwargs: Mapping[str, Any] | None = None, num_envs: int = 1
     ) -> None:
-        self.num_envs, self.current_slots = check_count("num_envs", num_envs), np.zeros(1, np.int64)
         self.envs: list[gymnasium.Env[Any, Any]] = []
+        self.num_envs, self.current_slots = check_count("num_envs", num_envs), np.zeros(1, np.int64)
         try:
             self._make_envs(make_env, env_kwargs or {})
         except BaseException:

@@ -57,7 +57,10 @@ def test_integer_seed_stands_for_consecutive_seeds(vector_env: MetaVectorEnv) ->
 def test_reset_buffers_is_reset_without_copies(vector_env: MetaVectorEnv) -> None:
     expected = play(vector_env, [3, 1, 4, 2**62])
     vector_env.reset_buffers(np.array([3, 1, 4, 2**62]))
-    history = [vector_env.buffers.observations.copy()]
+    buffers = vector_env.buffers
+    for array in (buffers.rewards, buffers.terminated, buffers.truncated):
+        assert not array.any()
+    history = [buffers.observations.copy()]
     for actions in random_actions(vector_env, STEPS):
         history += vector_env.step(actions)[:4]
     assert same(expected, history)

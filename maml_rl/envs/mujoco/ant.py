@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_interval
-from maml_rl.envs.family import BatchOfOne
+from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model

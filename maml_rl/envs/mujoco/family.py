@@ -134,9 +134,10 @@ class MujocoFamily(BatchedFamily):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Free the physics and what pictures are drawn with."""
-        if self._renderer is not None:
-            self._renderer.close()
-        self.physics.close()
+        # Older Gymnasiums close whatever is garbage, also what was never made because its arguments were refused.
+        for resource in (getattr(self, "_renderer", None), getattr(self, "physics", None)):
+            if resource is not None:
+                resource.close()
 
 
 def sum_of_squares(rows: Floats) -> Floats:
