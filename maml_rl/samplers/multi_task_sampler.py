@@ -113,11 +113,7 @@ class MultiTaskSampler:
         self._env: EnvMaker = maker
         self._env_kwargs = dict(env_kwargs or {})
         self._max_episode_steps = max_episode_steps
-        self._process_options = {
-            "start_method": start_method,
-            "step_timeout": step_timeout,
-            "max_restarts": max_restarts,
-        }
+        self._start_method, self._step_timeout, self._max_restarts = start_method, step_timeout, max_restarts
         self._vector_env: MetaVectorEnv | None = None
         self._closed = False
 
@@ -295,7 +291,9 @@ class MultiTaskSampler:
             num_envs=num_envs,
             num_workers=self.num_workers,
             max_episode_steps=self._max_episode_steps,
-            **self._process_options,
+            start_method=self._start_method,
+            step_timeout=self._step_timeout,
+            max_restarts=self._max_restarts,
         )
 
     def _horizon(self, vector_env: MetaVectorEnv) -> int:
