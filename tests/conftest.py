@@ -14,6 +14,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import numpy as np
 import psutil
 import pytest
+from hypothesis import settings
+
+# On a busy machine everything is slow, which is no fault of the code under test.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def _random_states() -> dict[str, Any]:
