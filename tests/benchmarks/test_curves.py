@@ -1,0 +1,33 @@
+"""The learning-curve chart."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.curves import main, moving_average, read_metrics
+
+
+def test_moving_average_is_the_mean_of_the_last_values() -> None:
+    iterations, smoothed = moving_average(np.array([1.0, 3.0, 5.0, 10.0]), 2)
+    np.testing.assert_array_equal(iterations, [1, 2, 3])
+    np.testing.assert_array_equal(smoothed, [2.0, 4.0, 7.5])
+
+
+def test_chart_is_drawn_from_a_folder_and_from_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [{"iteration": i, "return/step_0": -10.0, "return/step_1": float(i)} for i in range(5)]
+    (tmp_path / "run").mkdir()
+    for path in (tmp_path / "run" / "metrics.jsonl", tmp_path / "other.jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_metrics(tmp_path / "run") == rows
+    chart = tmp_path / "charts" / "curves.png"
+    main([str(tmp_path / "run"), str(tmp_path / "other.jsonl"), "--chart", str(chart), "--lines", "3"])
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_titles_must_match_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--chart", str(tmp_path / "x.png"), "--titles", "one", "two"])
+    assert "one title for each" in capsys.readouterr().err
