@@ -19,9 +19,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 _DEFAULT_CONFIG = _ROOT / "configs" / "maml" / "2d-navigation.yaml"
 
 
-def run_train(arguments: Sequence[str] | None = None) -> int:
-    """Run train.py, and return its exit code."""
-    parser = _Parser(prog="train.py", description="Meta-train a policy by MAML-TRPO on a family of tasks.")
+def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
+    """Run train.py, or the command that `prog` names, and return its exit code."""
+    parser = Parser(prog=prog, description="Meta-train a policy by MAML-TRPO on a family of tasks.")
     parser.add_argument("--config", type=Path, help="YAML of the experiment (default: 2D navigation)")
     parser.add_argument("--output-folder", type=Path, help="where the run goes (default: runs/<name of the config>)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
@@ -31,23 +31,21 @@ def run_train(arguments: Sequence[str] | None = None) -> int:
     settings = parser.add_argument_group("settings of the config, as YAML, to be replaced for this run")
     for name, field in Config.model_fields.items():
         settings.add_argument(f"--{field.alias}", dest=name, metavar="VALUE", help=field.description)
-    return _run(parser, arguments, _train)
+    return run_command(parser, arguments, _train)
 
 
-def run_test(arguments: Sequence[str] | None = None) -> int:
-    """Run test.py, and return its exit code."""
-    parser = _Parser(
-        prog="test.py", description="Adapt a trained policy to tasks it never saw, and measure its returns."
-    )
+def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
+    """Run test.py, or the command that `prog` names, and return its exit code."""
+    parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
     parser.add_argument("--config", type=Path, required=True, help="a run's config.json, or a YAML")
     parser.add_argument(
         "--policy", help="a checkpoint, or 'latest' (the default) or 'best' of the run that the config belongs to"
     )
     parser.add_argument("--output", type=Path, required=True, help="the .npz file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    parser.add_argument("--num-batches", type=_count, default=1, help="batches of tasks (default: 1)")
-    parser.add_argument("--meta-batch-size", type=_count, default=40, help="tasks in each (default: 40)")
-    parser.add_argument("--num-steps", type=_not_negative, help="gradient steps (default: the config's)")
+    parser.add_argument("--num-batches", type=positive, default=1, help="batches of tasks (default: 1)")
+    parser.add_argument("--meta-batch-size", type=positive, default=40, help="tasks in each (default: 40)")
+    parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
     parser.add_argument("--fast-lr", help="step size (default: the config's)")
     parser.add_argument("--fast-batch-size", help="episodes for each task and step (default: the config's)")
     parser.add_argument(
@@ -57,10 +55,10 @@ def run_test(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", help="seed of tasks and episodes (default: the config's)")
     _add_common(parser)
-    return _run(parser, arguments, _test)
+    return run_command(parser, arguments, _test)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Reports an error in one line; takes no abbreviations, which would change meaning when an option is added."""
 
     def __init__(self, **settings: Any) -> None:
@@ -71,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-workers", type=_not_negative, help="processes (default: the cores; 0: this one alone)")
+    parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
     parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
     parser.add_argument(
@@ -79,7 +77,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(
+def run_command(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, command: Callable[[argparse.Namespace], None]
 ) -> int:
     """Run a command, and turn what ends it into one line and an exit code."""
@@ -218,14 +216,16 @@ def _interpreter() -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
-def _count(text: str) -> int:
+def positive(text: str) -> int:
+    """Read an option that counts something."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
     return number
 
 
-def _not_negative(text: str) -> int:
+def not_negative(text: str) -> int:
+    """Read an option that counts something, perhaps nothing."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"expected at least 0, got {text}")
