@@ -65,6 +65,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong with the arguments, and exit."""
         self.exit(BAD_INPUT, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
