@@ -18,7 +18,7 @@ from benchmarks.reporting import (
     Report,
     Row,
     bars,
-    check_chart,
+    check_packages,
     chosen,
     common_options,
     finish,
@@ -47,7 +47,7 @@ AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_chart(options)
+    check_packages(options)
     report = Report("iteration", machine(), chosen(options))
     if "whole" in options.only:
         _measure_whole(report, options)
@@ -164,8 +164,9 @@ def _growth_panel(panel: "Axes", axis: str, rows: list[Row]) -> None:
         points = [(int(row.name.split(" = ")[1].split(",")[0]), row.samples) for row in rows if row.name.endswith(part)]
         values, samples = [value for value, _ in points], [sample for _, sample in points]
         panel.errorbar(values, [sample.median for sample in samples], _spread(samples), marker="o", ms=3, label=part)
+    panel.set_xticks(values)
     panel.set_xlabel(axis, fontsize=8)
-    panel.set_ylim(bottom=0.0)
+    panel.set_ylim(0.0, 1.05 * max(row.samples.high for row in rows))
     panel.tick_params(labelsize=7)
     panel.spines[["top", "right"]].set_visible(False)
 

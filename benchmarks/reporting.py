@@ -1,6 +1,7 @@
 """What a benchmark leaves behind: a table on the screen, a JSON file, a chart; and the options they all share."""
 
 import argparse
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -106,17 +107,21 @@ def progress(arguments: argparse.Namespace) -> Any:
     return (lambda line: None) if arguments.quiet else (lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def check_chart(arguments: argparse.Namespace) -> None:
-    """End the command before hours of measurements if the chart that it was asked for cannot be drawn.
+def check_packages(arguments: argparse.Namespace, **needed: str) -> None:
+    """End the command before hours of measurements if it could not finish them.
+
+    Args:
+        arguments: the options of the command.
+        needed: by package, what needs it.
 
     Raises:
-        SystemExit: If matplotlib is not installed.
+        SystemExit: If a package that is needed, or matplotlib for the chart that was asked for, is not installed.
     """
     if arguments.chart is not None:
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise SystemExit(f"--chart needs matplotlib, which is not installed; try: {HOW_TO_INSTALL}") from None
+        needed["matplotlib"] = "--chart"
+    for package, what in needed.items():
+        if importlib.util.find_spec(package) is None:
+            raise SystemExit(f"{what} needs {package}, which is not installed; try: {HOW_TO_INSTALL}")
 
 
 def write_json(report: Report, path: Path) -> None:

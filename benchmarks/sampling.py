@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.contenders.layouts import Job, Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Participant, Samples, machine, ratios, take_turns
-from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_chart, chosen, common_options, finish, progress
+from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_packages, chosen, common_options, finish, progress
 
 PARTS = ("limit", "others", "navigation")
 CHEETAH = "HalfCheetah, environment steps per second"
@@ -103,7 +103,7 @@ class Plan:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_chart(options)
+    check_packages(options)
     report = Report("sampling", machine(), chosen(options))
     plan = Plan()
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Samples, machine, ratios, take_turns
-from benchmarks.reporting import Report, Row, check_chart, chosen, common_options, finish, progress, save_figure
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ EPISODES_PER_TASK = 20
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_chart(options)
+    check_packages(options, psutil="the peak memory")
     report = Report("scale", machine(), chosen(options))
     memory: dict[int, Samples] = {}
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ def _line(panel: "Axes", sizes: list[int], rows: list[Row], label: str) -> None:
     spread = [one.median - one.low for one in samples], [one.high - one.median for one in samples]
     panel.errorbar(sizes, [one.median for one in samples], spread, marker="o", ms=3, label=label)
     panel.set_xscale("log")
-    panel.set_ylim(bottom=0.0)
+    panel.set_ylim(0.0, 1.05 * max(panel.get_ylim()[1], *(one.high for one in samples)))
     panel.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
     panel.minorticks_off()
     panel.set_xlabel("environments", fontsize=8)

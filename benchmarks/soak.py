@@ -32,7 +32,7 @@ from benchmarks.chaos import KINDS, Chaos, RecoveryClock
 from benchmarks.contenders.layouts import Workload
 from benchmarks.contenders.own_training import Training, make_training
 from benchmarks.measuring import Samples, machine
-from benchmarks.reporting import Report, Row, check_chart, chosen, common_options, finish, progress, save_figure
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
 from maml_rl.errors import ChildEnvTimeout
 
 FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
@@ -198,7 +198,7 @@ class Soak:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_chart(options)
+    check_packages(options)
     facts = machine()
     shared_memory, processes = _shared_files(), len(psutil.Process().children(recursive=True))
     soak = Soak(options)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Samples, machine, take_turns
-from benchmarks.reporting import Report, Row, check_chart, chosen, common_options, finish, progress, save_figure
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ QUANTITIES = {
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_chart(options)
+    check_packages(options)
     report = Report("waiting", machine(), chosen(options))
     modes = _modes_there_are(report)
     rows: dict[str, Samples] = {}

@@ -1,11 +1,12 @@
 """Tables, JSON and the options that all benchmarks share."""
 
+import importlib.util
 import json
 
 import pytest
 
 from benchmarks.measuring import Samples
-from benchmarks.reporting import Report, Row, chosen, common_options, finish
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish
 
 
 @pytest.fixture
@@ -51,6 +52,14 @@ def test_chart_is_drawn(report, tmp_path):
     finish(report, options)
 
     assert "fast" in (tmp_path / "x.svg").read_text()
+
+
+def test_missing_package_ends_the_command_before_it_measures(monkeypatch):
+    options = common_options("x").parse_args(["--chart", "x.svg"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(SystemExit, match=r"--chart needs matplotlib, which is not installed; try: pip install"):
+        check_packages(options)
 
 
 def test_settings_leave_out_where_results_go():
