@@ -22,6 +22,7 @@ from maml_rl.samplers.child_process import STACK_SIGNAL, ChildEnds
 from maml_rl.samplers.fork_server import request_exit_code, request_fork
 
 START_METHODS = ("forkserver", "spawn", "fork")
+_SERVER_STARTS = 5
 _SERVER_START_SECONDS = 60.0
 _SERVER_ANSWER_SECONDS = 2.0
 _STACK_SECONDS = 0.4
@@ -168,6 +169,10 @@ class ChildProcess:
         return code
 
 
+class _ServerGoneError(ChildEnvError):
+    """The fork server died or hangs, and is no more."""
+
+
 class Launcher:
     """Starts children by one start method.
 
@@ -187,6 +192,19 @@ class Launcher:
         Raises:
             ChildEnvError: If no process can be started.
         """
+        try:
+            for _ in range(_SERVER_STARTS - 1):
+                # The server may be killed or stopped like any process; its children live on without it.
+                with suppress(_ServerGoneError):
+                    return self._launch()
+            return self._launch()
+        except OSError as error:
+            raise ChildEnvError(
+                f"no child process could be started: {error}; close other processes, or use fewer workers"
+            ) from error
+
+    def _launch(self) -> ChildProcess:
+        # Made anew for every attempt: a server that dies may have forked a child, which dies with these ends.
         ends = ParentEnds()
         try:
             with _signals_blocked():
@@ -197,11 +215,9 @@ class Launcher:
                         return self._spawn(ends, "from maml_rl.samplers.child_env import run_child; run_child(ends)")
                     case _:
                         return self._fork_by_server(ends)
-        except OSError as error:
+        except BaseException:
             ends.close()
-            raise ChildEnvError(
-                f"no child process could be started: {error}; close other processes, or use fewer workers"
-            ) from error
+            raise
         finally:
             ends.close_childs()
 
@@ -239,17 +255,9 @@ class Launcher:
         return ChildProcess(popen.pid, ends, popen.wait)
 
     def _fork_by_server(self, ends: ParentEnds) -> ChildProcess:
-        fresh = self._server is None
-        try:
-            return self._request(ends, _SERVER_START_SECONDS if fresh else _SERVER_ANSWER_SECONDS)
-        except OSError:
-            if fresh:
-                raise
-            # The server may have been killed or stopped like any process; its children live on without it.
-            return self._request(ends, _SERVER_START_SECONDS)
-
-    def _request(self, ends: ParentEnds, seconds: float) -> ChildProcess:
+        seconds = _SERVER_ANSWER_SECONDS
         if self._server is None:
+            seconds = _SERVER_START_SECONDS
             server_ends = ParentEnds()
             start = f"from maml_rl.samplers.fork_server import run_server; run_server(ends, {self._env_id!r})"
             self._server = self._spawn(server_ends, start)
@@ -258,8 +266,11 @@ class Launcher:
         try:
             server.ends.commands.settimeout(seconds)
             pid = request_fork(server.ends.commands, ends.for_child(self._memory))
+        except OSError as error:
+            self.close()
+            raise _ServerGoneError(f"the fork server died or hangs: {error}") from error
         except BaseException:
-            # Its answer may still come and must not be taken for the next one.
+            # Its answer would be taken for the next one.
             self.close()
             raise
         return ChildProcess(pid, ends, lambda: self._exit_code_from(server, pid))

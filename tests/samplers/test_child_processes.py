@@ -151,3 +151,22 @@ def test_nothing_is_left_in_dev_shm() -> None:
     with make_parallel() as vector_env:
         play(vector_env)
         assert files() <= before
+
+
+def test_lack_of_descriptors_is_a_clear_error(run: Run) -> None:
+    code = """
+        import resource
+        from maml_rl.errors import ChildEnvError
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+        try:
+            ParallelVectorEnv(FaultyEnv, num_envs=100, num_workers=100, start_method="fork")
+        except ChildEnvError as error:
+            print(error)
+        with ParallelVectorEnv(FaultyEnv, num_envs=2, num_workers=2, start_method="fork") as vector_env:
+            print(len(vector_env.pids))
+    """
+    _, output, errors = finish(run(code))
+    assert output.splitlines()[0].startswith("no child process could be started: [Errno 24] Too many open files"), (
+        errors
+    )
+    assert output.splitlines()[1] == "2"

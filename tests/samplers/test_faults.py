@@ -143,19 +143,29 @@ def test_deaths_are_counted_per_phase(tmp_path: Path) -> None:
             np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
 
 
-def test_thousand_iterations_with_faults_leave_no_descriptor_behind() -> None:
+def test_descriptors_memory_and_children_stay_flat_over_a_thousand_iterations_with_faults() -> None:
     this = psutil.Process()
+    actions = np.zeros((NUM_SLOTS, 1), np.float32)
+
+    def hold() -> tuple[int, int, int]:
+        return this.num_fds(), len(child_processes()), this.memory_info().rss
+
     with make_parallel() as vector_env:
-        play_until_through(vector_env)
-        descriptors, children = this.num_fds(), len(child_processes())
-        for _ in range(10):
-            os.kill(vector_env.pids[0], signal.SIGKILL)
-            play_until_through(vector_env)
-        assert this.num_fds() == descriptors
-        assert len(child_processes()) == children
-        with pytest.raises(ChildEnvError):
-            make_parallel(fault="raise", place="make")
-        assert this.num_fds() == descriptors
+        for iteration in range(1_001):
+            vector_env.reset_buffers(np.arange(NUM_SLOTS))
+            for index, part in enumerate(vector_env.parts):
+                vector_env.step_send(index, actions[part])
+            vector_env.step_recv()
+            if iteration % 100 == 0:
+                os.kill(vector_env.pids[0], signal.SIGKILL)
+                play_until_through(vector_env)
+            if iteration == 200:
+                descriptors, children, memory = hold()
+        assert hold()[:2] == (descriptors, children)
+        assert hold()[2] < memory + 3_000_000
+    with pytest.raises(ChildEnvError):
+        make_parallel(fault="raise", place="make")
+    assert this.num_fds() < descriptors
 
 
 # Exceptions.
