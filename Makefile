@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= fast,dev
+EXTRAS ?= fast,report,dev
 # More arguments for the command that a target runs, as in `make train ARGS='--seed 3 --output-folder runs/three'`.
 ARGS ?=
 

@@ -1,0 +1,235 @@
+"""Charts of training: returns over the iterations, returns after each gradient step, where the time goes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from maml_rl.report.markup import Markup, element
+from maml_rl.report.plot import Plot
+from maml_rl.report.published import published_returns
+from maml_rl.report.runs import RunGroup
+from maml_rl.report.scales import Span, readable, readable_seconds
+from maml_rl.report.trial import Findings, pooled_intervals
+
+# The style sheet has as many colours for gradient steps and for groups.
+_STEP_COLOURS, _GROUP_COLOURS = 6, 6
+_STAGES = {"time/sample_s": "sampling", "time/update_s": "update"}
+_DETAILED_STAGES = {
+    "physics": "physics",
+    "inference": "policy",
+    "waiting": "environments",
+    "assembly": "recording",
+    "advantages": "advantages",
+    "inner": "adaptation",
+    "outer": "meta-update",
+    "reset": "resets",
+}
+
+
+def step_css(step: int, last: int) -> str:
+    """Return the class of the colour for returns after `step` of `last` gradient steps; the last is always the same."""
+    return f"step{_STEP_COLOURS - 1 if step == last and step else min(step, _STEP_COLOURS - 2)}"
+
+
+def group_css(index: int) -> str:
+    """Return the class of a group's colour."""
+    return f"group{index % _GROUP_COLOURS}"
+
+
+def after(steps: int) -> str:
+    """Return how a legend names the returns after some gradient steps."""
+    return "before adaptation" if steps == 0 else f"after {steps} step{'s' if steps > 1 else ''}"
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> Markup:
+    """Return names with their colours; each entry is (class, name)."""
+    return element("ul", [element("li", element("i", class_=css), name) for css, name in entries], class_="legend")
+
+
+def figure(title: str, explanation: str, *content: Markup | None, css: str = "") -> Markup:
+    """Return a card with a title, what is drawn, and how to read it."""
+    return element(
+        "figure",
+        element("figcaption", element("h3", title)),
+        content,
+        element("p", explanation, class_="note") if explanation else None,
+        class_=f"card {css}".strip(),
+    )
+
+
+def learning_curve(group: RunGroup) -> Markup | None:
+    """Return the training returns of one group, one line per inner step; None without an iteration."""
+    curves = {step: group.curve(f"return/step_{step}") for step in range(group.num_steps + 1)}
+    if not len(curves[0].iterations):
+        return None
+    plot = Plot(
+        Span.of(curves[0].iterations, margin=0.0),
+        Span.of(*(bound for curve in curves.values() for bound in (curve.low, curve.high))),
+        f"Return over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} before adaptation "
+        f"in the first to {readable(curves[group.num_steps].mean[-1])} after adaptation in the last.",
+        x_label="iteration",
+        y_label="mean return",
+    )
+    for step, curve in curves.items():
+        css = step_css(step, group.num_steps)
+        if len(group.runs) > 1:
+            plot.band(curve.iterations, curve.low, curve.high, css)
+        plot.line(curve.iterations, curve.mean, css)
+    entries = [(step_css(step, group.num_steps), after(step)) for step in curves]
+    return figure("Learning curve", _seeds_note([group]), legend(entries), plot.svg())
+
+
+def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
+    """Return the returns after adaptation of several groups."""
+    curves = [group.curve(f"return/step_{group.num_steps}") for group in groups]
+    longest = max(curves, key=lambda curve: len(curve.iterations))
+    if not len(longest.iterations):
+        return None
+    plot = Plot(
+        Span.of(longest.iterations, margin=0.0),
+        Span.of(*(bound for curve in curves for bound in (curve.low, curve.high))),
+        "Return after adaptation over the iterations, for each experiment.",
+        x_label="iteration",
+        y_label="mean return after adaptation",
+    )
+    for index, (group, curve) in enumerate(zip(groups, curves, strict=True)):
+        if len(group.runs) > 1:
+            plot.band(curve.iterations, curve.low, curve.high, group_css(index))
+        plot.line(curve.iterations, curve.mean, group_css(index))
+    entries = [(group_css(index), group.name) for index, group in enumerate(groups)]
+    return figure("Learning curves", _seeds_note(groups), legend(entries), plot.svg())
+
+
+def _seeds_note(groups: Sequence[RunGroup]) -> str:
+    seeds = max(len(group.runs) for group in groups)
+    text = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
+    if seeds == 1:
+        return f"{text} One seed; several (--seeds 0 1 2) would show a band."
+    return f"{text} The line is the mean over {seeds} seeds, the band its 95 % bootstrap interval."
+
+
+def step_returns(findings: Sequence[Findings]) -> Markup | None:
+    """Return the chart of returns on new tasks after each gradient step; None where nothing was evaluated."""
+    known = [(index, found) for index, found in enumerate(findings) if found.evaluations]
+    if not known:
+        return None
+    lines = [
+        (group_css(index) if len(findings) > 1 else "meta", found.group.name, pooled_intervals(found.evaluations))
+        for index, found in known
+    ]
+    # One of each is enough: what is untrained does not depend on how the others were trained.
+    untrained = next((found.untrained for _, found in known if found.untrained is not None), None)
+    published = next((returns for _, found in known if (returns := published_returns(found.group.config))), None)
+    plain = []
+    if untrained is not None:
+        plain.append(("untrained", "random initialisation", pooled_intervals([untrained])[:, 0]))
+    if published is not None:
+        plain.append(("published", "MAML as published (Finn et al. 2017)", np.array(published)))
+    steps = max(len(values) for _, _, values in (*lines, *plain))
+    plot = Plot(
+        Span(-0.2, steps - 0.8),
+        Span.of(*(values for _, _, values in (*lines, *plain))),
+        "; ".join(f"{name}: " + ", ".join(readable(row[0]) for row in values) for _, name, values in lines)
+        + " after 0, 1, ... gradient steps.",
+        x_label="gradient steps on a new task",
+        y_label="mean return",
+        x_names=[(step, str(step)) for step in range(steps)],
+    )
+    for css, _, values in plain:
+        plot.line(range(len(values)), values, css)
+        plot.dots(range(len(values)), values, css, radius=3.5, titles=[readable(value) for value in values])
+    for css, _, values in lines:
+        plot.line(range(len(values)), values[:, 0], css)
+        for step, (_, low, high) in enumerate(values):
+            plot.interval(step, low, high, css)
+        titles = [f"{readable(mean)} [{readable(low)}, {readable(high)}]" for mean, low, high in values]
+        plot.dots(range(len(values)), values[:, 0], css, titles=titles)
+    named = [(css, name if len(findings) > 1 else "this policy") for css, name, _ in lines]
+    tasks = sum(len(evaluation.tasks) for evaluation in known[0][1].evaluations)
+    return figure(
+        "Return after each gradient step",
+        f"On {tasks} tasks that training never drew, with new episodes before each step. Bars are 95 % bootstrap "
+        "intervals of the mean over tasks.",
+        legend([*named, *((css, name) for css, name, _ in plain)]),
+        plot.svg(),
+    )
+
+
+def time_per_stage(group: RunGroup) -> Markup | None:
+    """Return where an iteration's time goes; the stages in detail, where the run was profiled."""
+    shares = {key: group.curve(key).mean for key in group.keys("time/share/")}
+    if shares:
+        whole = np.nanmean(sum(group.curve(key).mean for key in _STAGES))
+        names = {key: key.removeprefix("time/share/") for key in shares}
+        seconds = {
+            _DETAILED_STAGES.get(name, name): float(np.nanmean(shares[key]) * whole) for key, name in names.items()
+        }
+        note = "Mean over all iterations, as measured by --profile."
+    else:
+        seconds = {
+            name: float(np.nanmean(mean))
+            for key, name in _STAGES.items()
+            if np.isfinite(mean := group.curve(key).mean).any()
+        }
+        note = "Mean over all iterations; train with --profile to see the stages within."
+    if not seconds:
+        return None
+    longest = max(*seconds.values(), 1e-12)
+    rows = [
+        element(
+            "tr",
+            element("th", name),
+            element("td", element("i", class_="bar", style=f"width:{max(0.0, value) / longest:.1%}"), class_="bars"),
+            element("td", readable_seconds(value)),
+        )
+        for name, value in sorted(seconds.items(), key=lambda entry: -entry[1])
+        if value >= 0.0005 * longest
+    ]
+    return figure("Time per iteration", note, element("table", rows, class_="times"))
+
+
+def throughput(groups: Sequence[RunGroup]) -> Markup | None:
+    """Return environment steps per second of the sampling, over the iterations."""
+    return _single_metric(
+        groups,
+        "time/steps_per_s",
+        "Throughput",
+        "steps per second",
+        "Environment steps per second while sampling.",
+        zero=True,
+    )
+
+
+def divergence(groups: Sequence[RunGroup]) -> Markup | None:
+    """Return how far each meta-update moved the policy."""
+    return _single_metric(
+        groups,
+        "kl",
+        "Size of the meta-updates",
+        "KL divergence",
+        "KL divergence between the policies before and after each meta-update, which the trust region bounds by "
+        f"max-kl = {groups[0].config.max_kl:g}.",
+        zero=True,
+    )
+
+
+def _single_metric(
+    groups: Sequence[RunGroup], key: str, title: str, label: str, note: str, *, zero: bool
+) -> Markup | None:
+    curves = [group.curve(key) for group in groups]
+    longest = max(curves, key=lambda curve: len(curve.iterations))
+    if not any(np.isfinite(curve.mean).any() for curve in curves):
+        return None
+    span = Span.of(*(bound for curve in curves for bound in (curve.low, curve.high)))
+    plot = Plot(
+        Span.of(longest.iterations, margin=0.0),
+        Span(0.0, span.high) if zero and span.high > 0 else span,
+        f"{label} over the iterations, {readable(float(np.nanmean(curves[0].mean)))} on average.",
+        x_label="iteration",
+        y_label=label,
+    )
+    for index, curve in enumerate(curves):
+        css = group_css(index) if len(groups) > 1 else "meta"
+        plot.band(curve.iterations, curve.low, curve.high, css)
+        plot.line(curve.iterations, curve.mean, css)
+    return figure(title, note, plot.svg())

@@ -1,0 +1,180 @@
+"""A chart as SVG: axes, lines, bands, dots. Colours come from the page's style sheet, by class, for dark and light."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.report.markup import Markup, element
+from maml_rl.report.scales import Span, tick_labels
+
+_WIDTH, _HEIGHT = 480, 300
+_RIGHT, _BOTTOM = 14, 44
+# Room for a character of the axes' font, and as many points as a line of this width can show.
+_CHARACTER = 8
+_MOST_POINTS = 960
+
+
+class Plot:
+    """Axes with something drawn between them.
+
+    Args:
+        x: what the horizontal axis spans.
+        y: what the vertical axis spans.
+        summary: what the chart shows, in a sentence, for those who cannot see it.
+        x_label: name of the horizontal axis.
+        y_label: name of the vertical axis.
+        x_names: (place, name) pairs in place of numbers.
+        equal: give both axes the same scale, and the chart the shape that follows.
+        bare: draw a frame in place of axes, and hide what lies beyond it.
+        width: of the chart in pixels, to which the texts are 12 pixels high.
+        height: of the chart.
+    """
+
+    def __init__(
+        self,
+        x: Span,
+        y: Span,
+        summary: str,
+        *,
+        x_label: str = "",
+        y_label: str = "",
+        x_names: Sequence[tuple[float, str]] | None = None,
+        equal: bool = False,
+        bare: bool = False,
+        width: int = _WIDTH,
+        height: int = _HEIGHT,
+    ) -> None:
+        self._x, self._y, self._summary, self._bare = x, y, summary, bare
+        y_ticks = y.ticks(max(2, height // 55))
+        y_texts = tick_labels(y_ticks)
+        below = 1 if bare else _BOTTOM if x_label else _BOTTOM - 18
+        self._left = 1 if bare else 12 + _CHARACTER * max(len(text) for text in y_texts)
+        self._top = 1 if bare else 34 if y_label else 10
+        self._right, self._bottom = width - (1 if bare else _RIGHT), height - below
+        if equal:
+            self._bottom = self._top + round((self._right - self._left) * (y.high - y.low) / (x.high - x.low))
+            height = self._bottom + below
+        self._size = (width, height)
+        if x_names is None:
+            x_ticks = x.ticks(max(2, width // 80))
+            x_names = list(zip(x_ticks, tick_labels(x_ticks), strict=True))
+        self._axes = (
+            [self._frame()] if bare else [*self._y_axis(y_ticks, y_texts, y_label), *self._x_axis(x_names, x_label)]
+        )
+        self._marks: list[Markup] = []
+
+    def line(self, xs: ArrayLike, ys: ArrayLike, css: str) -> None:
+        """Connect points; what is not finite leaves a gap."""
+        points = self._points(*_thinned(np.asarray(xs, np.float64), np.asarray(ys, np.float64)))
+        known = _known(points)
+        commands = []
+        for index, (x, y) in enumerate(points):
+            if known[index]:
+                commands.append(f"{'L' if index and known[index - 1] else 'M'}{x:.1f} {y:.1f}")
+        if commands:
+            self._marks.append(element("path", class_=f"line {css}", d="".join(commands)))
+
+    def band(self, xs: ArrayLike, lows: ArrayLike, highs: ArrayLike, css: str) -> None:
+        """Fill what lies between two lines."""
+        xs = np.asarray(xs, np.float64)
+        below = self._points(*_thinned(xs, np.asarray(lows, np.float64)))
+        above = self._points(*_thinned(xs, np.asarray(highs, np.float64)))
+        known = _known(below) & _known(above)
+        for part in _runs(known):
+            outline = np.concatenate([above[part], below[part][::-1]])
+            path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in outline) + "Z"
+            self._marks.append(element("path", class_=f"band {css}", d=path))
+
+    def dots(self, xs: ArrayLike, ys: ArrayLike, css: str, *, radius: float = 4, titles: Sequence[str] = ()) -> None:
+        """Draw points; `titles` appear when one is pointed at."""
+        for index, (x, y) in enumerate(self._points(xs, ys)):
+            if np.isfinite(x) and np.isfinite(y):
+                title = element("title", titles[index]) if titles else None
+                self._marks.append(
+                    element("circle", title, class_=f"dot {css}", cx=f"{x:.1f}", cy=f"{y:.1f}", r=radius)
+                )
+
+    def interval(self, x: float, low: float, high: float, css: str) -> None:
+        """Draw a vertical bar from `low` to `high`, with caps."""
+        (left, bottom), (_, top) = self._points([x, x], [low, high])
+        if np.isfinite([bottom, top]).all():
+            path = f"M{left:.1f} {bottom:.1f}V{top:.1f}M{left - 4:.1f} {bottom:.1f}h8M{left - 4:.1f} {top:.1f}h8"
+            self._marks.append(element("path", class_=f"interval {css}", d=path))
+
+    def svg(self) -> Markup:
+        """Return the chart, as wide as its place."""
+        width, height = self._size
+        marks = self._clip(self._marks) if self._bare else self._marks
+        return element(
+            "svg",
+            self._axes,
+            marks,
+            viewBox=f"0 0 {width} {height}",
+            role="img",
+            aria_label=self._summary,
+        )
+
+    def _frame(self) -> Markup:
+        width, height = self._right - self._left, self._bottom - self._top
+        return element("rect", class_="frame", x=self._left, y=self._top, width=width, height=height, rx=6)
+
+    def _clip(self, marks: Sequence[Markup]) -> Markup:
+        # A picture in the picture hides what is outside of it, and needs no name that is unique on the page.
+        x, y, width, height = self._left, self._top, self._right - self._left, self._bottom - self._top
+        return element("svg", marks, x=x, y=y, width=width, height=height, viewBox=f"{x} {y} {width} {height}")
+
+    def _points(self, xs: ArrayLike, ys: ArrayLike) -> NDArray[np.float64]:
+        """Return pixels (n, 2)."""
+        across = (np.asarray(xs, np.float64) - self._x.low) / (self._x.high - self._x.low)
+        up = (np.asarray(ys, np.float64) - self._y.low) / (self._y.high - self._y.low)
+        return np.stack(
+            [
+                self._left + across * (self._right - self._left),
+                self._bottom + up * (self._top - self._bottom),
+            ],
+            axis=-1,
+        )
+
+    def _y_axis(self, ticks: Sequence[float], texts: Sequence[str], label: str) -> list[Markup]:
+        parts = []
+        for (_, place), text in zip(self._points(np.full(len(ticks), self._x.low), ticks), texts, strict=True):
+            css = "axis" if text == "0" else "grid"
+            parts.append(element("path", class_=css, d=f"M{self._left} {place:.1f}H{self._right}"))
+            parts.append(element("text", text, x=self._left - 6, y=f"{place + 4:.1f}", text_anchor="end"))
+        if label:
+            parts.append(element("text", label, class_="label", x=2, y=14))
+        return parts
+
+    def _x_axis(self, names: Sequence[tuple[float, str]], label: str) -> list[Markup]:
+        parts = [element("path", class_="axis", d=f"M{self._left} {self._bottom}H{self._right}")]
+        for (place, _), (_, text) in zip(
+            self._points([x for x, _ in names], np.full(len(names), self._y.low)), names, strict=True
+        ):
+            parts.append(element("text", text, x=f"{place:.1f}", y=self._bottom + 17, text_anchor="middle"))
+        if label:
+            middle = (self._left + self._right) / 2
+            parts.append(element("text", label, class_="label", x=middle, y=self._bottom + 36, text_anchor="middle"))
+        return parts
+
+
+def _thinned(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Average neighbours, where there are more points than can be told apart."""
+    group = -(-len(xs) // _MOST_POINTS)
+    if group <= 1:
+        return xs, ys
+    starts = np.arange(0, len(xs), group)
+    counts = np.diff([*starts, len(xs)])
+    return np.add.reduceat(xs, starts) / counts, np.add.reduceat(ys, starts) / counts
+
+
+def _known(points: NDArray[np.float64]) -> NDArray[np.bool_]:
+    finite = np.isfinite(points)
+    return finite[:, 0] & finite[:, 1]
+
+
+def _runs(known: NDArray[np.bool_]) -> list[slice]:
+    """Return the longest ranges in which all are known."""
+    edges = np.flatnonzero(np.diff([False, *known.tolist(), False]))
+    return [slice(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]

@@ -1,0 +1,213 @@
+"""The runs that a report is about: read from their folders, grouped by experiment, their faults put into words."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.config import Config, load_config
+from maml_rl.errors import ConfigError
+from maml_rl.metrics import Metrics, read_metrics
+from maml_rl.run_folder import CONFIG, EVENTS, METRICS
+from maml_rl.seeding import Purpose, StreamKey, generator
+
+# Runs that differ in nothing else are the same experiment.
+_NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints"}
+_RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        path: its folder.
+        config: what it runs.
+        metrics: of every iteration that is written down.
+    """
+
+    path: Path
+    config: Config
+    metrics: list[Metrics]
+
+    @property
+    def finished(self) -> int:
+        """How many iterations are done."""
+        return self.metrics[-1]["iteration"] + 1 if self.metrics else 0
+
+    def total(self, key: str) -> float:
+        """Return the sum of a metric over all iterations."""
+        return float(np.nansum([_number(metrics.get(key)) for metrics in self.metrics]))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric over the iterations, (n,) each, and its 95 % bootstrap interval over seeds, of no width for one."""
+
+    iterations: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """Runs of one config, which differ in the seed.
+
+    Attributes:
+        name: for titles and legends.
+        runs: at least one, the lowest seed first.
+    """
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def config(self) -> Config:
+        """The config, with the first run's seed."""
+        return self.runs[0].config
+
+    @property
+    def num_steps(self) -> int:
+        """Inner steps in training."""
+        return self.config.num_steps
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the metrics that begin with `prefix`, in the order in which they were written."""
+        return list(
+            dict.fromkeys(
+                key for run in self.runs for key in (run.metrics[-1] if run.metrics else ()) if key.startswith(prefix)
+            )
+        )
+
+    def curve(self, key: str) -> Curve:
+        """Return a metric over the iterations; each is averaged over the seeds that have it."""
+        count = max((run.finished for run in self.runs), default=0)
+        values = np.full((len(self.runs), count), np.nan)
+        for row, run in zip(values, self.runs, strict=True):
+            for metrics in run.metrics:
+                row[metrics["iteration"]] = _number(metrics.get(key))
+        known = np.isfinite(values)
+        bounds = np.full((3, count), np.nan)
+        # Runs may be of different lengths: iterations that the same seeds have are resampled together.
+        for pattern in np.unique(known, axis=1).T:
+            columns = np.flatnonzero((known == pattern[:, None]).all(axis=0))
+            if pattern.any():
+                bounds[:, columns] = _bootstrap(values[np.ix_(pattern, columns)])
+        return Curve(np.arange(count), *bounds)
+
+
+def _bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return mean and bounds of the 95 % percentile interval of (seeds, n) values, (3, n)."""
+    mean = values.mean(axis=0)
+    if len(values) == 1:
+        return np.stack([mean, mean, mean])
+    rng = generator(StreamKey(0, Purpose.BOOTSTRAP))
+    # How often each seed is drawn, so that all columns share the resamples: the band does not jitter.
+    weights = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=_RESAMPLES) / len(values)
+    low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
+    return np.stack([mean, low, high])
+
+
+def read_runs(paths: Iterable[str | Path]) -> tuple[list[RunGroup], list[str]]:
+    """Read run folders, or folders of run folders, and put seeds of the same experiment together.
+
+    Returns:
+        The groups, and what is wrong with some of the runs: sentences for the reader.
+
+    Raises:
+        ConfigError: If no path holds a run.
+    """
+    runs: list[Run] = []
+    notices: list[str] = []
+    for path in map(Path, paths):
+        for folder in _run_folders(path):
+            try:
+                run = _read_run(folder)
+            except ConfigError as error:
+                notices.append(f"{error}.")
+                continue
+            if run.path.resolve() in {other.path.resolve() for other in runs}:
+                continue
+            runs.append(run)
+            notices += _shortcomings(run)
+    if not runs:
+        raise ConfigError(" ".join(notices).rstrip(".") or "no run to report on; give the folder of one")
+    return _grouped(runs), notices
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """Return the runs in a folder, or the folder itself where there is none, for a complaint."""
+    if (path / CONFIG).is_file() or not path.is_dir():
+        return [path]
+    return sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) or [path]
+
+
+def _read_run(folder: Path) -> Run:
+    if not folder.exists():
+        raise ConfigError(f"there is no folder {folder}; give the --output-folder of a training run")
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
+    config = load_config(folder / CONFIG)
+    try:
+        metrics = read_metrics(folder / METRICS)
+    except OSError:
+        metrics = []
+    return Run(folder, config, metrics)
+
+
+def _shortcomings(run: Run) -> list[str]:
+    notices = []
+    wanted = run.config.num_batches
+    resume = f"`train.py --resume --output-folder {run.path}` goes on"
+    if not run.metrics:
+        notices.append(f"{run.path} has no finished iteration in {METRICS}, so it has no curves; {resume}.")
+    elif run.finished < wanted:
+        notices.append(f"{run.path} is unfinished, {run.finished} of {wanted} iterations are done; {resume}.")
+    if not any((run.path / EVENTS).glob("*tfevents*")):
+        notices.append(
+            f"{run.path} has no TensorBoard events, which this report does not need; to look at later runs in "
+            "TensorBoard, `pip install tensorboard` before training."
+        )
+    return notices
+
+
+def _grouped(runs: Sequence[Run]) -> list[RunGroup]:
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if set(run.config.differences(group[0].config)) <= _NOT_THE_EXPERIMENT:
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    names: list[str] = []
+    for group in groups:
+        names.append(_distinct(_name(group), names))
+    return [
+        RunGroup(name, sorted(group, key=lambda run: run.config.seed))
+        for name, group in zip(names, groups, strict=True)
+    ]
+
+
+def _name(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return runs[0].path.resolve().name
+    parents = {run.path.resolve().parent.name for run in runs}
+    return parents.pop() if len(parents) == 1 else runs[0].path.resolve().name
+
+
+def _distinct(name: str, taken: Sequence[str]) -> str:
+    number = 2
+    distinct = name
+    while distinct in taken:
+        distinct = f"{name} ({number})"
+        number += 1
+    return distinct
+
+
+def _number(value: object) -> float:
+    """Return a metric as a number; NaN where it was none, or not finite."""
+    return float(value) if isinstance(value, int | float) else float("nan")

@@ -1,0 +1,100 @@
+"""From numbers to places on a chart: spans of values, round ticks, short labels."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The values from `low` to `high`, low below high."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, *values: ArrayLike, margin: float = 0.06) -> "Span":
+        """Return the span of all finite values, with a margin on both sides as a share of its width.
+
+        Without a finite value it is [0, 1]; a single value lies in the middle.
+        """
+        flat = np.concatenate([np.asarray(array, np.float64).ravel() for array in values]) if values else np.zeros(0)
+        flat = flat[np.isfinite(flat)]
+        if not len(flat):
+            return cls(0.0, 1.0)
+        low, high = float(flat.min()), float(flat.max())
+        # Values that differ by rounding alone are one value.
+        single = high - low <= 1e-9 * max(abs(low), abs(high))
+        room = 0.5 * max(abs(low), 1.0) if single else margin * (high - low)
+        return cls(low - room, high + room)
+
+    def reaching(self, *values: float) -> "Span":
+        """Return the smallest span that holds this one and some values."""
+        return Span(min(self.low, *values), max(self.high, *values))
+
+    def ticks(self, most: int) -> list[float]:
+        """Return round numbers in the span, at least two and about `most` at the most."""
+        wanted = (self.high - self.low) / max(most, 1)
+        magnitude = 10.0 ** math.floor(math.log10(wanted))
+        step = next(factor * magnitude for factor in _ROUND if factor * magnitude >= wanted * (1 - 1e-9))
+        ticks = _multiples(self, step)
+        while len(ticks) < 2:
+            step /= 2.0
+            ticks = _multiples(self, step)
+        return ticks
+
+
+def _multiples(span: Span, step: float) -> list[float]:
+    first, last = math.ceil(span.low / step - 1e-9), math.floor(span.high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def tick_labels(ticks: Iterable[float]) -> list[str]:
+    """Return labels with as many digits as tell the ticks apart: 20,000 becomes 20k."""
+    ticks = list(ticks)
+    step = min((abs(b - a) for a, b in pairwise(ticks)), default=abs(ticks[0]) if ticks else 1.0)
+    largest = max((abs(tick) for tick in ticks), default=0.0)
+    unit, suffix = next(
+        ((unit, suffix) for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if largest >= 10 * unit), (1.0, "")
+    )
+    digits = next((digits for digits in range(12) if _is_whole(step / unit * 10**digits)), 12)
+    return [_signed(tick / unit, digits) + (suffix if tick else "") for tick in ticks]
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) <= 1e-6 * max(1.0, abs(value))
+
+
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:,.{digits}f}"
+    # A hyphen is shorter than the digits beside it, and a zero has no sign.
+    return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}")
+
+
+def readable(value: float) -> str:
+    """Return a number for a sentence, with three significant digits or all those before the point."""
+    if not math.isfinite(value):
+        return "unknown"
+    digits = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
+    return _signed(value, min(digits, 6))
+
+
+def readable_count(value: float) -> str:
+    """Return a count for a tile: 3.1 million, 160,000, 12."""
+    return f"{value / 1e6:.1f} million" if value >= 1e6 else f"{value:,.0f}"
+
+
+def readable_seconds(seconds: float) -> str:
+    """Return a time for a tile: 1 h 12 min, 3 min 20 s, 4.1 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,216 @@
+"""Charts of single tasks: the return of each before and after adaptation, and the paths of 2D navigation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.evaluation import Evaluation, Task
+from maml_rl.report.curves import after, figure, legend
+from maml_rl.report.markup import Markup, element
+from maml_rl.report.plot import Plot
+from maml_rl.report.scales import Span, readable
+from maml_rl.report.trial import Trial
+
+NAVIGATION = "2DNavigation-v0"
+_FEW_VALUES = 4
+_SHADES = 7
+_PATH_TASKS, _PATHS_PER_TASK = 8, 3
+_JITTER = 0.18
+
+
+def describe(task: Mapping[str, Any]) -> str:
+    """Return a task in a few words: "velocity 1.27", "goal (0.31, −0.2)"."""
+    return ", ".join(f"{name} {_value(np.asarray(value))}" for name, value in task.items())
+
+
+def _value(array: NDArray[Any]) -> str:
+    if array.dtype.kind not in "iuf":
+        return str(array)
+    if array.ndim == 0:
+        return f"{float(array):.3g}".replace("-", "\N{MINUS SIGN}")
+    if array.size <= 3:
+        return "(" + ", ".join(_value(entry) for entry in array) + ")"
+    return "\N{MULTIPLICATION SIGN}".join(map(str, array.shape))
+
+
+def spread_out(tasks: list[Task], count: int) -> list[int]:
+    """Return the indices of `count` tasks that differ as much as possible: where one number tells them apart, by it."""
+    parameter = _only_entry(tasks)
+    if parameter is None or parameter.ndim != 1:
+        return list(range(min(count, len(tasks))))
+    order = np.argsort(parameter, kind="stable")
+    places = np.linspace(0, len(tasks) - 1, min(count, len(tasks)))
+    return [int(order[round(place)]) for place in places]
+
+
+def task_returns(evaluation: Evaluation) -> Markup | None:
+    """Return every task's return before and after adaptation, against the task where that can be drawn."""
+    returns = evaluation.task_returns()
+    if returns.shape[1] < 2 or not np.isfinite(returns).all():
+        return None
+    parameter = _only_entry(evaluation.tasks)
+    if parameter is not None and parameter.ndim == 1:
+        return _against_number(evaluation, parameter)
+    if parameter is not None and parameter.shape[1:] == (2,):
+        return _on_map(evaluation, parameter)
+    return _ranked(evaluation)
+
+
+def _only_entry(tasks: list[Task]) -> NDArray[np.float64] | None:
+    """Return the values (n, ...) of the only entry that tasks have; None where there are more, or no numbers."""
+    names = {name for task in tasks for name in task}
+    if len(names) != 1:
+        return None
+    name = names.pop()
+    try:
+        return np.array([task[name] for task in tasks], np.float64)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _before_and_after(evaluation: Evaluation) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    returns = evaluation.task_returns()
+    return returns[:, 0], returns[:, -1], returns.shape[1] - 1
+
+
+def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> Markup:
+    before, later, steps = _before_and_after(evaluation)
+    name = next(iter(evaluation.tasks[0]))
+    values = np.unique(parameter)
+    few = len(values) <= _FEW_VALUES
+    if few:
+        # Tasks of one value would cover each other.
+        places = np.searchsorted(values, parameter).astype(np.float64)
+        places += _JITTER * np.sin(2.4 * np.arange(len(places)))
+        span = Span(-0.5, len(values) - 0.5)
+        names = [(index, _value(np.asarray(value))) for index, value in enumerate(values)]
+    else:
+        places, span, names = parameter, Span.of(parameter), None
+    plot = Plot(
+        span,
+        Span.of(before, later),
+        f"Return against {name}: {readable(before.mean())} on average before adaptation, "
+        f"{readable(later.mean())} {after(steps)}.",
+        x_label=name,
+        y_label="return of a task",
+        x_names=names,
+    )
+    for css, returns in (("before", before), ("after", later)):
+        titles = [f"{describe(task)}: {readable(value)}" for task, value in zip(evaluation.tasks, returns, strict=True)]
+        plot.dots(places, returns, css, titles=titles)
+    return figure(
+        f"Return against {name}",
+        f"Each dot is one of {len(before)} new tasks, its return averaged over {evaluation.returns.shape[2]} episodes.",
+        legend([("before", after(0)), ("after", after(steps))]),
+        plot.svg(),
+    )
+
+
+def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
+    before, later, steps = _before_and_after(evaluation)
+    name = next(iter(evaluation.tasks[0]))
+    low, high = min(before.min(), later.min()), max(before.max(), later.max())
+    span = Span.of(places, margin=0.08)
+    maps = []
+    for title, returns in ((after(0), before), (after(steps), later)):
+        plot = Plot(
+            span, span, f"Return by {name}, {title}: {readable(returns.mean())} on average.", equal=True, width=300
+        )
+        shades = np.clip((returns - low) / max(high - low, 1e-12) * _SHADES, 0, _SHADES - 1).astype(int)
+        for (x, y), value, shade in zip(places, returns, shades, strict=True):
+            plot.dots([x], [y], f"shade{shade}", radius=6, titles=[f"({x:.2f}, {y:.2f}): {readable(value)}"])
+        maps.append(element("div", element("h4", title), plot.svg()))
+    scale = element(
+        "p",
+        readable(low),
+        [element("i", class_=f"shade{shade}") for shade in range(_SHADES)],
+        readable(high),
+        class_="scale",
+    )
+    return figure(
+        f"Return by {name}",
+        f"Each dot is one of {len(before)} new tasks, where its {name} lies; the colour is its mean return.",
+        element("div", maps, class_="pair"),
+        scale,
+    )
+
+
+def _ranked(evaluation: Evaluation) -> Markup:
+    before, later, steps = _before_and_after(evaluation)
+    order = np.argsort(before, kind="stable")
+    plot = Plot(
+        Span(-1.0, len(before)),
+        Span.of(before, later),
+        f"Return of each task: {readable(before.mean())} on average before adaptation, "
+        f"{readable(later.mean())} {after(steps)}.",
+        x_label="tasks, by their return before adaptation",
+        y_label="return of a task",
+        x_names=[],
+    )
+    for place, task in enumerate(order):
+        plot.line([place, place], [before[task], later[task]], "link")
+    for css, returns in (("before", before), ("after", later)):
+        plot.dots(
+            range(len(order)), returns[order], css, radius=3.5, titles=[readable(value) for value in returns[order]]
+        )
+    return figure(
+        "Return of every task",
+        f"{len(before)} new tasks, each averaged over {evaluation.returns.shape[2]} episodes.",
+        legend([("before", after(0)), ("after", after(steps))]),
+        plot.svg(),
+    )
+
+
+def navigation_paths(trial: Trial) -> Markup | None:
+    """Return the ways that the point took in some tasks, before and after adaptation; None for another family."""
+    if trial.config.env_name != NAVIGATION:
+        return None
+    tasks = trial.evaluation.tasks
+    chosen = range(min(_PATH_TASKS, len(tasks)))
+    goals = [np.asarray(tasks[task]["goal"], np.float64) for task in chosen]
+    # Walks without an aim may go far; what matters is where the goals are, and half as far again.
+    reach = 1.5 * max(float(np.abs(goal).max()) for goal in goals)
+    last = len(trial.phases) - 1
+    maps = []
+    for task, goal in zip(chosen, goals, strict=True):
+        before, later = trial.evaluation.task_returns()[task, [0, -1]]
+        plot = Plot(
+            Span(-reach, reach),
+            Span(-reach, reach),
+            f"Paths to the {describe(tasks[task])}: return {readable(before)} before, {readable(later)} after.",
+            equal=True,
+            bare=True,
+            width=240,
+        )
+        for css, phase in (("before", 0), ("after", last)):
+            for path in _paths(trial, phase, task):
+                plot.line(path[:, 0], path[:, 1], css)
+        plot.dots([0.0], [0.0], "start", radius=4)
+        plot.dots([goal[0]], [goal[1]], "goal", radius=6, titles=["the goal"])
+        maps.append(
+            element("div", plot.svg(), element("p", f"{readable(before)} \N{RIGHTWARDS ARROW} {readable(later)}"))
+        )
+    return figure(
+        "Paths before and after adaptation",
+        f"{_PATHS_PER_TASK} episodes of each phase in {len(maps)} new tasks; below each, the task's mean return before "
+        "and after.",
+        legend([("before", after(0)), ("after", after(last)), ("start", "start"), ("goal", "goal")]),
+        element("div", maps, class_="maps"),
+        css="wide",
+    )
+
+
+def _paths(trial: Trial, phase: int, task: int) -> list[NDArray[np.float64]]:
+    """Return positions (steps + 1, 2) of some episodes."""
+    episodes = trial.phases[phase]
+    return [
+        np.concatenate(
+            [
+                episodes.observations[task, : episodes.lengths[task, episode], episode].double().numpy(),
+                episodes.final_observations[task, episode].double().numpy()[None],
+            ]
+        )
+        for episode in range(min(_PATHS_PER_TASK, episodes.lengths.shape[1]))
+    ]

@@ -1,0 +1,171 @@
+"""A trained policy on new tasks, before and after every gradient step, with the episodes for pictures of it."""
+
+import json
+import logging
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from maml_rl.checkpoint import check_architecture, latest_intact
+from maml_rl.config import Config
+from maml_rl.episode import TaskEpisodes
+from maml_rl.errors import MamlRLError
+from maml_rl.evaluation import Evaluation, Task, step_schedule
+from maml_rl.experiment import make_experiment
+from maml_rl.report.runs import Run, RunGroup
+from maml_rl.run_folder import CHECKPOINTS
+from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, generator
+
+EVALUATION = "evaluation.npz"
+_RESAMPLES = 2_000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Episodes of one policy on tasks that training never drew.
+
+    Attributes:
+        config: the run's.
+        phases: episodes before adaptation, and after each gradient step.
+        evaluation: their returns.
+    """
+
+    config: Config
+    phases: list[TaskEpisodes]
+    evaluation: Evaluation
+
+    def episode_seed(self, phase: int, task: int, episode: int) -> int:
+        """Return the seed with which the environment of an episode was reset."""
+        streams = PhaseStreams(self.config.seed, 0, phase, evaluation=True)
+        return int(streams.episode_seeds(task + 1, range(episode, episode + 1))[task, 0])
+
+    def median_episode(self, phase: int, task: int) -> int:
+        """Return the episode whose return is the median of its task and phase."""
+        returns = self.evaluation.returns[task, phase]
+        return int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is known of how a group's policies adapt.
+
+    Attributes:
+        group: the runs.
+        evaluations: of those runs that could be evaluated.
+        untrained: the first run's initial policy on the same tasks.
+        trial: the first run's episodes, for pictures.
+    """
+
+    group: RunGroup
+    evaluations: list[Evaluation]
+    untrained: Evaluation | None
+    trial: Trial | None
+
+
+def find_out(group: RunGroup, *, num_tasks: int, num_workers: int | None) -> tuple[Findings, list[str]]:
+    """Adapt the policies of a group to new tasks; what `test.py` has left in a run's folder is taken as it is.
+
+    Args:
+        group: of runs.
+        num_tasks: new tasks to try; 0 for none.
+        num_workers: child processes; see `MultiTaskSampler`.
+
+    Returns:
+        The findings, and sentences about runs that could not be tried.
+    """
+    evaluations: list[Evaluation] = []
+    notices: list[str] = []
+    trial = untrained = None
+    for run in group.runs:
+        evaluation, complaint = _saved_evaluation(run)
+        notices += complaint
+        if num_tasks and (evaluation is None or trial is None):
+            logger.info("adapting the policy of %s to %d new tasks", run.path, num_tasks)
+            try:
+                tried = _try(run.config, _newest(run), num_tasks, num_workers)
+                if trial is None:
+                    trial = tried
+                    untrained = _try(run.config, None, num_tasks, num_workers).evaluation
+                evaluation = evaluation or tried.evaluation
+            except (MamlRLError, OSError) as error:
+                notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
+        if evaluation is not None:
+            evaluations.append(evaluation)
+    return Findings(group, evaluations, untrained, trial), notices
+
+
+def pooled_intervals(evaluations: Sequence[Evaluation]) -> NDArray[np.float64]:
+    """Return the mean over seeds and tasks, and its 95 % bootstrap interval, (K + 1, 3).
+
+    Tasks are resampled within their seed, so that no seed gains weight by chance.
+    """
+    steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
+    rng = generator(StreamKey(0, Purpose.BOOTSTRAP))
+    means, resampled = np.zeros(steps), np.zeros((_RESAMPLES, steps))
+    for evaluation in evaluations:
+        values = evaluation.task_returns()[:, :steps]
+        weights = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=_RESAMPLES) / len(values)
+        means += values.mean(axis=0) / len(evaluations)
+        resampled += weights @ values / len(evaluations)
+    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
+    return np.stack([means, low, high], axis=1)
+
+
+def _newest(run: Run) -> tuple[Path, Mapping[str, torch.Tensor]]:
+    path, checkpoint = latest_intact(run.path / CHECKPOINTS)
+    return path, checkpoint.tensors
+
+
+def _try(
+    config: Config, saved: tuple[Path, Mapping[str, torch.Tensor]] | None, num_tasks: int, num_workers: int | None
+) -> Trial:
+    """Adapt a saved policy, or the initial one, as `evaluate` does, but keep the episodes."""
+    experiment = make_experiment(config)
+    if saved is not None:
+        path, tensors = saved
+        check_architecture(tensors, experiment.policy.state_dict(), path)
+        experiment.policy.load_state_dict(tensors)
+    step_sizes = step_schedule(config.fast_lr, config.evaluation_steps, halve=config.halve_step_size)
+    with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
+        tasks = sampler.sample_tasks(num_tasks)
+        train_episodes, valid_episodes = sampler.sample(
+            tasks,
+            num_steps=len(step_sizes),
+            fast_lr=list(step_sizes),
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            bootstrap=config.bootstrap,
+        )
+    phases = [*train_episodes, valid_episodes]
+    returns = np.stack([phase.episode_returns().numpy() for phase in phases], axis=1)
+    return Trial(config, phases, Evaluation(config.env_name, config.seed, tasks, step_sizes, returns))
+
+
+def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
+    """Return what `test.py --output <run>/evaluation.npz` has written."""
+    path = run.path / EVALUATION
+    if not path.exists():
+        return None, []
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            tasks: list[Task] = json.loads(str(arrays["tasks"]))
+            step_sizes = tuple(arrays["step_sizes"].tolist())
+            evaluation = Evaluation(
+                str(arrays["env_name"]),
+                int(arrays["seed"]),
+                tasks,
+                step_sizes,
+                np.asarray(arrays["returns"], np.float32),
+            )
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        return None, [f"{path} cannot be read ({error}); `test.py --overwrite --output {path}` writes it again."]
+    if evaluation.env_name != run.config.env_name or evaluation.returns.ndim != 3 or not len(tasks):
+        return None, [f"{path} is no evaluation of this run; `test.py --overwrite --output {path}` makes one."]
+    return evaluation, []

@@ -1,0 +1,226 @@
+"""Videos of a policy before and after adaptation: the very episodes of a trial, drawn while they are stepped again."""
+
+import base64
+import io
+import logging
+import subprocess
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.config import Config
+from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.errors import MamlRLError
+from maml_rl.report.curves import after, figure
+from maml_rl.report.markup import Markup, element
+from maml_rl.report.scales import readable
+from maml_rl.report.tasks import NAVIGATION, describe, spread_out
+from maml_rl.report.trial import Trial
+
+Frames = NDArray[np.uint8]
+
+_DEFAULT_FPS = 20
+_WIDTH = 640
+# A picture takes 50 ms to draw where there is no graphics card: of longer episodes only every second one is drawn.
+_MOST_PICTURES = 101
+# An episode that is over before the other one stays on its last picture, darker.
+_OVER = 0.55
+
+logger = logging.getLogger(__name__)
+
+
+def videos(trial: Trial, count: int) -> tuple[Markup | None, list[str]]:
+    """Draw some tasks of a trial.
+
+    Args:
+        trial: whose median episodes are shown.
+        count: of tasks.
+
+    Returns:
+        The videos, None where the family draws no pictures, and sentences about what could not be drawn.
+    """
+    if not count or not _has_pictures(trial.config):
+        return None, []
+    last = len(trial.phases) - 1
+    cards = []
+    for task in spread_out(trial.evaluation.tasks, count):
+        description = describe(trial.evaluation.tasks[task])
+        logger.info("drawing a video of the task %s", description)
+        try:
+            before, fps = replay(trial, 0, task)
+            later, _ = replay(trial, last, task)
+            picture = _picture(
+                side_by_side(before, later), fps, f"The policy before and after adaptation: {description}"
+            )
+        except (gymnasium.error.Error, MamlRLError, OSError, ValueError, subprocess.SubprocessError) as error:
+            return None, [f"There are no videos: {' '.join(str(error).split())}."]
+        returns = [trial.evaluation.returns[task, phase, trial.median_episode(phase, task)] for phase in (0, last)]
+        cards.append(
+            element(
+                "div",
+                element("h4", description),
+                picture,
+                element(
+                    "div",
+                    [
+                        element("span", f"{after(steps)}: ", element("b", readable(value)))
+                        for steps, value in zip((0, last), returns, strict=True)
+                    ],
+                    class_="sides",
+                ),
+            )
+        )
+    note = "For each task the episode of median return, drawn step by step as it was sampled; below, its return."
+    notices = (
+        []
+        if _has_encoder()
+        else [
+            "The videos are animated pictures, because imageio-ffmpeg is not installed; "
+            "`pip install 'maml-rl[report]'` makes them smaller."
+        ]
+    )
+    return figure("Before and after adaptation", note, element("div", cards, class_="videos"), css="wide"), notices
+
+
+def replay(trial: Trial, phase: int, task: int) -> tuple[Frames, int]:
+    """Step the median episode of a phase again, and return pictures (n, height, width, 3) and how many make a second.
+
+    Raises:
+        gymnasium.error.Error: If nothing can be drawn on this machine.
+        MamlRLError: If the environment does not repeat what it did in the trial.
+    """
+    episode = trial.median_episode(phase, task)
+    episodes = trial.phases[phase]
+    actions = episodes.actions[task, : episodes.lengths[task, episode], episode].numpy()
+    env = _make_env(trial.config)
+    try:
+        env.reset_task([trial.evaluation.tasks[task]])
+        env.reset_buffers([trial.episode_seed(phase, task, episode)])
+        every = -(-trial.phases[phase].rewards.shape[1] // (_MOST_PICTURES - 1))
+        frames, total = [_draw(env)], 0.0
+        for step, action in enumerate(actions, start=1):
+            env.step_send(0, action[None])
+            env.step_recv()
+            total += float(env.buffers.rewards[0])
+            if step % every == 0 or step == len(actions):
+                frames.append(_draw(env))
+        fps = round(_metadata(env).get("render_fps", _DEFAULT_FPS) / every)
+    finally:
+        env.close()
+    expected = float(trial.evaluation.returns[task, phase, episode])
+    if not np.isclose(total, expected, rtol=1e-3, atol=1e-3):
+        raise MamlRLError(
+            f"{trial.config.env_name} does not repeat an episode that is stepped again (return {total:.3f} instead of "
+            f"{expected:.3f}); it must draw from its own np_random alone"
+        )
+    return np.stack(frames), fps
+
+
+def side_by_side(left: Frames, right: Frames) -> Frames:
+    """Put two films (T, height, width, 3) beside each other; the shorter one waits on its last picture."""
+    count = max(len(left), len(right))
+    return np.concatenate([_prolonged(left, count), _prolonged(right, count)], axis=2)
+
+
+def _prolonged(frames: Frames, count: int) -> Frames:
+    last = (frames[-1:] * _OVER).astype(np.uint8)
+    return np.concatenate([frames, np.repeat(last, count - len(frames), axis=0)])
+
+
+def _has_pictures(config: Config) -> bool:
+    if config.env_name == NAVIGATION:
+        return False  # Its paths tell more.
+    try:
+        env = make_vector_env(config.env_name, config.env_kwargs, 1)
+    except (gymnasium.error.Error, TypeError, ValueError):
+        return False
+    env.close()
+    return "rgb_array" in _metadata(env).get("render_modes", ())
+
+
+def _metadata(env: MetaVectorEnv) -> dict[str, Any]:
+    """Return the metadata of a family, or of the first of somebody's environments."""
+    return env.envs[0].metadata if isinstance(env, SerialVectorEnv) else env.metadata
+
+
+def _make_env(config: Config) -> MetaVectorEnv:
+    return make_vector_env(
+        config.env_name,
+        {**config.env_kwargs, "render_mode": "rgb_array"},
+        1,
+        max_episode_steps=config.max_episode_steps,
+    )
+
+
+def _draw(env: MetaVectorEnv) -> Frames:
+    pictures = env.render()
+    if not pictures:
+        raise MamlRLError("the environment has the render mode rgb_array, but draws nothing")
+    return np.asarray(pictures[0], np.uint8)
+
+
+def _picture(frames: Frames, fps: int, words: str) -> Markup:
+    """Return an element that plays the frames: H.264 where there is an encoder, or animated WebP."""
+    if _has_encoder():
+        source = _data_url("video/mp4", encode_h264(frames, fps))
+        return element(
+            "video", src=source, aria_label=words, autoplay=True, loop=True, muted=True, playsinline=True, controls=True
+        )
+    return element("img", src=_data_url("image/webp", encode_webp(frames, fps)), alt=words)
+
+
+def encode_h264(frames: Frames, fps: int) -> bytes:
+    """Return an MP4 file of frames (T, height, width, 3).
+
+    Raises:
+        subprocess.SubprocessError: If ffmpeg fails.
+    """
+    import imageio_ffmpeg
+
+    height, width = frames.shape[1:3]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+    command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
+    # Browsers play 4:2:0 alone, which takes even numbers of pixels.
+    command += [
+        "-vf",
+        f"scale={min(_WIDTH, width) // 2 * 2}:-2:flags=lanczos",
+        "-c:v",
+        "libx264",
+        "-pix_fmt",
+        "yuv420p",
+    ]
+    command += ["-crf", "26", "-preset", "medium", "-threads", "1", "-map_metadata", "-1", "-fflags", "+bitexact"]
+    command += ["-movflags", "frag_keyframe+empty_moov+default_base_moof", "-f", "mp4", "-"]
+    result = subprocess.run(command, input=frames.tobytes(), capture_output=True, check=False, timeout=300)
+    if result.returncode:
+        raise subprocess.SubprocessError(f"ffmpeg failed: {result.stderr.decode(errors='replace').strip()}")
+    return result.stdout
+
+
+def encode_webp(frames: Sequence[Frames] | Frames, fps: int) -> bytes:
+    """Return an animated WebP file of frames (T, height, width, 3)."""
+    from PIL import Image
+
+    pictures = [Image.fromarray(frame) for frame in frames]
+    width, height = pictures[0].size
+    if width > _WIDTH:
+        pictures = [picture.resize((_WIDTH, height * _WIDTH // width)) for picture in pictures]
+    file = io.BytesIO()
+    pictures[0].save(
+        file, "WEBP", save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0, quality=60
+    )
+    return file.getvalue()
+
+
+def _data_url(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def _has_encoder() -> bool:
+    return find_spec("imageio_ffmpeg") is not None
