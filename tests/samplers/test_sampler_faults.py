@@ -1,0 +1,75 @@
+"""A fault costs the sampler time, never data: its episodes are bit-identical to those of an undisturbed run."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_env import HORIZON, FaultyEnv
+
+from maml_rl import MultiTaskSampler
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout
+from maml_rl.policies import NormalMLPPolicy
+
+pytestmark = pytest.mark.timeout(60)
+
+NUM_TASKS = 3
+
+
+def make_sampler(num_workers: int, fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
+    settings = {"start_method": "fork", "max_episode_steps": HORIZON, **options}
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    env = partial(FaultyEnv, **(fault or {}))
+    return MultiTaskSampler(env, {}, 2, policy, seed=5, num_workers=num_workers, **settings)
+
+
+def digests(sampler: MultiTaskSampler) -> list[str]:
+    with sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        return [sampler.rollout(tasks).digest() for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    return digests(make_sampler(0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        ("kill", "make"),
+        ("kill", "sample_tasks"),
+        ("kill", "reset_task"),
+        ("segfault", "reset"),
+        ("kill", 0),
+        ("segfault", 3),
+        ("kill", HORIZON - 1),
+    ],
+)
+def test_episodes_are_bit_identical_after_a_death(
+    fault: str, place: Any, undisturbed: list[str], tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    sampler = make_sampler(2, {"fault": fault, "place": place, "marker": str(marker)})
+    assert digests(sampler) == undisturbed
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(("fault", "error"), [("raise", ChildEnvError), ("hang", ChildEnvTimeout)])
+def test_sampler_can_be_used_after_an_error_and_goes_on_as_if_there_had_been_none(
+    fault: str, error: type[Exception], undisturbed: list[str], tmp_path: Path
+) -> None:
+    faulty = {"fault": fault, "place": 3, "marker": str(tmp_path / "marker")}
+    with make_sampler(2, faulty, step_timeout=1.0) as sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        with pytest.raises(error):
+            sampler.rollout(tasks)
+        assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
+
+
+def test_child_that_always_dies_ends_the_phase_with_an_error() -> None:
+    with (
+        make_sampler(2, {"fault": "kill", "place": 2}, max_restarts=1) as sampler,
+        pytest.raises(ChildEnvError, match="died 2 times in one phase"),
+    ):
+        sampler.rollout(sampler.sample_tasks(NUM_TASKS))
