@@ -28,10 +28,12 @@ class Child:
         index: which child.
         slots: its slots, counted over all children.
         command: what it is carrying out; None if nothing.
-        deadline: until when it has to.
+        seconds: how long it may take.
+        deadline: until when it has to be done.
         reply: its answer, until somebody takes it.
         steps: steps of the episode that it has behind it; None before the first reset.
         ready: whether its environment is made and bound to the shared memory.
+        binding: what it has got to sample whole phases with; None for nothing.
     """
 
     def __init__(self, index: int, slots: slice, process: ChildProcess) -> None:
@@ -39,10 +41,11 @@ class Child:
         process.ends.commands.setblocking(False)
         self.channel = Channel(process.ends.commands)
         self.command: Command | None = None
-        self.deadline = inf
+        self.seconds = self.deadline = inf
         self.reply: Reply | None = None
         self.steps: int | None = None
         self.ready = False
+        self.binding: object = None
 
     def __str__(self) -> str:
         return f"child {self.index} (pid {self.process.pid}, {describe_slots(self.slots)})"

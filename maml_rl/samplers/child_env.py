@@ -4,7 +4,7 @@ import pickle
 import socket
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from maml_rl.samplers.channel import Channel, encode
 from maml_rl.samplers.child_process import ChildEnds, enter_child, leave_child, restore_interpreter
 from maml_rl.samplers.commands import (
     Bind,
+    BindPhase,
     Close,
     Command,
     Done,
@@ -27,6 +28,7 @@ from maml_rl.samplers.commands import (
     Reset,
     ResetBuffers,
     ResetTask,
+    RunPhase,
     SampleTasks,
     Step,
     Tasks,
@@ -34,6 +36,9 @@ from maml_rl.samplers.commands import (
 from maml_rl.samplers.describing import describe_task, shorten
 from maml_rl.samplers.recipe import Recipe
 from maml_rl.samplers.shared_buffers import SharedBuffers
+
+if TYPE_CHECKING:
+    from maml_rl.samplers.phase_runner import PhaseRunner
 
 _MAX_MESSAGE_CHARACTERS = 2_000
 _MAX_TRACEBACK_CHARACTERS = 8_000
@@ -49,12 +54,14 @@ class ChildEnv:
 
     _recipe: Recipe
     _env: MetaVectorEnv
+    _shared: SharedBuffers
     _actions: NDArray[Any]
     _seeds: NDArray[np.int64]
+    _phases: "PhaseRunner"
 
     def __init__(self, channel: Channel, memory: int) -> None:
         self._channel, self._memory = channel, memory
-        self._slots = slice(0, 0)
+        self._slots, self._index = slice(0, 0), 0
         self._tasks: tuple[Task, ...] = ()
 
     def run(self) -> None:
@@ -89,6 +96,14 @@ class ChildEnv:
             case ResetTask(tasks=tasks):
                 self._tasks = tasks
                 self._env.reset_task(tasks)
+            case RunPhase():
+                self._phases.run(command)
+            case BindPhase():
+                # It imports torch, which the other children do without.
+                from maml_rl.samplers.phase_runner import PhaseRunner
+
+                place = self._shared, self._memory, self._index, self._slots.start
+                self._phases = PhaseRunner(command, self._env, *place)
             case Reset(seeds=seeds, options=options):
                 self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
             case GiveInfos():
@@ -109,7 +124,8 @@ class ChildEnv:
 
     def _bind(self, index: int, num_children: int, num_envs: int) -> None:
         spaces = self._env.single_observation_space, self._env.single_action_space
-        shared = SharedBuffers(self._memory, *spaces, num_envs, num_children)
+        self._shared = shared = SharedBuffers(self._memory, *spaces, num_envs, num_children)
+        self._index = index
         self._env.buffers = shared.part(self._slots)
         self._actions, self._seeds = shared.actions[self._slots], shared.seeds[self._slots]
         own = slice(index, index + 1)

@@ -4,12 +4,14 @@ Parent and children run the same loop: the parent on all slots, a child with a p
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.acting import Actor, EpisodeNoise
@@ -21,8 +23,25 @@ from maml_rl.threads import intra_op_threads
 CHILDREN_PER_INFERENCE = "children_per_inference"
 
 
+class Slots(Protocol):
+    """What collecting needs of a `MetaVectorEnv`."""
+
+    num_envs: int
+    parts: tuple[slice, ...]
+    buffers: StepBuffers
+
+    def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
+        """Reset all slots, slot i with `seeds[i]`."""
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step of the slots `parts[index]`."""
+
+    def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
+        """Wait for steps that were started, and return whose results are in the buffers."""
+
+
 def collect(
-    vector_env: MetaVectorEnv,
+    vector_env: Slots,
     policy: Policy,
     params: Mapping[str, Tensor] | None,
     recorder: EpisodeRecorder,
@@ -55,7 +74,7 @@ def collect(
 
 
 def _run_wave(
-    vector_env: MetaVectorEnv,
+    vector_env: Slots,
     actor: Actor,
     noise: EpisodeNoise,
     recorder: EpisodeRecorder,

@@ -12,6 +12,8 @@ from typing import Any
 from gymnasium import spaces
 
 from maml_rl.envs.meta_env import Task
+from maml_rl.samplers.shared_phase import PhasePlan
+from maml_rl.seeding import PhaseStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,36 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class BindPhase:
+    """Get ready to sample whole phases with a policy of your own.
+
+    Attributes:
+        plan: the size of the phases.
+        policy: pickled.
+        interpreter: as in `Load`; None if the policy can do without.
+    """
+
+    generation: int
+    plan: PhasePlan
+    policy: bytes
+    interpreter: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhase:
+    """Sample a phase of your tasks, under the parameters in the shared memory, into the episodes there.
+
+    Attributes:
+        version: number of the parameters.
+        streams: of the whole phase, all tasks.
+    """
+
+    generation: int
+    version: int
+    streams: PhaseStreams
+
+
+@dataclass(frozen=True, slots=True)
 class GiveInfos:
     """Tell what the last reset or step brought beside the buffers; answered by `Infos`."""
 
@@ -101,7 +133,20 @@ class Close:
     generation: int
 
 
-Command = Load | Make | Bind | ResetTask | ResetBuffers | Reset | Step | GiveInfos | SampleTasks | Close
+Command = (
+    Load
+    | Make
+    | Bind
+    | ResetTask
+    | ResetBuffers
+    | Reset
+    | Step
+    | BindPhase
+    | RunPhase
+    | GiveInfos
+    | SampleTasks
+    | Close
+)
 
 
 @dataclass(frozen=True, slots=True)

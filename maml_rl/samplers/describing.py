@@ -10,6 +10,7 @@ import numpy as np
 from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.commands import (
     Bind,
+    BindPhase,
     Command,
     Failed,
     Load,
@@ -17,6 +18,7 @@ from maml_rl.samplers.commands import (
     Reset,
     ResetBuffers,
     ResetTask,
+    RunPhase,
     SampleTasks,
     Step,
 )
@@ -86,7 +88,11 @@ def describe_command(command: Command | None, steps: int | None) -> str:
             return "in reset_task"
         case Reset() | ResetBuffers():
             return "in reset"
-        case Step():
+        case BindPhase():
+            return "while loading the policy"
+        case RunPhase() if steps is None:
+            return "in reset"
+        case Step() | RunPhase():
             return f"in step {steps}"
         case SampleTasks():
             return "in sample_tasks"

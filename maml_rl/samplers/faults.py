@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError
 from maml_rl.samplers.child import Child
 from maml_rl.samplers.commands import Failed
 from maml_rl.samplers.describing import describe_failure, describe_stack
@@ -16,10 +16,12 @@ from maml_rl.samplers.describing import describe_failure, describe_stack
 _CAUSES_SHOWN = 3
 
 
-def failure(failed: Sequence[tuple[Child, Failed]], env_name: str) -> ChildEnvError | TaskError:
+def failure(failed: Sequence[tuple[Child, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
     """Return the error for children that raised."""
     if all(reply.error == TaskError.__name__ for _, reply in failed):
         return TaskError("; ".join(f"{reply.message} (counted within {child})" for child, reply in failed))
+    if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
+        return NonFiniteError("; ".join(reply.message for _, reply in failed))
     return ChildEnvError("\n\n".join(describe_failure(reply, f"{child} of {env_name}") for child, reply in failed))
 
 

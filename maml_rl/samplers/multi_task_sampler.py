@@ -18,8 +18,10 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.modes import Inference, check_mode
 from maml_rl.samplers.rollout import rollout
 from maml_rl.samplers.vector_env import ChildLost, ParallelVectorEnv
+from maml_rl.samplers.worker_inference import pickle_policy
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.threads import intra_op_threads
 
@@ -45,18 +47,21 @@ class MultiTaskSampler:
         slots_per_task: environments per task, a divisor of B; None for B. With fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        step_timeout: seconds a child may take for one command before it counts as hung.
+        step_timeout: seconds a child may take for one command, or one step, before it counts as hung.
         max_restarts: how often children may be replaced within one phase.
-        recv_timeout: seconds to wait for children that have not answered a step; the policy then acts for those that have,
-            at least one. None waits for all, and only then are results promised to repeat.
+        recv_timeout: seconds to wait for children that have not answered a step; the policy then acts for those that
+            have, at least one. None waits for all, and only then are results promised to repeat.
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
+        inference: "central": the policy acts in this process, for all children; "worker": in each child, which samples
+            whole episodes of its tasks by itself. The episodes are the same.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
         device: where the policy acts; episodes stay on the CPU.
         timer: gets the seconds of every stage.
 
     Raises:
-        ValueError: If a number is out of range.
-        TypeError: If an environment object is given where an id or a callable is expected.
+        ValueError: If a number is out of range, or two arguments exclude each other.
+        TypeError: If an environment object is given where an id or a callable is expected, or the policy cannot go to
+            children that are to act.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class MultiTaskSampler:
         max_restarts: int = 3,
         recv_timeout: float | None = None,
         num_groups: int = 1,
+        inference: Inference = "central",
         evaluation: bool = False,
         device: torch.device | str = "cpu",
         timer: StageTimer = NULL_TIMER,
@@ -96,16 +102,17 @@ class MultiTaskSampler:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         if max_episode_steps is not None:
             _at_least(1, max_episode_steps, "max_episode_steps")
-        if recv_timeout is not None and not recv_timeout >= 0.0:
-            raise ValueError(f"recv_timeout must be None or a number of seconds, got {recv_timeout}")
-        if _at_least(1, num_groups, "num_groups") > max(self.num_workers, 1):
-            raise ValueError(
-                f"num_groups={num_groups} needs at least as many children to take turns, but num_workers is "
-                f"{self.num_workers}; raise num_workers, or leave num_groups at 1"
-            )
-        if recv_timeout is not None and num_groups > 1:
-            raise ValueError("recv_timeout and num_groups exclude each other: a group is waited for as a whole")
-        self.recv_timeout, self.num_groups = recv_timeout, num_groups
+        check_mode(
+            num_workers=self.num_workers,
+            inference=inference,
+            recv_timeout=recv_timeout,
+            num_groups=num_groups,
+            device=device,
+        )
+        if inference == "worker":
+            # Refused here rather than in the first phase.
+            pickle_policy(policy)
+        self.recv_timeout, self.num_groups, self.inference = recv_timeout, num_groups, inference
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
@@ -175,6 +182,7 @@ class MultiTaskSampler:
                 device=self.device,
                 recv_timeout=self.recv_timeout,
                 num_groups=min(self.num_groups, len(vector_env.parts)),
+                inference=self.inference,
                 timer=self.timer,
             )
 
@@ -294,6 +302,7 @@ class MultiTaskSampler:
             start_method=self._start_method,
             step_timeout=self._step_timeout,
             max_restarts=self._max_restarts,
+            granularity=self.slots_per_task if self.inference == "worker" else 1,
         )
 
     def _horizon(self, vector_env: MetaVectorEnv) -> int:
@@ -306,12 +315,13 @@ class MultiTaskSampler:
 
     def _replayed(self, vector_env: MetaVectorEnv, work: Callable[[], Result]) -> Result:
         """Do `work`, again after every loss of a child: keyed streams make it come out the same."""
+        if not isinstance(vector_env, ParallelVectorEnv):
+            return work()
+        vector_env.start_phase()
         while True:
             try:
                 return work()
             except ChildLost:
-                # Only children can be lost, and only this has children.
-                assert isinstance(vector_env, ParallelVectorEnv)
                 vector_env.recover()
 
 

@@ -10,7 +10,9 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.collecting import collect
+from maml_rl.samplers.modes import Inference
 from maml_rl.samplers.recording import EpisodeArrays, EpisodeRecorder
+from maml_rl.samplers.worker_inference import collect_in_children
 from maml_rl.seeding import PhaseStreams
 
 
@@ -27,6 +29,7 @@ def rollout(
     device: torch.device | str = "cpu",
     recv_timeout: float | None = None,
     num_groups: int = 1,
+    inference: Inference = "central",
     timer: StageTimer = NULL_TIMER,
 ) -> TaskEpisodes:
     """Sample one episode per slot and wave under fixed parameters.
@@ -45,6 +48,8 @@ def rollout(
         device: where the policy runs; the episodes stay on the CPU.
         recv_timeout: seconds to wait for the children that have not answered; at least one always has. None: for all.
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
+        inference: "central": the policy acts in this process; "worker": in the children, each of which samples all
+            episodes of its tasks by itself. `device`, `recv_timeout` and `num_groups` then have no meaning.
         timer: gets the seconds of the stages.
 
     Returns:
@@ -53,24 +58,21 @@ def rollout(
     Raises:
         NonFiniteError: If an observation, an action or a reward is NaN or infinite.
     """
-    arrays = EpisodeArrays.allocate(
-        EpisodeArrays.layout(
-            vector_env.single_observation_space,
-            vector_env.single_action_space,
-            num_tasks,
-            episodes_per_task,
-            horizon,
+    sizes = num_tasks, episodes_per_task, horizon
+    if inference == "worker":
+        arrays = collect_in_children(vector_env, policy, params, sizes, streams, timer)
+    else:
+        spaces = vector_env.single_observation_space, vector_env.single_action_space
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(*spaces, *sizes))
+        collect(
+            vector_env,
+            policy,
+            params,
+            EpisodeRecorder(arrays),
+            streams=streams,
+            device=device,
+            recv_timeout=recv_timeout,
+            num_groups=num_groups,
+            timer=timer,
         )
-    )
-    collect(
-        vector_env,
-        policy,
-        params,
-        EpisodeRecorder(arrays),
-        streams=streams,
-        device=device,
-        recv_timeout=recv_timeout,
-        num_groups=num_groups,
-        timer=timer,
-    )
     return TaskEpisodes(**arrays.by_name(), tasks=tasks)

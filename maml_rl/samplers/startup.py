@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.child import ChildLost
@@ -52,8 +53,15 @@ class Startup:
                 'again; put what it does under `if __name__ == "__main__":`, or the callable into a module of its own'
             )
         self._recipe = recipe.pickled()
+        self._needs_main = needs_main
         self._interpreter = interpreter_state(needs_main and b"__main__" in self._recipe)
         self._parts, self._memory, self._step_timeout = parts, memory, step_timeout
+
+    def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
+        """Return what a child needs to find what `pickled` refers to; None if it has that."""
+        from maml_rl.samplers.child_process import interpreter_state
+
+        return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
 
     def complete(self, crew: Crew, tasks: Sequence[Task] | None) -> None:
         """Start the children that are missing, and those that die on the way.
@@ -92,7 +100,8 @@ class Startup:
             crew.ask(missing, self._step_timeout, resets)
         for index in missing:
             crew.child(index).ready = True
-        crew.current_slots = self.shared.current_slots
+        crew.shared = self.shared
+        crew.shared.generation[0] = crew.generation
 
     def _compare(self, index: int, reply: Ready) -> None:
         """Hold a child's spaces against those of the first; the first has memory allocated for all."""

@@ -8,16 +8,15 @@ import select
 from collections.abc import Sequence
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.channel import encode
 from maml_rl.samplers.child import Child, ChildLost, wait_for_ends
-from maml_rl.samplers.commands import Close, Command, Failed, Reply
+from maml_rl.samplers.commands import Close, Command, Failed, Reply, RunPhase
 from maml_rl.samplers.describing import describe_exit, describe_stack
 from maml_rl.samplers.faults import failure, hang, repeated_death
+from maml_rl.samplers.shared_buffers import SharedBuffers
 
 if TYPE_CHECKING:
     from maml_rl.samplers.launching import Launcher
@@ -43,7 +42,7 @@ class Crew:
         children: None where there is none at present.
         generation: number of the current work; replies to earlier work are dropped.
         tasks: the slots' tasks, for messages; None as long as there are none.
-        current_slots: (W,) which slot each child works on, for messages.
+        shared: the shared memory, where children tell what they work on; None as long as there is none.
     """
 
     def __init__(self, launcher: Launcher, parts: Sequence[slice], env_name: str, max_restarts: int) -> None:
@@ -51,7 +50,7 @@ class Crew:
         self.children: list[Child | None] = [None] * len(parts)
         self.generation = 0
         self.tasks: Sequence[Task] | None = None
-        self.current_slots: NDArray[Any] | None = None
+        self.shared: SharedBuffers | None = None
         self._owner = os.getpid()
         self._poll = select.poll()
         self._by_descriptor: dict[int, Child] = {}
@@ -79,6 +78,10 @@ class Crew:
         for descriptor in (child.channel.fileno(), child.process.sentinel[0]):
             self._by_descriptor[descriptor] = child
 
+    def living(self) -> list[Child]:
+        """Return the children that there are."""
+        return [child for child in self.children if child is not None]
+
     def child(self, index: int) -> Child:
         """Return child `index`.
 
@@ -100,7 +103,7 @@ class Crew:
         child = self.child(index)
         if message is None:
             message = encode(command)
-        child.command, child.reply, child.deadline = command, None, monotonic() + seconds
+        child.command, child.reply, child.seconds, child.deadline = command, None, seconds, monotonic() + seconds
         sent = self._transmit(child, message)
         while sent < len(message):
             self._wait_for_room(child)
@@ -156,6 +159,9 @@ class Crew:
         outstanding = self.outstanding()
         if outstanding:
             self.generation += 1
+            if self.shared is not None:
+                # Who samples a whole phase looks there at every step, and stops.
+                self.shared.generation[0] = self.generation
             self.wait(outstanding)
             for index in outstanding:
                 self.child(index).reply = None
@@ -183,18 +189,23 @@ class Crew:
             if now >= give_up and len(busy) < len(indices):
                 break
             if now >= deadline:
+                for child in self.living():
+                    self._look_at(child)
                 overdue = [child for child in self.living() if child.command is not None and now >= child.deadline]
                 if overdue:
                     self._raise_hung(overdue)
                 deadline = self._next_deadline()
         return [index for index in indices if index not in busy]
 
+    def _look_at(self, child: Child) -> None:
+        """Take notice of how far a child is that samples a whole phase: its time is that of one reset or step."""
+        if isinstance(child.command, RunPhase) and self.shared is not None:
+            progress = int(self.shared.progress[child.index])
+            child.steps = progress if progress >= 0 else None
+            child.deadline = max(child.deadline, float(self.shared.heartbeats[child.index]) + child.seconds)
+
     def _next_deadline(self) -> float:
         return min((child.deadline for child in self.living() if child.command is not None), default=inf)
-
-    def living(self) -> list[Child]:
-        """Return the children that there are."""
-        return [child for child in self.children if child is not None]
 
     def _pump(self, seconds: float) -> list[int]:
         """Wait for anything to happen, file all that has, and return the children that are done with their command."""
@@ -202,8 +213,7 @@ class Crew:
         for descriptor, _ in self._poll.poll(None if seconds == inf else max(0.0, seconds) * 1000):
             child = self._by_descriptor.get(descriptor)
             if child is None:
-                # Its death was noticed a moment ago, through its other descriptor.
-                continue
+                continue  # its death was noticed a moment ago, through its other descriptor
             try:
                 if descriptor != child.channel.fileno():
                     raise EOFError
@@ -249,6 +259,7 @@ class Crew:
         if not child.process.wait(1.0):
             child.process.kill()
             child.process.wait(_KILL_SECONDS)
+        self._look_at(child)
         stack = child.process.read_stack()
         code = self._release(child)
         text = f"{child} of {self._env_name} {describe_exit(code)} {child.doing}{child.describe_work(self.tasks)}"
@@ -264,12 +275,13 @@ class Crew:
             failed = self._failed
             self.stop(_GRACE_SECONDS)
             raise failure(failed, self._env_name)
-        if self._lost:
-            lost, self._lost = self._lost, []
+        lost, self._lost = self._lost, []
+        if lost:
             raise ChildLost("; ".join(lost) + "; reset the slots to go on with new children")
 
     def _raise_hung(self, hung: Sequence[Child]) -> None:
-        error = hang(hung, self._env_name, self.tasks, self.current_slots)
+        current_slots = None if self.shared is None else self.shared.current_slots
+        error = hang(hung, self._env_name, self.tasks, current_slots)
         self.stop(_GRACE_SECONDS)
         raise error
 
@@ -278,16 +290,14 @@ class Crew:
     def stop(self, patience: float) -> None:
         """End all children and their helpers: ask, after `patience` seconds (busy ones: fewer) terminate, then kill."""
         if os.getpid() != self._owner:
-            # A process forked from the parent has a copy of this object, but these are not its children.
-            return
+            return  # a process forked from the parent has a copy of this object, but these are not its children
         children = self.living()
         deadline = monotonic() + patience
         for child in children:
             try:
                 child.channel.send_some(encode(Close(self.generation)))
             except OSError:
-                # It is dead, as the wait finds at once.
-                continue
+                continue  # it is dead, as the wait finds at once
         busy = [child for child in children if child.command is not None]
         alive = wait_for_ends(busy, min(patience, _GRACE_SECONDS))
         alive += wait_for_ends([child for child in children if child not in busy], deadline - monotonic())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from math import inf, isfinite
 from types import TracebackType
 from typing import Any, Self
@@ -20,9 +19,11 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.channel import encode
 from maml_rl.samplers.child import ChildLost as ChildLost
+from maml_rl.samplers.child_phases import ChildPhases
 from maml_rl.samplers.commands import GiveInfos, Infos, Reset, ResetBuffers, ResetTask, SampleTasks, Step, Tasks
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.infos import join_infos
+from maml_rl.samplers.parts import split_slots
 from maml_rl.samplers.recipe import Recipe, require_picklable_tasks
 from maml_rl.samplers.shared_buffers import create_shared_file
 from maml_rl.samplers.startup import Startup
@@ -51,6 +52,10 @@ class ParallelVectorEnv(MetaVectorEnv):
         start_method: "forkserver" (the default) or "spawn", which are safe with threads, or "fork", which is not.
         step_timeout: seconds that a child may take for one command; for making the environment at least 10.
         max_restarts: how often one child may die in one phase.
+        granularity: number of slots that stay together in one child, a divisor of N.
+
+    Attributes:
+        phases: has the children sample whole phases by themselves.
 
     Raises:
         TypeError: If `env` is an environment object or cannot be pickled, or a space is neither Box nor Discrete.
@@ -73,8 +78,9 @@ class ParallelVectorEnv(MetaVectorEnv):
         start_method: str | None = None,
         step_timeout: float = 60.0,
         max_restarts: int = 3,
+        granularity: int = 1,
     ) -> None:
-        _at_least(1, num_envs=num_envs, num_workers=num_workers)
+        _at_least(1, num_envs=num_envs, num_workers=num_workers, granularity=granularity)
         _at_least(0, max_restarts=max_restarts)
         if not (isfinite(step_timeout) and step_timeout > 0):
             raise ValueError(f"step_timeout must be a positive number of seconds, got {step_timeout}")
@@ -86,8 +92,8 @@ class ParallelVectorEnv(MetaVectorEnv):
 
         recipe = Recipe.of(env, env_kwargs, max_episode_steps)
         start_method = start_method or START_METHODS[0]
-        self.num_envs, self.num_workers = num_envs, min(num_workers, num_envs)
-        self.parts = _split(num_envs, self.num_workers)
+        self.parts = split_slots(num_envs, num_workers, granularity)
+        self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None
         self._step_timeout = step_timeout
         memory = create_shared_file()
@@ -116,6 +122,7 @@ class ParallelVectorEnv(MetaVectorEnv):
         self.action_space = batch_space(ready.action_space, num_envs)
         self.max_episode_steps = ready.max_episode_steps
         self.buffers, self.physics_seconds = self._shared.step, self._shared.physics_seconds
+        self.phases = ChildPhases(self._crew, self._startup, self.parts, memory, step_timeout)
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
         """Draw tasks from the generator of the first child's environment; see `MetaVectorEnv`."""
@@ -292,9 +299,3 @@ def _at_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
-
-
-def _split(num_envs: int, num_workers: int) -> tuple[slice, ...]:
-    """Return contiguous ranges whose lengths differ by at most one."""
-    bounds = [num_envs * index // num_workers for index in range(num_workers + 1)]
-    return tuple(slice(start, stop) for start, stop in pairwise(bounds))
