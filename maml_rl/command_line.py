@@ -50,8 +50,8 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser.add_argument("--fast-batch-size", help="episodes for each task and step (default: the config's)")
     parser.add_argument(
         "--halve-step-size",
-        action=argparse.BooleanOptionalAction,
-        help="halve it after the first step (default: the config's)",
+        choices=["never", "once", "always"],
+        help="halve it after the first step (once) or after every step (always; default: the config's)",
     )
     parser.add_argument("--seed", help="seed of tasks and episodes (default: the config's)")
     _add_common(parser)

@@ -23,6 +23,7 @@ _NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+Halving = Literal["never", "once", "always"]
 
 
 def _lower(value: object) -> object:
@@ -90,9 +91,9 @@ class Config(BaseModel):
     checkpoint_every: Annotated[Count, Field(description="meta-updates between checkpoints")] = 10
     keep_checkpoints: Annotated[Count, Field(description="newest checkpoints to keep, beside the best")] = 3
     evaluation_steps: Annotated[Count, Field(description="inner steps in evaluation")] = 3
-    halve_step_size: Annotated[bool, Field(description="halve the step size after the first step of evaluation")] = (
-        False
-    )
+    halve_step_size: Annotated[
+        Halving, Field(description="in evaluation, halve the step size after the first step (once) or every (always)")
+    ] = "never"
 
     _source: Mapping = PrivateAttr(default_factory=lambda: Mapping("the config", {}))
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.atomic_files import replace_file
+from maml_rl.config import Halving
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import Experiment
 from maml_rl.seeding import Purpose, StreamKey, generator
@@ -136,17 +137,23 @@ def evaluate(
     return Evaluation(config.env_name, config.seed, tasks, tuple(step_sizes), np.concatenate(returns))
 
 
-def step_schedule(step_size: float, num_steps: int, *, halve: bool) -> tuple[float, ...]:
-    """Return the size of each gradient step; with `halve`, those after the first are half as long.
+def step_schedule(step_size: float, num_steps: int, *, halve: Halving) -> tuple[float, ...]:
+    """Return the size of each gradient step.
+
+    Args:
+        step_size: of the first step.
+        num_steps: how many.
+        halve: "never"; "once" for half the size from the second step on; "always" for half the size of the step before.
 
     Raises:
         ConfigError: If `num_steps` is negative.
 
-    Source: the published protocol of Finn et al. 2017, https://arxiv.org/abs/1703.03400
+    Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400, whose published protocol halves once
     """
     if num_steps < 0:
         raise ConfigError(f"num-steps must not be negative, got {num_steps}")
-    return tuple(step_size / 2 if halve and step > 0 else step_size for step in range(num_steps))
+    halvings = {"never": 0, "once": 1, "always": num_steps}[halve]
+    return tuple(step_size / 2 ** min(step, halvings) for step in range(num_steps))
 
 
 def bootstrap_interval(values: NDArray[np.float64], rng: np.random.Generator) -> tuple[float, float]:

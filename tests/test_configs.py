@@ -63,8 +63,9 @@ def test_published_protocol_is_the_published_one() -> None:
         assert config.hidden_sizes == (100, 100)
         assert config.nonlinearity == "relu"
         assert (config.fast_batch_size, config.gamma, config.max_kl) == (20, 0.99, 0.01)
-        assert config.halve_step_size
         assert config.evaluation_steps == 3
-    assert (navigation.max_episode_steps, navigation.meta_batch_size, navigation.num_batches) == (100, 20, 100)
+    assert (navigation.max_episode_steps, navigation.meta_batch_size, navigation.num_batches) == (100, 40, 100)
+    assert (navigation.fast_lr, navigation.env_kwargs["normalization_scale"]) == (0.5, 1.0)
+    assert cheetah.halve_step_size == "once"
     assert (cheetah.max_episode_steps, cheetah.meta_batch_size, cheetah.num_batches) == (200, 40, 800)
     assert cheetah.fast_lr == 0.1

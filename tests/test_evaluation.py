@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl.config import Config
+from maml_rl.config import Config, Halving
 from maml_rl.config_file import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.evaluation import Evaluation, bootstrap_interval, evaluate, step_schedule
@@ -86,15 +86,21 @@ def test_adapting_on_a_bandit_raises_the_return() -> None:
 
 @pytest.mark.parametrize(
     ("num_steps", "halve", "sizes"),
-    [(0, True, ()), (1, True, (0.5,)), (3, True, (0.5, 0.25, 0.25)), (3, False, (0.5, 0.5, 0.5))],
+    [
+        (0, "once", ()),
+        (1, "once", (0.5,)),
+        (3, "once", (0.5, 0.25, 0.25)),
+        (3, "never", (0.5, 0.5, 0.5)),
+        (4, "always", (0.5, 0.25, 0.125, 0.0625)),
+    ],
 )
-def test_steps_after_the_first_are_halved_once(num_steps: int, halve: bool, sizes: tuple[float, ...]) -> None:
+def test_steps_are_halved_never_once_or_always(num_steps: int, halve: Halving, sizes: tuple[float, ...]) -> None:
     assert step_schedule(0.5, num_steps, halve=halve) == sizes
 
 
 def test_negative_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="num-steps must not be negative, got -1"):
-        step_schedule(0.5, -1, halve=True)
+        step_schedule(0.5, -1, halve="once")
     with pytest.raises(ConfigError, match="meta-batch-size must be at least 1, got 0"):
         small_evaluation(meta_batch_size=0)
     with pytest.raises(ConfigError, match="num-batches must be at least 1, got -1"):

@@ -16,6 +16,7 @@ from maml_rl.samplers.rollout import rollout
 from maml_rl.seeding import PhaseStreams
 
 HORIZON = 6
+STREAMS = PhaseStreams(0, 0, 0)
 
 
 class CountingEnv(gymnasium.Env):
@@ -45,7 +46,8 @@ class CountingEnv(gymnasium.Env):
         reward = 100.0 * self.task["number"] + self.now
         poison = self.task.get("poison", {}).get(self.now)
         observation = self._observation() * (np.nan if poison == "observation" else 1.0)
-        return observation, np.inf if poison == "reward" else reward, over and self.terminates, over and not self.terminates, {}
+        reward = np.inf if poison == "reward" else reward
+        return observation, reward, over and self.terminates, over and not self.terminates, {}
 
     def _observation(self) -> Any:
         return np.array([self.task["number"], self.start, self.now], np.float64)
@@ -62,7 +64,7 @@ def sample(
     horizon: int = HORIZON,
     policy: NormalMLPPolicy | None = None,
     terminates: bool = True,
-    streams: PhaseStreams = PhaseStreams(0, 0, 0),
+    streams: PhaseStreams = STREAMS,
     params: Any = None,
 ) -> Any:
     slots = slots_per_task or episodes_per_task
