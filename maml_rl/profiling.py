@@ -32,6 +32,12 @@ class StageTimer:
         """Add `seconds` (may be negative, to move time between stages) to stage `name`."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Count `seconds` of stage `source`, or as many as it has, as stage `target`."""
+        moved = min(seconds, self._seconds.get(source, 0.0))
+        self.add(source, -moved)
+        self.add(target, moved)
+
     def take(self) -> dict[str, float]:
         """Return the seconds per stage since the last call, and start again from zero."""
         seconds, self._seconds = self._seconds, {}

@@ -21,3 +21,11 @@ def test_null_timer_keeps_nothing() -> None:
         NULL_TIMER.add("waiting", 1.0)
         NULL_TIMER.observe("children", 1.0)
     assert NULL_TIMER.take() == NULL_TIMER.take_means() == {}
+
+
+def test_time_is_moved_between_stages_but_no_more_than_there_is() -> None:
+    timer = StageTimer()
+    timer.add("waiting", 2.0)
+    timer.move("waiting", "physics", 0.5)
+    timer.move("waiting", "physics", 5.0)
+    assert timer.take() == {"waiting": 0.0, "physics": 2.0}

@@ -29,6 +29,7 @@ class Slots(Protocol):
     num_envs: int
     parts: tuple[slice, ...]
     buffers: StepBuffers
+    physics_seconds: NDArray[np.float64]
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
         """Reset all slots, slot i with `seeds[i]`."""
@@ -66,9 +67,12 @@ def collect(
             episodes = range(first, first + slots_per_task)
             noise = EpisodeNoise(policy, streams, num_tasks, episodes)
             recorder.start_wave(episodes)
-            with timer.stage("reset"):
+            with timer.stage("physics"):
                 vector_env.reset_buffers(streams.episode_seeds(num_tasks, episodes).ravel())
+            before = vector_env.physics_seconds.copy()
             _run_wave(vector_env, actor, noise, recorder, recv_timeout, num_groups, timer)
+            # Children work side by side: the busiest one says how long there was physics to wait for.
+            timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
     with timer.stage("assembly"):
         recorder.finish()
 
