@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def check_count(name: str, number: Any) -> int:
+def check_count(name: str, number: Any, least: int = 1) -> int:
     """Return `number`.
 
     Raises:
-        ValueError: If it is not an integer of at least 1.
+        ValueError: If it is not an integer of at least `least`.
     """
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
     return int(number)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import gymnasium
 import torch
@@ -13,19 +13,18 @@ from torch import Tensor
 
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
-from maml_rl.envs.making import EnvMaker, make_vector_env
-from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.arguments import check_count
+from maml_rl.envs.making import EnvMaker
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.modes import Inference, check_mode
+from maml_rl.samplers.placement import Placement, usable_cores
 from maml_rl.samplers.rollout import rollout
-from maml_rl.samplers.vector_env import ChildLost, ParallelVectorEnv
 from maml_rl.samplers.worker_inference import pickle_policy
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.threads import intra_op_threads
-
-Result = TypeVar("Result")
 
 
 class MultiTaskSampler:
@@ -89,19 +88,11 @@ class MultiTaskSampler:
     ) -> None:
         if policy is None:
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
-        maker = env if env is not None else env_name
-        if not isinstance(maker, str) and not callable(maker):
-            raise TypeError(
-                f"expected an id or a callable that makes an environment, got {maker!r}; an environment object "
-                "cannot cross to a child process: pass its class, or a function that makes it"
-            )
-        self.batch_size = _at_least(1, batch_size, "batch_size")
-        self.num_workers = usable_cores() if num_workers is None else _at_least(0, num_workers, "num_workers")
-        self.slots_per_task = batch_size if slots_per_task is None else _at_least(1, slots_per_task, "slots_per_task")
+        self.batch_size = check_count("batch_size", batch_size)
+        self.num_workers = usable_cores() if num_workers is None else check_count("num_workers", num_workers, 0)
+        self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
-        if max_episode_steps is not None:
-            _at_least(1, max_episode_steps, "max_episode_steps")
         check_mode(
             num_workers=self.num_workers,
             inference=inference,
@@ -117,12 +108,17 @@ class MultiTaskSampler:
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
         self.evaluation, self.device, self.timer = evaluation, device, timer
-        self._env: EnvMaker = maker
-        self._env_kwargs = dict(env_kwargs or {})
-        self._max_episode_steps = max_episode_steps
-        self._start_method, self._step_timeout, self._max_restarts = start_method, step_timeout, max_restarts
-        self._vector_env: MetaVectorEnv | None = None
-        self._closed = False
+        self._placement = Placement(
+            env if env is not None else env_name,
+            env_kwargs,
+            num_workers=self.num_workers,
+            slots_per_task=self.slots_per_task,
+            max_episode_steps=max_episode_steps,
+            start_method=start_method,
+            step_timeout=step_timeout,
+            max_restarts=max_restarts,
+            whole_tasks=inference == "worker",
+        )
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
         """Begin the next iteration and draw its tasks.
@@ -133,11 +129,11 @@ class MultiTaskSampler:
         Returns:
             M tasks; the same for the same seed and iteration.
         """
-        vector_env = self._vector_env_for(_at_least(1, num_tasks, "num_tasks"))
+        vector_env = self._placement.slots_for(check_count("num_tasks", num_tasks))
         iteration = self.iteration + 1
         purpose = Purpose.EVALUATION_TASKS if self.evaluation else Purpose.TASKS
         seed = int(generator(StreamKey(self.seed, purpose, iteration)).integers(2**63))
-        tasks = self._replayed(vector_env, lambda: vector_env.sample_tasks(num_tasks, seed=seed))
+        tasks = self._placement.replayed(lambda: vector_env.sample_tasks(num_tasks, seed=seed))
         self.seek(iteration)
         return tasks
 
@@ -164,7 +160,7 @@ class MultiTaskSampler:
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
             TaskError: If a task is malformed.
         """
-        vector_env = self._vector_env_for(_at_least(1, len(tasks), "the number of tasks"))
+        vector_env = self._placement.slots_for(check_count("the number of tasks", len(tasks)))
         streams = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
         slot_tasks = [task for task in tasks for _ in range(self.slots_per_task)]
 
@@ -177,7 +173,7 @@ class MultiTaskSampler:
                 streams=streams,
                 num_tasks=len(tasks),
                 episodes_per_task=self.batch_size,
-                horizon=self._horizon(vector_env),
+                horizon=self._placement.horizon(),
                 tasks=tasks,
                 device=self.device,
                 recv_timeout=self.recv_timeout,
@@ -186,7 +182,7 @@ class MultiTaskSampler:
                 timer=self.timer,
             )
 
-        episodes = self._replayed(vector_env, one_phase)
+        episodes = self._placement.replayed(one_phase)
         self.phase += 1
         return episodes
 
@@ -239,12 +235,17 @@ class MultiTaskSampler:
             train_episodes.append(episodes)
         return train_episodes, phase(params)
 
+    def interrupt(self, *, now: bool) -> None:
+        """Have the thread that samples end with an error, and any later attempt too; may be called by any thread.
+
+        Args:
+            now: kill the children, whatever they do; otherwise the phase is finished first.
+        """
+        self._placement.interrupt(now=now)
+
     def close(self) -> None:
         """End all children; the sampler cannot be used afterwards. Safe to call twice."""
-        self._closed = True
-        if self._vector_env is not None:
-            self._vector_env.close()
-            self._vector_env = None
+        self._placement.close()
 
     def __enter__(self) -> Self:
         return self
@@ -257,80 +258,14 @@ class MultiTaskSampler:
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
         """Observation space of one environment."""
-        return self._any_vector_env().single_observation_space
+        return self._placement.slots().single_observation_space
 
     @property
     def single_action_space(self) -> gymnasium.Space[Any]:
         """Action space of one environment."""
-        return self._any_vector_env().single_action_space
+        return self._placement.slots().single_action_space
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the children that there are now."""
-        return self._vector_env.pids if isinstance(self._vector_env, ParallelVectorEnv) else []
-
-    def _any_vector_env(self) -> MetaVectorEnv:
-        return self._vector_env or self._vector_env_for(1)
-
-    def _vector_env_for(self, num_tasks: int) -> MetaVectorEnv:
-        """Return the vector environment with slots for `num_tasks` tasks, kept from phase to phase."""
-        if self._closed:
-            raise RuntimeError("this MultiTaskSampler is closed; make a new one")
-        num_envs = num_tasks * self.slots_per_task
-        if self._vector_env is not None and self._vector_env.num_envs != num_envs:
-            self._vector_env.close()
-            self._vector_env = None
-        if self._vector_env is None:
-            self._vector_env = self._make_vector_env(num_envs)
-        return self._vector_env
-
-    def _make_vector_env(self, num_envs: int) -> MetaVectorEnv:
-        if self.num_workers == 0:
-            return make_vector_env(
-                self._env,
-                self._env_kwargs,
-                num_envs,
-                max_episode_steps=self._max_episode_steps,
-                num_threads=usable_cores(),
-            )
-        return ParallelVectorEnv(
-            self._env,
-            self._env_kwargs,
-            num_envs=num_envs,
-            num_workers=self.num_workers,
-            max_episode_steps=self._max_episode_steps,
-            start_method=self._start_method,
-            step_timeout=self._step_timeout,
-            max_restarts=self._max_restarts,
-            granularity=self.slots_per_task if self.inference == "worker" else 1,
-        )
-
-    def _horizon(self, vector_env: MetaVectorEnv) -> int:
-        horizon = self._max_episode_steps or vector_env.max_episode_steps
-        if horizon is None:
-            raise ValueError(
-                f"the environment {self._env} has no time limit; pass max_episode_steps to MultiTaskSampler"
-            )
-        return horizon
-
-    def _replayed(self, vector_env: MetaVectorEnv, work: Callable[[], Result]) -> Result:
-        """Do `work`, again after every loss of a child: keyed streams make it come out the same."""
-        if not isinstance(vector_env, ParallelVectorEnv):
-            return work()
-        vector_env.start_phase()
-        while True:
-            try:
-                return work()
-            except ChildLost:
-                vector_env.recover()
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _at_least(lowest: int, number: int, name: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < lowest:
-        raise ValueError(f"{name} must be an integer of at least {lowest}, got {number!r}")
-    return number
+        return self._placement.pids

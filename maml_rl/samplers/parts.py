@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+from maml_rl.envs.arguments import check_count
+
 
 def split_slots(num_envs: int, num_children: int, granularity: int = 1) -> tuple[slice, ...]:
     """Return contiguous ranges of slots that differ by at most `granularity` in length, one per child.
@@ -12,9 +14,9 @@ def split_slots(num_envs: int, num_children: int, granularity: int = 1) -> tuple
         granularity: number of slots that stay together.
 
     Raises:
-        ValueError: If `granularity` does not divide `num_envs`.
+        ValueError: If `granularity` is not positive or does not divide `num_envs`.
     """
-    if num_envs % granularity:
+    if num_envs % check_count("granularity", granularity):
         raise ValueError(f"granularity must divide num_envs, got {granularity} and {num_envs}")
     pieces = num_envs // granularity
     num_children = min(num_children, pieces)

@@ -51,7 +51,7 @@ class Crew:
         self.generation = 0
         self.tasks: Sequence[Task] | None = None
         self.shared: SharedBuffers | None = None
-        self._owner = os.getpid()
+        self._owner, self._quiet = os.getpid(), False
         self._poll = select.poll()
         self._by_descriptor: dict[int, Child] = {}
         self._lost: list[str] = []
@@ -263,7 +263,8 @@ class Crew:
         stack = child.process.read_stack()
         code = self._release(child)
         text = f"{child} of {self._env_name} {describe_exit(code)} {child.doing}{child.describe_work(self.tasks)}"
-        _log.warning("%s; a new child will take its place", text)
+        if not self._quiet:
+            _log.warning("%s; a new child will take its place", text)
         self._lost.append(text)
         self._deaths[child.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
 
@@ -286,6 +287,12 @@ class Crew:
         raise error
 
     # Ending.
+
+    def kill(self) -> None:
+        """Kill all children without a word about it; whoever waits for them finds them dead."""
+        self._quiet = True
+        for child in self.living():
+            child.process.kill()
 
     def stop(self, patience: float) -> None:
         """End all children and their helpers: ask, after `patience` seconds (busy ones: fewer) terminate, then kill."""

@@ -15,6 +15,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeed
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.envs.arguments import check_count
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.channel import encode
@@ -80,8 +81,8 @@ class ParallelVectorEnv(MetaVectorEnv):
         max_restarts: int = 3,
         granularity: int = 1,
     ) -> None:
-        _at_least(1, num_envs=num_envs, num_workers=num_workers, granularity=granularity)
-        _at_least(0, max_restarts=max_restarts)
+        num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", num_workers)
+        check_count("max_restarts", max_restarts, 0)
         if not (isfinite(step_timeout) and step_timeout > 0):
             raise ValueError(f"step_timeout must be a positive number of seconds, got {step_timeout}")
         if start_method not in (None, *START_METHODS):
@@ -126,7 +127,7 @@ class ParallelVectorEnv(MetaVectorEnv):
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
         """Draw tasks from the generator of the first child's environment; see `MetaVectorEnv`."""
-        _at_least(0, num_tasks=num_tasks)
+        check_count("num_tasks", num_tasks, 0)
         self._settle()
         command = SampleTasks(self._crew.generation, num_tasks, seed)
         (reply,) = self._crew.ask([0], self._step_timeout, [command])
@@ -255,6 +256,10 @@ class ParallelVectorEnv(MetaVectorEnv):
         """Process ids of the children that are running."""
         return [child.process.pid for child in self._crew.living()]
 
+    def kill(self) -> None:
+        """Kill all children; a thread that waits for them gets a `ChildLost`. Any other thread may call this."""
+        self._crew.kill()
+
     def close_extras(self, **kwargs: Any) -> None:
         """End all children: ask, then terminate, then kill."""
         self._crew.stop(_CLOSE_SECONDS)
@@ -293,9 +298,3 @@ class ParallelVectorEnv(MetaVectorEnv):
 def _end(crew: Crew, memory: int) -> None:
     crew.stop(_CLOSE_SECONDS)
     os.close(memory)
-
-
-def _at_least(least: int, **numbers: int) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
