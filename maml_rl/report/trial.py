@@ -154,7 +154,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     if not path.exists():
         return None, []
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             tasks: list[Task] = json.loads(str(arrays["tasks"]))
             step_sizes = tuple(arrays["step_sizes"].tolist())
             evaluation = Evaluation(
@@ -164,7 +164,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 step_sizes,
                 np.asarray(arrays["returns"], np.float32),
             )
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         return None, [f"{path} cannot be read ({error}); `test.py --overwrite --output {path}` writes it again."]
     if evaluation.env_name != run.config.env_name or evaluation.returns.ndim != 3 or not len(tasks):
         return None, [f"{path} is no evaluation of this run; `test.py --overwrite --output {path}` makes one."]

@@ -1,0 +1,82 @@
+"""A headless Chromium for tests, driven by ChromeDriver."""
+
+import base64
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+]
+
+
+class Browser:
+    """One window.
+
+    Args:
+        driver: of the browser.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, page: Path, *, width: int, dark: bool) -> None:
+        """Show a page as a device of this width, in light or dark colours."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        self.driver.get(page.resolve().as_uri())
+
+    def run(self, script: str) -> Any:
+        """Return what a piece of JavaScript returns."""
+        return self.driver.execute_script(script)
+
+    def wait(self, script: str) -> Any:
+        """Return what a promise brings."""
+        return self.driver.execute_async_script(f"const done = arguments[0]; ({script}).then(done, done)")
+
+    def complaints(self) -> list[str]:
+        """Return what the console has shown since the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def picture(self, path: Path) -> None:
+        """Save the whole page as PNG."""
+        size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start a browser with a profile of its own, and end it."""
+    with tempfile.TemporaryDirectory() as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+        try:
+            driver.set_script_timeout(20)
+            yield Browser(driver)
+        finally:
+            driver.quit()

@@ -1,0 +1,184 @@
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from maml_rl.evaluation import Evaluation
+from maml_rl.report import curves, tasks
+from maml_rl.report.markup import Markup
+from maml_rl.report.published import published_returns
+from maml_rl.report.runs import read_runs
+from maml_rl.report.trial import Findings, find_out
+
+
+@pytest.fixture(scope="module")
+def navigation(navigation_runs: Path) -> Findings:
+    (group,), _ = read_runs([navigation_runs])
+    return find_out(group, num_tasks=5, num_workers=0)[0]
+
+
+def read(markup: Markup | None) -> ElementTree.Element:
+    assert markup is not None
+    return ElementTree.fromstring(markup)
+
+
+def count(root: ElementTree.Element, tag: str, css: str) -> int:
+    return sum(css in mark.get("class", "").split() for mark in root.iter(tag))
+
+
+def words(root: ElementTree.Element) -> str:
+    return " ".join(text for text in root.itertext())
+
+
+def evaluation(task_list: list[dict[str, object]], returns: np.ndarray) -> Evaluation:
+    return Evaluation("Any-v0", 0, task_list, (0.1,) * (returns.shape[1] - 1), returns[:, :, None].astype(np.float32))
+
+
+BEFORE_AND_AFTER = np.array([[-3.0, 1.0], [-2.0, 2.0], [-1.0, 3.0], [0.0, 4.0], [1.0, 5.0]])
+
+
+def test_learning_curve_has_a_line_and_a_band_for_every_inner_step(navigation: Findings) -> None:
+    root = read(curves.learning_curve(navigation.group))
+    assert (count(root, "path", "line"), count(root, "path", "band")) == (2, 2)
+    assert "before adaptation" in words(root)
+    assert "after 1 step" in words(root)
+    assert "2 seeds" in words(root)
+
+
+def test_learning_curve_of_one_seed_has_no_band(navigation_runs: Path) -> None:
+    (group,), _ = read_runs([navigation_runs / "seed-0"])
+    root = read(curves.learning_curve(group))
+    assert (count(root, "path", "line"), count(root, "path", "band")) == (2, 0)
+    assert "--seeds" in words(root)
+
+
+def test_step_returns_compare_with_the_untrained_policy(navigation: Findings) -> None:
+    root = read(curves.step_returns([navigation]))
+    assert count(root, "circle", "meta") == 3
+    assert count(root, "path", "interval") == 3
+    assert count(root, "circle", "untrained") == 3
+    assert "10 tasks that training never drew" in words(root)
+    # Episodes of 12 steps are not what was published.
+    assert not count(root, "circle", "published")
+
+
+def test_time_of_a_run_is_shown_by_sampling_and_update(navigation: Findings) -> None:
+    root = read(curves.time_per_stage(navigation.group))
+    assert {"sampling", "update"} <= set(words(root).split())
+    widths = [float(re.findall(r"[\d.]+", bar.get("style", ""))[0]) for bar in root.iter("i")]
+    assert max(widths) == 100.0
+
+
+def test_charts_of_runs_without_metrics_are_left_out(navigation_runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_bytes((navigation_runs / "seed-0" / "config.json").read_bytes())
+    (group,), _ = read_runs([tmp_path / "run"])
+    made = [curves.learning_curve(group), curves.compared_learning_curves([group]), curves.time_per_stage(group)]
+    made += [curves.throughput([group]), curves.divergence([group])]
+    made.append(curves.step_returns([Findings(group, [], None, None)]))
+    assert made == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, -11.7),
+        ({"max-episode-steps": 50}, None),
+        ({"fast-batch-size": 10}, None),
+        ({"env-kwargs": {"low": -1.0}}, None),
+        ({"env-kwargs": {"low": -0.5, "high": 0.5}}, -11.7),
+        ({"env-name": "HalfCheetahDir-v5", "max-episode-steps": 200}, 293.2),
+        ({"env-name": "HalfCheetahDir-v5", "max-episode-steps": 100}, None),
+        ({"env-name": "AntDir-v5"}, None),
+    ],
+)
+def test_published_returns_are_shown_for_their_protocol_alone(
+    navigation: Findings, changes: dict[str, object], expected: float | None
+) -> None:
+    config = navigation.group.config.override({"max-episode-steps": 100, "fast-batch-size": 20, **changes})
+    published = published_returns(config)
+    assert (published[1] if published else None) == expected
+
+
+def test_returns_are_drawn_against_the_number_that_tells_tasks_apart() -> None:
+    task_list: list[dict[str, object]] = [{"velocity": 0.1 * index} for index in range(5)]
+    root = read(tasks.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
+    before = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "before" in dot.get("class", "")]
+    assert before == sorted(before)
+    assert count(root, "circle", "after") == 5
+    assert "Return against velocity" in words(root)
+
+
+def test_tasks_of_two_kinds_stand_in_two_columns() -> None:
+    task_list: list[dict[str, object]] = [{"direction": sign} for sign in (1, -1, 1, -1, 1)]
+    root = read(tasks.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
+    after = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "after" in dot.get("class", "")]
+    assert max(after[1::2]) < min(after[0::2])
+    assert {"1", "\N{MINUS SIGN}1"} <= {text.text for text in root.iter("text")}
+
+
+def test_tasks_in_the_plane_are_maps_with_a_scale() -> None:
+    task_list: list[dict[str, object]] = [{"goal": [0.1 * index, -0.1 * index]} for index in range(5)]
+    root = read(tasks.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
+    assert len(list(root.iter("svg"))) == 2
+    # Of all ten returns, -3 and -2 are in the lowest seventh, 4 and 5 in the highest.
+    assert (count(root, "circle", "shade0"), count(root, "circle", "shade6")) == (2, 2)
+    assert "5.00" in words(root)
+
+
+@pytest.mark.parametrize("entry", [{"mean": [0.1, 0.2, 0.3]}, {"velocity": 1.0, "goal": [0.0, 1.0]}, {"name": "red"}])
+def test_tasks_that_no_axis_can_show_are_ranked(entry: dict[str, object]) -> None:
+    root = read(tasks.task_returns(evaluation([dict(entry) for _ in range(5)], BEFORE_AND_AFTER[::-1])))
+    assert count(root, "path", "link") == 5
+    before = [float(dot.get("cy", 0)) for dot in root.iter("circle") if "before" in dot.get("class", "")]
+    assert before == sorted(before, reverse=True)
+
+
+def test_evaluation_without_steps_has_no_chart_of_tasks() -> None:
+    assert tasks.task_returns(evaluation([{"velocity": 1.0}] * 5, BEFORE_AND_AFTER[:, :1])) is None
+
+
+def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: Findings) -> None:
+    assert navigation.trial is not None
+    root = read(tasks.navigation_paths(navigation.trial))
+    maps = [plot for plot in root.iter("svg") if plot.get("role") == "img"]
+    assert len(maps) == 5
+    (line, *_), (start,) = (
+        [mark for mark in maps[0].iter(tag) if css in mark.get("class", "").split()]
+        for tag, css in (("path", "before"), ("circle", "start"))
+    )
+    points = [tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")]
+    assert points[0] == pytest.approx((float(start.get("cx", 0)), float(start.get("cy", 0))), abs=0.1)
+    length = int(navigation.trial.phases[0].lengths[0, 0])
+    assert len(points) == length + 1
+    (goal,) = [mark for mark in maps[0].iter("circle") if "goal" in mark.get("class", "")]
+    # The same scale leads from metres to pixels for the goal and for where the path ended.
+    metres = np.stack(
+        [navigation.trial.phases[0].final_observations[0, 0].numpy(), navigation.trial.evaluation.tasks[0]["goal"]]
+    )
+    pixels = np.array([points[-1], (float(goal.get("cx", 0)), float(goal.get("cy", 0)))]) - points[0]
+    np.testing.assert_allclose(pixels[:, 0] / metres[:, 0], -pixels[:, 1] / metres[:, 1], rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ({"velocity": 1.2749}, "velocity 1.27"),
+        ({"direction": -1}, "direction \N{MINUS SIGN}1"),
+        ({"goal": np.array([0.5, -0.25])}, "goal (0.5, \N{MINUS SIGN}0.25)"),
+        (
+            {"transitions": np.zeros((10, 5, 10)), "kind": "a"},
+            "transitions 10\N{MULTIPLICATION SIGN}5\N{MULTIPLICATION SIGN}10, kind a",
+        ),
+    ],
+)
+def test_tasks_are_described_in_few_words(task: dict[str, object], expected: str) -> None:
+    assert tasks.describe(task) == expected
+
+
+def test_chosen_tasks_are_spread_over_their_range() -> None:
+    assert tasks.spread_out([{"velocity": speed} for speed in (0.5, 2.0, 0.0, 1.0)], 2) == [2, 1]
+    assert tasks.spread_out([{"goal": [0, 0]}] * 3, 2) == [0, 1]
+    assert tasks.spread_out([{"velocity": 1.0}], 4) == [0]

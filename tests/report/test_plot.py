@@ -1,0 +1,108 @@
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from maml_rl.report.plot import Plot
+from maml_rl.report.scales import Span
+
+
+def drawn(plot: Plot) -> ElementTree.Element:
+    return ElementTree.fromstring(plot.svg())
+
+
+def marks(plot: Plot, css: str) -> list[ElementTree.Element]:
+    return [mark for mark in drawn(plot).iter() if css in mark.get("class", "").split()]
+
+
+def texts(plot: Plot) -> dict[str, tuple[float, float]]:
+    return {text.text or "": (float(text.get("x", 0)), float(text.get("y", 0))) for text in drawn(plot).iter("text")}
+
+
+def unit_plot(**options: object) -> Plot:
+    return Plot(Span(0.0, 1.0), Span(0.0, 1.0), "a test", **options)
+
+
+def test_dots_lie_where_the_axes_say() -> None:
+    plot = Plot(Span(0.0, 10.0), Span(-100.0, 0.0), "a test")
+    plot.dots([0.0, 10.0, 5.0], [-100.0, 0.0, -50.0], "before")
+    places = np.array([[float(dot.get("cx", 0)), float(dot.get("cy", 0))] for dot in marks(plot, "dot")])
+    left, right = texts(plot)["2"][0], texts(plot)["8"][0]
+    bottom, top = texts(plot)["\N{MINUS SIGN}100"][1], texts(plot)["\N{MINUS SIGN}20"][1]
+    # The text of a tick stands 4 pixels below its line.
+    np.testing.assert_allclose(places[0], [left - (right - left) / 3, bottom - 4], atol=0.1)
+    np.testing.assert_allclose(places[1], [right + (right - left) / 3, top + (top - bottom) / 4 - 4], atol=0.1)
+    np.testing.assert_allclose(places[2], (places[0] + places[1]) / 2, atol=0.1)
+
+
+def test_line_has_a_gap_where_a_value_is_unknown() -> None:
+    plot = unit_plot()
+    plot.line([0.0, 0.2, 0.4, 0.6, 0.8], [0.0, 0.5, np.nan, 0.5, 1.0], "after")
+    (path,) = marks(plot, "line")
+    assert (path.get("d", "").count("M"), path.get("d", "").count("L")) == (2, 2)
+
+
+def test_line_without_a_known_value_is_not_drawn() -> None:
+    plot = unit_plot()
+    plot.line([0.0, 1.0], [np.nan, np.nan], "after")
+    plot.band([0.0, 1.0], [np.nan, np.nan], [1.0, 1.0], "after")
+    assert not marks(plot, "after")
+
+
+def test_band_has_one_outline_for_every_range_of_known_values() -> None:
+    plot = unit_plot()
+    lows = [0.1, 0.1, np.nan, 0.2, 0.2]
+    plot.band(np.linspace(0, 1, 5), lows, [0.5] * 5, "after")
+    outlines = [path.get("d", "") for path in marks(plot, "band")]
+    assert [outline.count("L") for outline in outlines] == [3, 3]
+    assert all(outline.endswith("Z") for outline in outlines)
+
+
+def test_long_line_is_averaged_to_what_a_screen_can_show() -> None:
+    plot = unit_plot()
+    plot.line(np.linspace(0, 1, 10_001), np.full(10_001, 0.5), "after")
+    (path,) = marks(plot, "line")
+    points = path.get("d", "").replace("M", "L").split("L")[1:]
+    assert 400 < len(points) <= 960
+    assert len({point.split()[1] for point in points}) == 1
+
+
+def test_equal_axes_have_the_same_scale() -> None:
+    plot = Plot(Span(0.0, 1.0), Span(0.0, 2.0), "a test", equal=True, width=300)
+    plot.dots([0.0, 1.0, 0.0], [0.0, 0.0, 1.0], "before")
+    origin, right, up = (np.array([float(dot.get("cx", 0)), float(dot.get("cy", 0))]) for dot in marks(plot, "dot"))
+    assert right[0] - origin[0] == pytest.approx(origin[1] - up[1], abs=1.0)
+
+
+def test_bare_plot_hides_what_lies_beyond_its_frame() -> None:
+    plot = unit_plot(bare=True)
+    plot.line([0.0, 5.0], [0.5, 0.5], "after")
+    (inner,) = drawn(plot).findall("svg")
+    assert inner.findall("path")
+    (frame,) = marks(plot, "frame")
+    assert [inner.get(name) for name in ("x", "y", "width", "height")] == [
+        frame.get(name) for name in ("x", "y", "width", "height")
+    ]
+    assert not texts(plot)
+
+
+def test_named_places_replace_numbers() -> None:
+    plot = unit_plot(x_names=[(0.0, "left"), (1.0, "right")])
+    assert {"left", "right"} <= texts(plot).keys()
+    assert texts(plot)["left"][0] < texts(plot)["right"][0]
+
+
+def test_titles_and_summary_are_there_for_those_who_cannot_see() -> None:
+    plot = unit_plot()
+    plot.dots([0.5], [0.5], "after", titles=["goal <here>"])
+    assert drawn(plot).get("aria-label") == "a test"
+    assert marks(plot, "dot")[0].findtext("title") == "goal <here>"
+
+
+def test_interval_reaches_from_low_to_high() -> None:
+    plot = unit_plot()
+    plot.interval(0.5, 0.0, 1.0, "after")
+    plot.dots([0.5, 0.5], [0.0, 1.0], "after")
+    path = marks(plot, "interval")[0].get("d", "")
+    bottom, top = (dot.get("cy", "") for dot in marks(plot, "dot"))
+    assert f"{bottom}V{top}" in path

@@ -1,0 +1,117 @@
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from maml_rl.cli import run_report
+from maml_rl.envs.mujoco import rendering
+from maml_rl.report import write_report
+
+
+def report(*arguments: object) -> int:
+    return run_report([*map(str, arguments), "--num-workers", "0", "--tasks", "2"])
+
+
+def test_report_lies_in_the_run_and_needs_nothing_else(
+    navigation_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    assert report(tmp_path / "run") == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert str(tmp_path / "run" / "report.html") in capsys.readouterr().out
+    addresses = re.findall(r'(?:src|href|action|data)="([^"]*)"|url\(([^)]*)\)|@import', page)
+    assert all(address.startswith("data:") for address, _ in addresses)
+    assert "<script" not in page
+    for title in ("Learning curve", "Return after each gradient step", "Paths before and after", "Time per iteration"):
+        assert title in page
+
+
+def test_report_replaces_an_earlier_report_and_nothing_else(
+    navigation_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "mine.html"
+    output.write_text("<p>somebody's work</p>")
+    assert report(navigation_runs, "--output", output) == 2
+    assert output.read_text() == "<p>somebody's work</p>"
+    assert "exists and is no report; choose another --output" in capsys.readouterr().err
+    output.unlink()
+    assert report(navigation_runs, "--output", output) == 0
+    assert report(navigation_runs, "--output", output, "--title", "a second time") == 0
+    assert "<h1>a second time</h1>" in output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{tmp}/missing"], ["there is no folder", "missing", "--output-folder"]),
+        (["{tmp}"], ["is no run", "config.json", "--output-folder"]),
+        (["{runs}", "--output", "{tmp}/missing/report.html"], ["there is no folder", "make it first"]),
+        (["{runs}", "--output", "{tmp}"], ["is a folder", "--output"]),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    navigation_runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    assert report(*(argument.format(tmp=tmp_path, runs=navigation_runs) for argument in arguments)) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert all(word in error for word in words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_everything_that_is_wrong_gets_a_sentence_and_the_rest_is_still_made(
+    navigation_runs: Path,
+    cheetah_run: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_opengl(self: object, model: object) -> None:
+        raise gymnasium.error.DependencyNotInstalled("cannot draw: no usable OpenGL")
+
+    monkeypatch.setattr(rendering.Renderer, "__init__", no_opengl)
+    monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(navigation_runs / "seed-0", unfinished)
+    lines = (unfinished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (unfinished / "metrics.jsonl").write_text(lines[0] + lines[1][:20])
+    shutil.rmtree(unfinished / "tensorboard")
+    with caplog.at_level(logging.WARNING, "maml_rl"):
+        path = write_report(
+            [cheetah_run, unfinished, tmp_path / "missing"], tmp_path / "report.html", num_tasks=2, num_workers=0
+        )
+    page = path.read_text()
+    for sentence in (
+        "unfinished, 1 of 3 iterations are done",
+        "pip install tensorboard",
+        "there is no folder",
+        "There are no videos: cannot draw: no usable OpenGL.",
+    ):
+        assert sentence in page
+        assert any(sentence in message for message in caplog.messages)
+    for title in ("Learning curves", "Return after each gradient step", "Return against direction", "Paths before"):
+        assert title in page
+
+
+def test_names_of_runs_cannot_inject_markup(navigation_runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    shutil.copytree(navigation_runs / "seed-0", folder)
+    page = write_report([folder], tmp_path / "report.html", num_tasks=0).read_text()
+    assert "<img" not in page
+    assert "&lt;img src=x" in page
+
+
+def test_report_of_several_experiments_compares_them(navigation_runs: Path, cheetah_run: Path, tmp_path: Path) -> None:
+    page = write_report(
+        [navigation_runs, cheetah_run], tmp_path / "report.html", num_tasks=2, num_videos=0, num_workers=0
+    ).read_text()
+    assert "<h1>navigation and cheetah</h1>" in page
+    assert "What differs" in page
+    assert page.count("Learning curve</h3>") == 2

@@ -1,0 +1,93 @@
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from chromium import Browser
+
+from maml_rl.report import write_report
+
+# A picture counts when it has arrived and has a size; a video when its first frame is decoded.
+PICTURES = """
+Promise.all([...document.querySelectorAll('img, video')].map(async (element) => {
+    if (element.tagName === 'IMG') { await element.decode(); return element.naturalWidth; }
+    if (element.readyState < 2) await new Promise((resolve) => {
+        element.addEventListener('loadeddata', resolve); element.addEventListener('error', resolve);
+    });
+    return element.error ? element.error.message : element.videoWidth;
+}))
+"""
+# Elements that reach beyond the page, unless they can be scrolled within it.
+TOO_WIDE = """
+return [...document.body.querySelectorAll('*')].filter((element) =>
+    !element.closest('svg svg, .scroll') && element.getBoundingClientRect().right > innerWidth + 1
+).map((element) => element.tagName + '.' + element.getAttribute('class'))
+"""
+TEXT_COLOUR = "return getComputedStyle(document.querySelector('h1')).color"
+PAGE_COLOUR = "return getComputedStyle(document.body).backgroundColor"
+SMALLEST_TEXT = """
+return Math.min(...[...document.querySelectorAll('svg text')].map((text) => text.getBoundingClientRect().height))
+"""
+
+
+@pytest.fixture(scope="module")
+def page(navigation_runs: Path, cheetah_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    return write_report([navigation_runs, cheetah_run], folder / "report.html", num_tasks=4, num_workers=0)
+
+
+@pytest.fixture(scope="module")
+def page_without_comparison(navigation_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    return write_report([navigation_runs], folder / "report.html", num_tasks=4, num_workers=0)
+
+
+def brightness(colour: str) -> float:
+    channels = colour[colour.index("(") + 1 : -1].split(",")[:3]
+    return sum(float(channel) for channel in channels) / (3 * 255)
+
+
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280], ids=["phone", "desktop"])
+def test_page_loads_without_an_error_or_a_missing_picture(page: Path, browser: Browser, width: int, dark: bool) -> None:
+    browser.open(page, width=width, dark=dark)
+    widths = browser.wait(PICTURES)
+    # One or two videos: of four tasks, all may happen to run in the same direction, but two are shown.
+    assert len(widths) == 2
+    assert all(isinstance(shown, int) and shown >= 480 for shown in widths), widths
+    assert browser.complaints() == []
+    assert (
+        browser.run("return performance.getEntriesByType('resource').filter(entry => !entry.name.startsWith('data:'))")
+        == []
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_page_fits_its_width_and_its_texts_can_be_read(
+    page_without_comparison: Path, browser: Browser, width: int
+) -> None:
+    browser.open(page_without_comparison, width=width, dark=False)
+    assert browser.run(TOO_WIDE) == []
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.run(SMALLEST_TEXT) >= 9
+    assert browser.complaints() == []
+
+
+@pytest.mark.timeout(300)
+def test_page_is_dark_where_the_reader_wants_it_so(page_without_comparison: Path, browser: Browser) -> None:
+    shades = {}
+    for dark in (False, True):
+        browser.open(page_without_comparison, width=1280, dark=dark)
+        shades[dark] = [brightness(browser.run(script)) for script in (PAGE_COLOUR, TEXT_COLOUR)]
+    assert shades[False][0] > 0.9 > 0.3 > shades[False][1]
+    assert shades[True][0] < 0.2 < 0.8 < shades[True][1]
+
+
+@pytest.mark.timeout(300)
+def test_page_asks_for_nothing_but_itself(page_without_comparison: Path, browser: Browser) -> None:
+    browser.open(page_without_comparison, width=1280, dark=False)
+    assert urlsplit(browser.driver.current_url).scheme == "file"
+    assert browser.run("return document.scripts.length") == 0
+    assert browser.run("return [...document.querySelectorAll('link')].map(link => link.href)") == ["data:,"]

@@ -1,0 +1,147 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maml_rl.config import Config
+from maml_rl.config_file import Mapping
+from maml_rl.errors import ConfigError
+from maml_rl.report.runs import RunGroup, read_runs
+
+
+def write_run(folder: Path, returns: list[float | None], *, num_batches: int | None = None, **settings: object) -> Path:
+    """Write what training would."""
+    folder.mkdir(parents=True)
+    values = {"env-name": "2DNavigation-v0", "num-batches": num_batches or max(1, len(returns))}
+    values |= {key.replace("_", "-"): value for key, value in settings.items()}
+    (folder / "config.json").write_text(Config.from_mapping(Mapping("a test", values)).to_json())
+    lines = [
+        json.dumps({"iteration": index, "env_steps": 10 * (index + 1), "return/step_0": value, "time/sample_s": 2.0})
+        for index, value in enumerate(returns)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "events.out.tfevents.1").touch()
+    return folder
+
+
+def only_group(*folders: Path) -> RunGroup:
+    (group,), notices = read_runs(folders)
+    assert not notices
+    return group
+
+
+def test_seeds_of_one_experiment_are_one_group(tmp_path: Path) -> None:
+    for seed in (2, 0, 1):
+        write_run(tmp_path / "study" / f"seed-{seed}", [1.0], seed=seed)
+    group = only_group(tmp_path / "study")
+    assert [run.config.seed for run in group.runs] == [0, 1, 2]
+    assert group.name == "study"
+
+
+def test_runs_with_other_settings_are_groups_of_their_own(tmp_path: Path) -> None:
+    slow, fast = write_run(tmp_path / "slow", [1.0]), write_run(tmp_path / "fast", [1.0], fast_lr=0.5)
+    groups, _ = read_runs([slow, fast])
+    assert [group.name for group in groups] == ["slow", "fast"]
+
+
+def test_groups_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "a" / "run", [1.0]), write_run(tmp_path / "b" / "run", [1.0], gamma=0.5)
+    groups, _ = read_runs([first, second])
+    assert [group.name for group in groups] == ["run", "run (2)"]
+
+
+def test_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [1.0])
+    assert len(only_group(folder, tmp_path / "run" / ".." / "run").runs) == 1
+
+
+def test_curve_is_the_mean_over_seeds_within_its_interval(tmp_path: Path) -> None:
+    for seed, returns in enumerate(([0.0, 3.0], [1.0, 3.0], [5.0, 3.0])):
+        write_run(tmp_path / "study" / str(seed), returns, seed=seed)
+    curve = only_group(tmp_path / "study").curve("return/step_0")
+    np.testing.assert_allclose(curve.mean, [2.0, 3.0])
+    # Of three seeds all three draws are the lowest in 1 of 27 resamples, more than 2.5 %: the interval is the range.
+    np.testing.assert_allclose([curve.low, curve.high], [[0.0, 3.0], [5.0, 3.0]])
+
+
+def test_interval_of_many_seeds_is_that_of_a_normal_mean(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=40)
+    for seed, value in enumerate(values):
+        write_run(tmp_path / "study" / str(seed), [float(value)], seed=seed)
+    curve = only_group(tmp_path / "study").curve("return/step_0")
+    error = values.std() / np.sqrt(len(values))
+    np.testing.assert_allclose(
+        [curve.low[0], curve.high[0]], values.mean() + np.array([-1.96, 1.96]) * error, atol=0.1 * error
+    )
+
+
+def test_curve_goes_on_with_the_seeds_that_went_further(tmp_path: Path) -> None:
+    for seed, returns in enumerate(([1.0, 1.0, 7.0], [3.0])):
+        write_run(tmp_path / "study" / str(seed), returns, seed=seed, num_batches=3)
+    (group,), notices = read_runs([tmp_path / "study"])
+    np.testing.assert_allclose(group.curve("return/step_0").mean, [2.0, 1.0, 7.0])
+    assert len(notices) == 1
+    assert "1 of 3 iterations" in notices[0]
+
+
+def test_values_that_were_not_finite_are_gaps(tmp_path: Path) -> None:
+    curve = only_group(write_run(tmp_path / "run", [1.0, None, 3.0])).curve("return/step_0")
+    np.testing.assert_array_equal(curve.mean, [1.0, np.nan, 3.0])
+
+
+def test_totals_add_up_all_iterations(tmp_path: Path) -> None:
+    (run,) = only_group(write_run(tmp_path / "run", [1.0, 1.0, 1.0])).runs
+    assert run.total("time/sample_s") == 6.0
+    assert run.total("absent") == 0.0
+
+
+def test_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [1.0], num_batches=5)
+    (group,), notices = read_runs([folder])
+    assert group.runs[0].finished == 1
+    assert notices == [
+        f"{folder} is unfinished, 1 of 5 iterations are done; `train.py --resume --output-folder {folder}` goes on."
+    ]
+
+
+def test_run_without_metrics_is_read_with_a_notice(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [])
+    (folder / "metrics.jsonl").unlink()
+    (group,), (notice,) = read_runs([folder])
+    assert len(group.curve("return/step_0").mean) == 0
+    assert "no finished iteration" in notice
+    assert "--resume" in notice
+
+
+def test_run_without_tensorboard_events_says_what_to_install(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [1.0])
+    (folder / "tensorboard" / "events.out.tfevents.1").unlink()
+    _, (notice,) = read_runs([folder])
+    assert "pip install tensorboard" in notice
+
+
+def test_folder_that_is_no_run_is_passed_over_with_a_notice(tmp_path: Path) -> None:
+    good = write_run(tmp_path / "run", [1.0])
+    (tmp_path / "other").mkdir()
+    groups, notices = read_runs([tmp_path / "other", good, tmp_path / "missing"])
+    assert [run.path for group in groups for run in group.runs] == [good]
+    assert [
+        (str(path) in notice, "--output-folder" in notice)
+        for path, notice in zip([tmp_path / "other", tmp_path / "missing"], notices, strict=True)
+    ] == [(True, True)] * 2
+
+
+def test_run_with_a_broken_config_is_passed_over_with_the_reason(tmp_path: Path) -> None:
+    good, bad = write_run(tmp_path / "good", [1.0]), write_run(tmp_path / "bad", [1.0])
+    (bad / "config.json").write_text('{"env-name": "2DNavigation-v0", "gama": 1}')
+    groups, (notice,) = read_runs([good, bad])
+    assert len(groups) == 1
+    assert "gama" in notice
+    assert str(bad) in notice
+
+
+def test_nothing_but_folders_that_are_no_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no run, it has no config\.json; give the --output-folder"):
+        read_runs([tmp_path])

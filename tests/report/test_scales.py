@@ -1,0 +1,95 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maml_rl.report.scales import Span, readable, readable_count, readable_seconds, tick_labels
+
+LIMITS = st.floats(-1e9, 1e9).filter(lambda x: x == 0 or abs(x) > 1e-6)
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    low = draw(LIMITS)
+    return Span(low, low + draw(st.floats(1e-3, 1e3)) * max(1.0, abs(low)))
+
+
+@given(spans(), st.integers(1, 12))
+def test_ticks_lie_in_the_span_evenly_and_are_few_but_two(span: Span, most: int) -> None:
+    ticks = span.ticks(most)
+    room = 1e-6 * (span.high - span.low)
+    assert all(span.low - room <= tick <= span.high + room for tick in ticks)
+    assert 2 <= len(ticks) <= max(3, most + 1)
+    steps = np.diff(ticks)
+    np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+
+
+@given(spans(), st.integers(2, 8))
+def test_labels_tell_ticks_apart(span: Span, most: int) -> None:
+    labels = tick_labels(span.ticks(most))
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        (Span(0.0, 1.0), [0.0, 0.25, 0.5, 0.75, 1.0]),
+        (Span(-41.0, 3.0), [-40.0, -20.0, 0.0]),
+        (Span(0.0, 160_000.0), [0.0, 50_000.0, 100_000.0, 150_000.0]),
+        (Span(3.2, 3.9), [3.2, 3.4, 3.6, 3.8]),
+    ],
+)
+def test_ticks_are_round(span: Span, expected: list[float]) -> None:
+    np.testing.assert_allclose(span.ticks(4), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([-40.0, -20.0, 0.0], ["\N{MINUS SIGN}40", "\N{MINUS SIGN}20", "0"]),
+        ([0.0, 50_000.0, 100_000.0], ["0", "50k", "100k"]),
+        ([0.0, 0.25, 0.5], ["0.00", "0.25", "0.50"]),
+        ([0.0, 500.0, 1000.0], ["0", "500", "1,000"]),
+        ([1e6, 1.5e7], ["1M", "15M"]),
+    ],
+)
+def test_labels_are_short(ticks: list[float], labels: list[str]) -> None:
+    assert tick_labels(ticks) == labels
+
+
+def test_span_has_a_margin_and_ignores_what_is_not_finite() -> None:
+    assert Span.of([1.0, math.nan, math.inf], [3.0], margin=0.5) == Span(0.0, 4.0)
+
+
+@pytest.mark.parametrize("values", [[], [math.nan]])
+def test_span_of_nothing_is_the_unit_interval(values: list[float]) -> None:
+    assert Span.of(values) == Span(0.0, 1.0)
+
+
+@pytest.mark.parametrize("value", [0.0, -50.0, 1e-12])
+def test_span_of_one_value_has_it_in_the_middle(value: float) -> None:
+    span = Span.of([value, value])
+    assert span.low < value < span.high
+    assert (span.low + span.high) / 2 == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (-41.26, "\N{MINUS SIGN}41.3"),
+        (313.52, "314"),
+        (0.0, "0"),
+        (1.0, "1.00"),
+        (4_000.0, "4,000"),
+        (math.nan, "unknown"),
+    ],
+)
+def test_readable_numbers_have_three_digits(value: float, expected: str) -> None:
+    assert readable(value) == expected
+
+
+def test_counts_and_times_read_like_speech() -> None:
+    assert [readable_count(value) for value in (12, 160_000, 3_120_000)] == ["12", "160,000", "3.1 million"]
+    assert [readable_seconds(value) for value in (4.13, 200, 4_320)] == ["4.1 s", "3 min 20 s", "1 h 12 min"]

@@ -1,0 +1,108 @@
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maml_rl.evaluation import Evaluation, evaluate, step_schedule
+from maml_rl.experiment import make_experiment
+from maml_rl.report.runs import read_runs
+from maml_rl.report.trial import find_out, pooled_intervals
+
+
+def made_up(returns: np.ndarray) -> Evaluation:
+    """An evaluation with these returns (N, K + 1) of single episodes."""
+    tasks = [{"goal": [0.1, 0.2]} for _ in returns]
+    return Evaluation(
+        "2DNavigation-v0", 0, tasks, (0.1,) * (returns.shape[1] - 1), returns[:, :, None].astype(np.float32)
+    )
+
+
+def test_trial_samples_what_the_evaluation_samples(navigation_runs: Path) -> None:
+    (group,), _ = read_runs([navigation_runs / "seed-0"])
+    found, notices = find_out(group, num_tasks=3, num_workers=0)
+    assert not notices
+    assert found.trial is not None
+    config = group.config
+    experiment = make_experiment(config)
+    step_sizes = step_schedule(config.fast_lr, 2, halve=config.halve_step_size)
+    untrained = evaluate(experiment, meta_batch_size=3, step_sizes=step_sizes, num_workers=0)
+    assert found.untrained is not None
+    np.testing.assert_array_equal(found.untrained.returns, untrained.returns)
+    assert found.trial.evaluation.returns.shape == (3, 3, 4)
+    assert (found.trial.evaluation.returns != untrained.returns).any()
+
+
+def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(navigation_runs: Path) -> None:
+    (group,), _ = read_runs([navigation_runs])
+    found, _ = find_out(group, num_tasks=2, num_workers=0)
+    assert [evaluation.seed for evaluation in found.evaluations] == [0, 1]
+    assert found.trial is not None
+    assert found.trial.config.seed == 0
+
+
+def test_saved_evaluation_is_taken_as_it_is(navigation_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    saved = made_up(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    saved.save(tmp_path / "run" / "evaluation.npz")
+    (group,), _ = read_runs([tmp_path / "run"])
+    found, notices = find_out(group, num_tasks=0, num_workers=0)
+    assert not notices
+    assert found.trial is None
+    np.testing.assert_array_equal(found.evaluations[0].returns, saved.returns)
+    assert found.evaluations[0].tasks == saved.tasks
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_broken_evaluation_is_a_notice_and_the_policy_is_tried_instead(
+    navigation_runs: Path, tmp_path: Path, content: bytes
+) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    (tmp_path / "run" / "evaluation.npz").write_bytes(content)
+    (group,), _ = read_runs([tmp_path / "run"])
+    found, (notice,) = find_out(group, num_tasks=2, num_workers=0)
+    assert "evaluation.npz cannot be read" in notice
+    assert "test.py --overwrite" in notice
+    assert len(found.evaluations[0].tasks) == 2
+
+
+def test_evaluation_of_another_family_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    other = dataclasses.replace(made_up(np.ones((2, 2))), env_name="AntDir-v5")
+    other.save(tmp_path / "run" / "evaluation.npz")
+    (group,), _ = read_runs([tmp_path / "run"])
+    found, (notice,) = find_out(group, num_tasks=0, num_workers=0)
+    assert "no evaluation of this run" in notice
+    assert not found.evaluations
+
+
+def test_run_without_a_checkpoint_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (group,), _ = read_runs([tmp_path / "run"])
+    found, (notice,) = find_out(group, num_tasks=2, num_workers=0)
+    assert "could not be tried on new tasks" in notice
+    assert "no intact checkpoint" in notice
+    assert (found.evaluations, found.trial) == ([], None)
+
+
+def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
+    (group,), _ = read_runs([navigation_runs / "seed-0"])
+    found, _ = find_out(group, num_tasks=1, num_workers=0)
+    assert found.trial is not None
+    returns = found.trial.evaluation.returns[0, 1]
+    assert (returns < returns[found.trial.median_episode(1, 0)]).sum() == 1
+
+
+def test_pooled_mean_weighs_seeds_alike_and_its_interval_that_of_a_normal_mean() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(0.0, 1.0, (400, 1)), rng.normal(4.0, 1.0, (100, 1))
+    ((mean, low, high),) = pooled_intervals([made_up(first), made_up(second)])
+    assert mean == pytest.approx((first.mean() + second.mean()) / 2, abs=1e-6)
+    error = np.sqrt(first.var() / 400 + second.var() / 100) / 2
+    np.testing.assert_allclose([low, high], mean + np.array([-1.96, 1.96]) * error, atol=0.1 * error)
+
+
+def test_pooled_interval_of_equal_tasks_has_no_width() -> None:
+    np.testing.assert_allclose(pooled_intervals([made_up(np.full((5, 2), 3.0))]), np.full((2, 3), 3.0))
