@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
@@ -51,17 +52,20 @@ def _receive(line: socket.socket) -> int:
     return int(_NUMBER.unpack(data)[0])
 
 
-def run_server(ends: ChildEnds, env_id: str) -> NoReturn:
+def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn:
     """Serve until the parent closes the line.
 
     Args:
         ends: the server's own descriptors; `commands` is the line of requests.
         env_id: environment whose module is imported ahead, if it is one of this package; empty for none.
+        preload: modules to import ahead, none of which may start a thread.
     """
     enter_child(ends)
     # What happens in a thread of NumPy's does not matter to a child, and it is no news for the user.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     _import_ahead(env_id)
+    for module in preload:
+        import_module(module)
     line = socket.socket(fileno=ends.commands)
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, _NUMBER.size, len(ends), _FLAGS)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
@@ -180,10 +180,11 @@ class Launcher:
         start_method: "fork", "forkserver" or "spawn".
         memory: descriptor of the shared memory, which every child gets.
         env_id: environment that the fork server imports ahead; empty for none.
+        preload: modules that it imports ahead, too.
     """
 
-    def __init__(self, start_method: str, memory: int, env_id: str) -> None:
-        self._start_method, self._memory, self._env_id = start_method, memory, env_id
+    def __init__(self, start_method: str, memory: int, env_id: str, preload: Sequence[str] = ()) -> None:
+        self._start_method, self._memory, self._ahead = start_method, memory, (env_id, tuple(preload))
         self._server: ChildProcess | None = None
 
     def launch(self) -> ChildProcess:
@@ -259,7 +260,7 @@ class Launcher:
         if self._server is None:
             seconds = _SERVER_START_SECONDS
             server_ends = ParentEnds()
-            start = f"from maml_rl.samplers.fork_server import run_server; run_server(ends, {self._env_id!r})"
+            start = f"from maml_rl.samplers.fork_server import run_server; run_server(ends, *{self._ahead!r})"
             self._server = self._spawn(server_ends, start)
             server_ends.close_childs()
         server = self._server

@@ -117,7 +117,7 @@ class MultiTaskSampler:
             start_method=start_method,
             step_timeout=step_timeout,
             max_restarts=max_restarts,
-            whole_tasks=inference == "worker",
+            acting_children=inference == "worker",
         )
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:

@@ -103,6 +103,7 @@ class _ReportingEnv:
         self._env, self._index = env, index
         self._generations, self._heartbeats, self._progress = shared.generation, shared.heartbeats, shared.progress
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
+        self.physics_seconds = env.physics_seconds
 
     def begin(self, generation: int) -> None:
         """Take `generation` for what the parent wants from here on."""

@@ -30,7 +30,7 @@ class Placement:
         start_method: of children; None for one that is safe with threads.
         step_timeout: seconds a child may take for one command.
         max_restarts: how often a child may be replaced within one phase.
-        whole_tasks: whether the slots of a task have to stay together, in one child that acts by itself.
+        acting_children: whether children act by themselves, and so need whole tasks.
 
     Raises:
         TypeError: If `env` is neither an id nor a callable.
@@ -47,7 +47,7 @@ class Placement:
         start_method: str | None,
         step_timeout: float,
         max_restarts: int,
-        whole_tasks: bool,
+        acting_children: bool,
     ) -> None:
         if not isinstance(env, str) and not callable(env):
             raise TypeError(
@@ -61,7 +61,7 @@ class Placement:
         self._num_workers, self._slots_per_task = num_workers, slots_per_task
         self._max_episode_steps = max_episode_steps
         self._start_method, self._step_timeout, self._max_restarts = start_method, step_timeout, max_restarts
-        self._whole_tasks = whole_tasks
+        self._acting_children = acting_children
         self._vector_env: MetaVectorEnv | None = None
         self._closed = self._interrupted = False
 
@@ -104,7 +104,9 @@ class Placement:
             start_method=self._start_method,
             step_timeout=self._step_timeout,
             max_restarts=self._max_restarts,
-            granularity=self._slots_per_task if self._whole_tasks else 1,
+            granularity=self._slots_per_task if self._acting_children else 1,
+            # It brings torch, whose import takes longer than all else that a child begins with.
+            preload=("maml_rl.samplers.phase_runner",) if self._acting_children else (),
         )
 
     def horizon(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 from types import TracebackType
 from typing import Any, Self
 
@@ -54,6 +54,7 @@ class ParallelVectorEnv(MetaVectorEnv):
         step_timeout: seconds that a child may take for one command; for making the environment at least 10.
         max_restarts: how often one child may die in one phase.
         granularity: number of slots that stay together in one child, a divisor of N.
+        preload: modules that are imported once for all children, if the start method is "forkserver".
 
     Attributes:
         phases: has the children sample whole phases by themselves.
@@ -80,10 +81,11 @@ class ParallelVectorEnv(MetaVectorEnv):
         step_timeout: float = 60.0,
         max_restarts: int = 3,
         granularity: int = 1,
+        preload: Sequence[str] = (),
     ) -> None:
         num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", num_workers)
         check_count("max_restarts", max_restarts, 0)
-        if not (isfinite(step_timeout) and step_timeout > 0):
+        if not 0.0 < step_timeout < inf:
             raise ValueError(f"step_timeout must be a positive number of seconds, got {step_timeout}")
         if start_method not in (None, *START_METHODS):
             raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}")
@@ -99,7 +101,7 @@ class ParallelVectorEnv(MetaVectorEnv):
         self._step_timeout = step_timeout
         memory = create_shared_file()
         self._crew = Crew(
-            Launcher(start_method, memory, env if isinstance(env, str) else ""),
+            Launcher(start_method, memory, env if isinstance(env, str) else "", preload),
             self.parts,
             describe_env(env),
             max_restarts,

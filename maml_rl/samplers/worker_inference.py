@@ -57,8 +57,10 @@ def collect_in_children(
             arrays[name][...] = tensor.detach().cpu().numpy()
     shared.version[0] += 1
     timer.observe(CHILDREN_PER_INFERENCE, 1)
+    before = vector_env.physics_seconds.copy()
     with timer.stage("waiting"):
         vector_env.phases.run(streams)
+    timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
     with timer.stage("assembly"):
         # The children write the next phase into the same memory.
         return shared.episodes.copy()
