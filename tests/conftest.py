@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -19,6 +20,12 @@ from hypothesis import settings
 # On a busy machine everything is slow, which is no fault of the code under test.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C be heard: a shell starts what it puts into the background with SIGINT ignored, which scripts inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _random_states() -> dict[str, Any]:

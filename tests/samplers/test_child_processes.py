@@ -13,7 +13,7 @@ from faulty_env import HelpedEnv
 from phases import NUM_SLOTS, child_processes, make_parallel, play, play_in_process, play_until_through
 
 from maml_rl.samplers.vector_env import START_METHODS, ParallelVectorEnv
-from scripts import Run, finish, runs
+from scripts import Run, are_gone, finish
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,7 +54,7 @@ def test_helpers_of_an_environment_end_with_it(tmp_path: Path) -> None:
         helpers = [process for process in child_processes() - before if process.pid not in vector_env.pids]
         assert len(helpers) == NUM_SLOTS
     pids = [int(pid) for pid in pid_file.read_text().split()]
-    assert not any(psutil.pid_exists(pid) and runs(psutil.Process(pid)) for pid in pids)
+    assert are_gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds=2.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
