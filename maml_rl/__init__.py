@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from maml_rl.metalearners import MAMLTRPO as MAMLTRPO
     from maml_rl.policies import get_policy_for_env as get_policy_for_env
     from maml_rl.samplers import MultiTaskSampler as MultiTaskSampler
+    from maml_rl.saved_policy import adapt_to_task as adapt_to_task
+    from maml_rl.saved_policy import load_policy as load_policy
 
 _HOMES = {
     "BatchEpisodes": "maml_rl.episode",
@@ -24,7 +26,9 @@ _HOMES = {
     "MultiTaskSampler": "maml_rl.samplers",
     "TaskEpisodes": "maml_rl.episode",
     "adapt": "maml_rl.adaptation",
+    "adapt_to_task": "maml_rl.saved_policy",
     "get_policy_for_env": "maml_rl.policies",
+    "load_policy": "maml_rl.saved_policy",
 }
 
 __all__ = [
@@ -34,8 +38,10 @@ __all__ = [
     "MultiTaskSampler",
     "TaskEpisodes",
     "adapt",
+    "adapt_to_task",
     "envs",
     "get_policy_for_env",
+    "load_policy",
 ]
 
 

@@ -10,11 +10,17 @@ build distribution objects.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.distributions import Distribution
+
+if TYPE_CHECKING:
+    # A child that acts unpickles a policy, and needs no configs.
+    from maml_rl.config import Config
 
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
@@ -26,10 +32,12 @@ class Policy(nn.Module, ABC):
     Attributes:
         noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
         noise_size: how many such numbers per action.
+        trained_with: the config of the run that the policy was loaded from, if it was.
     """
 
     noise_kind: Literal["normal", "uniform"]
     noise_size: int
+    trained_with: "Config | None" = None
 
     @abstractmethod
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
@@ -79,6 +87,27 @@ class Policy(nn.Module, ABC):
         Returns:
             Cotangents of the shapes of `distribution`, ready for a vector-Jacobian product.
         """
+
+    def choose(self, observation: ArrayLike, rng: np.random.Generator | None = None) -> Any:
+        """Return an action for one observation, both as arrays: for `env.step`, outside of a sampler.
+
+        Args:
+            observation: (*observation shape).
+            rng: draws the action from the distribution; None takes its mode.
+
+        Returns:
+            (*action shape) action; a NumPy integer for discrete actions.
+        """
+        device = next(self.parameters()).device
+        with torch.inference_mode():
+            batch = torch.as_tensor(np.asarray(observation), device=device)[None]
+            if rng is None:
+                actions = self(batch).mode
+            else:
+                draw = rng.standard_normal if self.noise_kind == "normal" else rng.random
+                noise = torch.from_numpy(draw((1, self.noise_size), np.float32)).to(device)
+                actions = self.act(batch, noise)
+            return actions[0].cpu().numpy()[()]
 
     def log_prob(self, observations: Tensor, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""
