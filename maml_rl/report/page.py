@@ -37,7 +37,7 @@ def page(
     body = element(
         "main",
         _header(title, groups),
-        element("ul", [element("li", notice) for notice in notices], class_="notices") if notices else None,
+        element("ul", [_notice(notice) for notice in notices], class_="notices") if notices else None,
         _comparison(findings) if several else _tiles(findings[0]),
         [
             _section(None, curves.compared_learning_curves(groups), curves.step_returns(findings), css="grid"),
@@ -68,6 +68,12 @@ def page(
         element("style", Markup(files("maml_rl.report").joinpath("style.css").read_text(encoding="utf-8"))),
     )
     return "<!doctype html>\n" + element("html", head, element("body", body), lang="en") + "\n"
+
+
+def _notice(sentence: str) -> Markup:
+    """Return a notice, with what stands in backquotes as code."""
+    parts = [element("code", part) if index % 2 else part for index, part in enumerate(sentence.split("`"))]
+    return element("li", parts)
 
 
 def _section(title: str | None, *content: Markup | None, css: str = "grid") -> Markup | None:
@@ -177,7 +183,11 @@ def _settings(groups: Sequence[RunGroup]) -> Markup:
     }
     rows: list[Markup] = []
     differing: list[Markup] = []
+    # Where a group has several seeds, the table of runs has them.
+    hidden = "seed" if any(len(group.runs) > 1 for group in groups) else ""
     for key in configs[0]:
+        if key == hidden:
+            continue
         values = [config[key] for config in configs]
         changed = any(_plain(value) != _plain(defaults.get(key)) for value in values)
         same = all(value == values[0] for value in values)
