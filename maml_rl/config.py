@@ -88,6 +88,15 @@ class Config(BaseModel):
     slots_per_task: Annotated[Count | None, Field(description="environments for each task; null: one an episode")] = (
         None
     )
+    inference: Annotated[
+        Literal["central", "worker"],
+        Field(description="where the policy acts: in the main process (central), or in each child for itself (worker)"),
+    ] = "central"
+    num_groups: Annotated[Count, Field(description="groups of children that take turns")] = 1
+    recv_timeout: Annotated[
+        Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow children; null: wait for all")
+    ] = None
+    prefetch: Annotated[int, Field(ge=0, le=_MOST, description="batches collected ahead, during updates; 0: none")] = 0
     checkpoint_every: Annotated[Count, Field(description="meta-updates between checkpoints")] = 10
     keep_checkpoints: Annotated[Count, Field(description="newest checkpoints to keep, beside the best")] = 3
     evaluation_steps: Annotated[Count, Field(description="inner steps in evaluation")] = 3

@@ -1,7 +1,9 @@
 """From a config to an experiment: the environment is checked before any process starts; policy and sampler are made."""
 
+import copy
 import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import torch
@@ -16,6 +18,8 @@ from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.modes import check_mode
+from maml_rl.samplers.placement import usable_cores
 
 # Arguments that the sampler gives, and those of Gymnasium: right, but not what somebody meant to write into a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps"}
@@ -40,22 +44,47 @@ class Experiment:
     def make_sampler(
         self, *, num_workers: int | None = None, evaluation: bool = False, timer: StageTimer = NULL_TIMER
     ) -> MultiTaskSampler:
-        """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments."""
+        """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments.
+
+        An evaluation is sampled in the default mode, whatever the config says. With `prefetch` the sampler has a
+        policy of its own, since the experiment's changes meanwhile.
+
+        Raises:
+            ConfigError: If the config's way of collecting makes no sense.
+        """
         config = self.config
+        modes = {} if evaluation else self._modes(num_workers)
         return MultiTaskSampler(
             config.env_name,
             config.env_kwargs,
             batch_size=config.fast_batch_size,
-            policy=self.policy,
+            policy=copy.deepcopy(self.policy) if config.prefetch and not evaluation else self.policy,
             baseline=self.baseline,
             seed=config.seed,
             num_workers=num_workers,
             slots_per_task=config.slots_per_task,
             max_episode_steps=config.max_episode_steps,
             evaluation=evaluation,
-            device=self.device,
             timer=timer,
+            **{"device": self.device, **modes},
         )
+
+    def _modes(self, num_workers: int | None) -> dict[str, Any]:
+        """Return the sampler's arguments for the config's way of collecting."""
+        config = self.config
+        modes: dict[str, Any] = {
+            name: getattr(config, name)
+            for name in ("inference", "num_groups", "recv_timeout")
+            if getattr(config, name) != type(config).model_fields[name].default
+        }
+        if config.inference == "worker":
+            # The update may still run elsewhere.
+            modes["device"] = "cpu"
+        try:
+            check_mode(num_workers=usable_cores() if num_workers is None else num_workers, **modes)
+        except ValueError as error:
+            raise config.error(str(error), next(iter(modes)).replace("_", "-")) from error
+        return {**modes, "record_log_probs": config.prefetch > 0}
 
 
 def make_experiment(config: Config, device: torch.device | str = "cpu") -> Experiment:

@@ -20,7 +20,15 @@ EVENTS = "tensorboard"
 _LOCK = ".lock"
 
 # A resumed run may go further, keep more and be evaluated otherwise; what it computes has to stay the same.
-_MAY_CHANGE = {"num-batches", "checkpoint-every", "keep-checkpoints", "evaluation-steps", "halve-step-size"}
+_MAY_CHANGE = {
+    "num-batches",
+    "checkpoint-every",
+    "keep-checkpoints",
+    "evaluation-steps",
+    "halve-step-size",
+    "inference",
+    "num-groups",
+}
 
 logger = logging.getLogger(__name__)
 

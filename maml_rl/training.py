@@ -1,18 +1,21 @@
 """Meta-training: sample a batch of tasks, adapt to each, update the meta-policy; write it all down; again."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
+from maml_rl.batches import Batch, PublishedParameters, collect_batch
 from maml_rl.config import Config
 from maml_rl.episode import TaskEpisodes
-from maml_rl.experiment import Experiment, make_experiment
+from maml_rl.experiment import make_experiment
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metrics import Metrics
 from maml_rl.policies import Policy
+from maml_rl.prefetching import Prefetcher
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.run_folder import RunFolder
 from maml_rl.samplers import MultiTaskSampler
@@ -34,7 +37,8 @@ def train(
     """Train a meta-policy, or go on training one.
 
     The same config gives the same parameters and metrics, bit for bit and but for the times, whatever the number of
-    workers, whichever children die, and however often the run is killed and resumed.
+    workers, whichever children die, and however often the run is killed and resumed. With `prefetch` or a
+    `recv-timeout` this does not hold: what is sampled then depends on who happens to be ready first.
 
     Args:
         config: the experiment.
@@ -69,56 +73,70 @@ def train(
             curvature_fraction=config.curvature_fraction,
         )
         sampler.seek(run.iteration - 1)
-        for iteration in range(run.iteration, config.num_batches):
-            metrics = _iterate(iteration, experiment, sampler, metalearner, timer)
-            metrics["env_steps"] += run.env_steps
-            run.record(metrics)
-            if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.num_batches:
-                run.save(metrics[f"return/step_{config.num_steps}"])
-            if on_iteration is not None:
-                on_iteration(metrics)
+        published = PublishedParameters(experiment.policy, run.iteration)
+        with _batches(run.iteration, config, sampler, published) as next_batch:
+            for iteration in range(run.iteration, config.num_batches):
+                metrics = _iterate(iteration, config, next_batch, metalearner)
+                published.publish(experiment.policy, iteration + 1)
+                metrics["env_steps"] += run.env_steps
+                run.record(metrics)
+                if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.num_batches:
+                    run.save(metrics[f"return/step_{config.num_steps}"])
+                if on_iteration is not None:
+                    on_iteration(metrics)
     return experiment.policy
 
 
-def _iterate(
-    iteration: int, experiment: Experiment, sampler: MultiTaskSampler, metalearner: MAMLTRPO, timer: StageTimer
-) -> Metrics:
+@contextmanager
+def _batches(
+    first: int, config: Config, sampler: MultiTaskSampler, published: PublishedParameters
+) -> Iterator[Callable[[], Batch]]:
+    """Give a function that returns the batches from iteration `first` on, one after the other.
+
+    Each is collected when it is asked for; or with `prefetch` ahead of that, by a thread that alone uses the sampler.
+    """
+
+    def collect() -> Batch:
+        version = published.load_into(sampler.policy)
+        return collect_batch(sampler, config, version)
+
+    if config.prefetch == 0:
+        yield collect
+        return
+    with Prefetcher(collect, config.num_batches - first, config.prefetch, sampler.interrupt) as prefetcher:
+        yield prefetcher.take
+
+
+def _iterate(iteration: int, config: Config, next_batch: Callable[[], Batch], metalearner: MAMLTRPO) -> Metrics:
     """Do one meta-update, and return what there is to say about it."""
-    config = experiment.config
     started = perf_counter()
-    tasks = sampler.sample_tasks(config.meta_batch_size)
-    train_episodes, valid_episodes = sampler.sample(
-        tasks,
-        num_steps=config.num_steps,
-        fast_lr=config.fast_lr,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-        device=experiment.device,
-        bootstrap=config.bootstrap,
+    batch = next_batch()
+    got = perf_counter()
+    logs = metalearner.step(
+        batch.train_episodes,
+        batch.valid_episodes,
+        max_kl=config.max_kl,
+        cg_iters=config.cg_iters,
+        cg_damping=config.cg_damping,
+        ls_max_steps=config.ls_max_steps,
+        ls_backtrack_ratio=config.ls_backtrack_ratio,
     )
-    sampled = perf_counter()
-    with timer.stage("outer"):
-        logs = metalearner.step(
-            train_episodes,
-            valid_episodes,
-            max_kl=config.max_kl,
-            cg_iters=config.cg_iters,
-            cg_damping=config.cg_damping,
-            ls_max_steps=config.ls_max_steps,
-            ls_backtrack_ratio=config.ls_backtrack_ratio,
-        )
     updated = perf_counter()
-    phases = [*train_episodes, valid_episodes]
-    metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in phases)}
-    for step, episodes in enumerate(phases):
+    metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in batch.phases)}
+    for step, episodes in enumerate(batch.phases):
         metrics[f"return/step_{step}"] = mean_return(episodes)
     metrics |= logs
-    metrics["digest"] = combined_digest(phases)
-    metrics["time/sample_s"] = sampled - started
-    metrics["time/update_s"] = updated - sampled
-    metrics["time/steps_per_s"] = metrics["env_steps"] / (sampled - started)
-    for stage, seconds in timer.take().items():
-        metrics[f"time/share/{stage}"] = seconds / (updated - started)
+    if config.prefetch:
+        metrics["staleness"] = iteration - batch.version
+        metrics["time/wait_s"] = got - started
+    metrics["digest"] = combined_digest(batch.phases)
+    metrics["time/sample_s"] = batch.seconds
+    metrics["time/update_s"] = updated - got
+    metrics["time/steps_per_s"] = metrics["env_steps"] / batch.seconds
+    metrics |= batch.means
+    if batch.stages:
+        for stage, seconds in {**batch.stages, "outer": updated - got}.items():
+            metrics[f"time/share/{stage}"] = seconds / (updated - started)
     return metrics
 
 

@@ -291,10 +291,11 @@ def untimed(folder: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [(), ("--prefetch", "2")], ids=["on-policy", "prefetch"])
 def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
-    tmp_path: Path, config: Path, start: Callable[..., Script]
+    tmp_path: Path, config: Path, start: Callable[..., Script], options: tuple[str, ...]
 ) -> None:
-    script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000")
+    script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000", *options)
     script.wait_until(lambda: lines_in(tmp_path / "runs" / "small" / "metrics.jsonl") >= 3)
     pressed = monotonic()
     code, output, errors = script.end(signal.SIGINT, group=True)

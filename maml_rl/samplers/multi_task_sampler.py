@@ -53,6 +53,7 @@ class MultiTaskSampler:
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process, for all children; "worker": in each child, which samples
             whole episodes of its tasks by itself. The episodes are the same.
+        record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
         device: where the policy acts; episodes stay on the CPU.
         timer: gets the seconds of every stage.
@@ -82,6 +83,7 @@ class MultiTaskSampler:
         recv_timeout: float | None = None,
         num_groups: int = 1,
         inference: Inference = "central",
+        record_log_probs: bool = False,
         evaluation: bool = False,
         device: torch.device | str = "cpu",
         timer: StageTimer = NULL_TIMER,
@@ -104,6 +106,7 @@ class MultiTaskSampler:
             # Refused here rather than in the first phase.
             pickle_policy(policy)
         self.recv_timeout, self.num_groups, self.inference = recv_timeout, num_groups, inference
+        self.record_log_probs = record_log_probs
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
@@ -179,6 +182,7 @@ class MultiTaskSampler:
                 recv_timeout=self.recv_timeout,
                 num_groups=min(self.num_groups, len(vector_env.parts)),
                 inference=self.inference,
+                record_log_probs=self.record_log_probs,
                 timer=self.timer,
             )
 

@@ -9,6 +9,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.acting import log_probs_of
 from maml_rl.samplers.collecting import collect
 from maml_rl.samplers.modes import Inference
 from maml_rl.samplers.recording import EpisodeArrays, EpisodeRecorder
@@ -30,6 +31,7 @@ def rollout(
     recv_timeout: float | None = None,
     num_groups: int = 1,
     inference: Inference = "central",
+    record_log_probs: bool = False,
     timer: StageTimer = NULL_TIMER,
 ) -> TaskEpisodes:
     """Sample one episode per slot and wave under fixed parameters.
@@ -50,6 +52,7 @@ def rollout(
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process; "worker": in the children, each of which samples all
             episodes of its tasks by itself. `device`, `recv_timeout` and `num_groups` then have no meaning.
+        record_log_probs: record the log-probability of every action under the policy that chose it.
         timer: gets the seconds of the stages.
 
     Returns:
@@ -75,4 +78,8 @@ def rollout(
             num_groups=num_groups,
             timer=timer,
         )
-    return TaskEpisodes(**arrays.by_name(), tasks=tasks)
+    episodes = TaskEpisodes(**arrays.by_name(), tasks=tasks)
+    if record_log_probs:
+        with timer.stage("inference"):
+            episodes.log_probs = log_probs_of(policy, params, episodes)
+    return episodes

@@ -1,11 +1,13 @@
 """The whole update: it improves within its bound, repeats to the last bit, and refuses what it cannot use."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.reference_update import ReferenceUpdate
+from maml_rl.adaptation import adapt
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners import MAMLTRPO
@@ -62,6 +64,22 @@ def test_divergence_in_the_logs_is_that_between_the_adapted_policies_before_and_
     loss, kl = judge.loss_and_kl()
     assert logs["kl"] == pytest.approx(kl.item(), rel=1e-9)
     assert logs["loss/after"] == pytest.approx(loss.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_importance_ratio_is_that_to_the_log_probabilities_recorded_while_sampling(kind: str) -> None:
+    losses = []
+    for shift in (None, 0.0, -math.log(2.0)):
+        policy, train, valid = make_problem(kind, 1, LENGTHS)
+        if shift is not None:
+            adapted = adapt(policy, train[0], step_size=0.1, create_graph=False)
+            with torch.no_grad():
+                valid.log_probs = policy.log_prob(valid.observations, valid.actions, adapted) + shift
+        losses.append(MAMLTRPO(policy, 0.1).step([*train], valid, **SETTINGS)["loss/before"])
+    unrecorded, same, halved = losses
+    assert same == pytest.approx(unrecorded, rel=1e-9)
+    # Actions that were half as likely count twice.
+    assert halved == pytest.approx(2.0 * unrecorded, rel=1e-9)
 
 
 def test_repeated_steps_give_the_same_bytes_for_any_number_of_threads() -> None:

@@ -1,0 +1,98 @@
+"""Work done ahead of time: a thread makes items while another uses those before, through a queue of bounded length."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from maml_rl.envs.arguments import check_count
+
+Item = TypeVar("Item")
+
+# How long the work at hand may take to end by itself before it is ended.
+_GRACE_SECONDS = 1.0
+_PAUSE_SECONDS = 0.5
+
+
+class Interrupt(Protocol):
+    """Makes the work at hand end with an error: soon, or at once."""
+
+    def __call__(self, *, now: bool) -> None:
+        """May be called by any thread, several times."""
+
+
+class Prefetcher(Generic[Item]):
+    """Makes `count` items in a thread of its own, each of them at most `ahead` places before the one in use.
+
+    Whatever ends the `with` block ends the thread. What the thread raises is raised by `take`, once the items made
+    before are taken.
+
+    Args:
+        make: makes the next item.
+        count: of items.
+        ahead: how many items may be finished or in the making that nobody has taken, at least 1.
+        interrupt: makes `make` end soon.
+
+    Raises:
+        ValueError: If `ahead` is less than 1.
+    """
+
+    def __init__(self, make: Callable[[], Item], count: int, ahead: int, interrupt: Interrupt) -> None:
+        self._make, self._count, self._ahead = make, count, check_count("ahead", ahead)
+        self._interrupt = interrupt
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._failure: BaseException | None = None
+        # A daemon, so that not even an environment that hangs in this process can keep it alive.
+        self._thread = threading.Thread(target=self._run, name="maml_rl-prefetch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._interrupt(now=False)
+        self._thread.join(_GRACE_SECONDS)
+        while self._thread.is_alive():
+            self._interrupt(now=True)
+            self._thread.join(_PAUSE_SECONDS)
+
+    def take(self) -> Item:
+        """Wait for the next item, and return it.
+
+        Raises:
+            BaseException: What the thread has raised.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._failure)
+            if not self._items:
+                assert self._failure is not None
+                raise self._failure
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def _run(self) -> None:
+        try:
+            for _ in range(self._count):
+                with self._changed:
+                    # Not before there is room for it: the later an item is begun, the newer is what it is made from.
+                    self._changed.wait_for(lambda: self._stopped or len(self._items) < self._ahead)
+                    if self._stopped:
+                        return
+                item = self._make()
+                with self._changed:
+                    self._items.append(item)
+                    self._changed.notify_all()
+        # Whatever it is, it belongs to the thread that takes the items.
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
