@@ -23,7 +23,7 @@ settings.load_profile("patient")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be heard: a shell starts what it puts into the background with SIGINT ignored, which scripts inherit."""
+    """Let Ctrl-C be heard: what a shell puts into the background inherits that SIGINT is ignored, and hands it on."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

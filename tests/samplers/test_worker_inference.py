@@ -1,4 +1,4 @@
-"""In-child inference: the same episodes as central inference to the bit, one message a phase, and every fault survived."""
+"""In-child inference: the same episodes as central inference to the bit, one message a phase, all faults survived."""
 
 import os
 import time
