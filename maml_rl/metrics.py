@@ -63,7 +63,7 @@ class EventLog:
             logger.warning("TensorBoard is not installed: no events are written; `pip install tensorboard` for them")
             self._writer = None
             return
-        # Ctrl-C in the middle of a write can cost the writer's thread its wake-up call; it looks by itself every second.
+        # Ctrl-C in the middle of a write can cost the writer's thread its wake-up call; so it looks every second.
         self._writer = SummaryWriter(str(folder), purge_step=finished or None, flush_secs=1)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
