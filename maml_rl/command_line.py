@@ -3,7 +3,8 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,9 +85,8 @@ def run_command(
     """Run a command, and turn what ends it into one line and an exit code."""
     options = parser.parse_args(arguments)
     try:
-        logging.basicConfig(format=f"{parser.prog}: %(message)s")
-        logging.getLogger("maml_rl").setLevel(options.log_level.upper())
-        command(options)
+        with _log_to_standard_error(parser.prog, options.log_level):
+            command(options)
     except KeyboardInterrupt:
         has_run = hasattr(options, "resume") and (_folder_of(options) / "config.json").is_file()
         remedy = "; the same command with --resume goes on" if has_run else ""
@@ -99,6 +99,24 @@ def run_command(
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return FAILED
     return 0
+
+
+@contextmanager
+def _log_to_standard_error(prog: str, level: str) -> Iterator[None]:
+    """Show the package's log while a command runs; a caller's own logging is as it was afterwards."""
+    root, package = logging.getLogger(), logging.getLogger("maml_rl")
+    handler, level_before = logging.StreamHandler(), package.level
+    handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
+    added = not root.handlers
+    if added:
+        root.addHandler(handler)
+    package.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        package.setLevel(level_before)
+        if added:
+            root.removeHandler(handler)
 
 
 def _train(options: argparse.Namespace) -> None:

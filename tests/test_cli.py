@@ -1,3 +1,4 @@
+import logging
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from maml_rl import cli
+from maml_rl import cli, command_line
 from maml_rl.envs import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,6 +177,15 @@ def test_training_testing_and_reporting_follow_on_each_other(
     assert exit_code("report", str(run), "--tasks", "2", *quick) == 0
     assert (run / "report.html").is_file()
     assert capsys.readouterr().err == ""
+
+
+def test_commands_leave_the_logging_of_the_process_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    root, package = logging.getLogger(), logging.getLogger("maml_rl")
+    before = (package.level, list(root.handlers), list(package.handlers))
+    arguments = ["--config", "nowhere.yaml", "--log-level", "error"]
+    assert exit_code("train", *arguments) == command_line.BAD_INPUT
+    assert (package.level, root.handlers, package.handlers) == before
+    assert "nowhere.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(180)
