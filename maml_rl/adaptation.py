@@ -109,6 +109,8 @@ def adapt_steps(
     Raises:
         ValueError: If there are no episodes, or not as many as step sizes.
     """
+    if not episodes:
+        raise ValueError("expected the episodes of at least one inner step, got none")
     sizes = per_step(step_sizes, len(episodes))
     for batch, step_size in zip(episodes, sizes, strict=True):
         params = adapt(
@@ -127,10 +129,8 @@ def per_step(step_sizes: float | Sequence[float], num_steps: int) -> tuple[float
     """Return one step size for each of `num_steps` inner steps.
 
     Raises:
-        ValueError: If there is no step, or a sequence has another length.
+        ValueError: If a sequence has another length.
     """
-    if num_steps < 1:
-        raise ValueError("expected the episodes of at least one inner step, got none")
     if isinstance(step_sizes, int | float):
         return (float(step_sizes),) * num_steps
     if len(step_sizes) != num_steps:

@@ -67,7 +67,8 @@ class MAMLTRPO:
         """Update the policy's parameters by one trust-region step.
 
         Args:
-            train_episodes: for each inner step the episodes of all tasks before it, with advantages.
+            train_episodes: for each inner step the episodes of all tasks before it, with advantages; none for plain
+                TRPO on all tasks at once.
             valid_episodes: the episodes of all tasks after the last inner step, with advantages.
             max_kl: bound of KL(old, new), averaged over the real valid steps of a task, then over tasks.
             cg_iters: iterations of conjugate gradients.

@@ -18,7 +18,7 @@ from tests.synthetic import KINDS, OpaquePolicy, direction, make_problem
 STEP_SIZES = (0.3, 0.2, 0.25)
 RAGGED = ((5, 2), (1, 3), (4, 4))
 FULL = ((5, 5), (5, 5), (5, 5))
-STEPS = pytest.mark.parametrize("num_steps", [1, 2, 3])
+STEPS = pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "automatic"])
 
