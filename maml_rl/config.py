@@ -89,9 +89,9 @@ class Config(BaseModel):
         None
     )
     inference: Annotated[
-        Literal["central", "worker"],
-        Field(description="where the policy acts: in the main process (central), or in each child for itself (worker)"),
-    ] = "central"
+        Literal["auto", "central", "worker"],
+        Field(description="where the policy acts: main process (central), each child (worker), the faster one (auto)"),
+    ] = "auto"
     num_groups: Annotated[Count, Field(description="groups of children that take turns")] = 1
     recv_timeout: Annotated[
         Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow children; null: wait for all")

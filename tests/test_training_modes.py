@@ -148,7 +148,11 @@ def test_collector_acts_with_a_policy_of_its_own() -> None:
     [
         ({"prefetch": -1}, 0, r"'prefetch' in x.yaml, line 1: expected at least 0, got -1"),
         ({"recv_timeout": -0.1}, 2, r"'recv-timeout' in x.yaml, line 1: expected at least 0.*, got -0.1"),
-        ({"inference": "both"}, 2, r"'inference' in x.yaml, line 1: expected 'central' or 'worker', got 'both'"),
+        (
+            {"inference": "both"},
+            2,
+            r"'inference' in x.yaml, line 1: expected 'auto', 'central' or 'worker', got 'both'",
+        ),
         ({"num_groups": 2}, 1, r"'num-groups' in x.yaml, line 1: num_groups=2 needs at least as many children"),
         ({"inference": "worker"}, 0, r"'inference' in x.yaml, line 1: .*needs children to act in"),
         ({"inference": "worker", "recv_timeout": 0.1}, 2, r"'inference' in .*recv_timeout and .* exclude each other"),

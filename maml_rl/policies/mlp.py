@@ -36,6 +36,8 @@ class MLPPolicy(Policy):
         ValueError: If a size is not positive or the nonlinearity is unknown.
     """
 
+    memoryless = True
+
     def __init__(
         self,
         input_size: int,

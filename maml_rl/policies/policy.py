@@ -10,7 +10,7 @@ build distribution objects.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,11 +32,14 @@ class Policy(nn.Module, ABC):
     Attributes:
         noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
         noise_size: how many such numbers per action.
+        memoryless: whether `act` depends on its arguments and the parameters alone and leaves nothing behind, so that
+            a copy in another process acts the same.
         trained_with: the config of the run that the policy was loaded from, if it was.
     """
 
     noise_kind: Literal["normal", "uniform"]
     noise_size: int
+    memoryless: ClassVar[bool] = False
     trained_with: "Config | None" = None
 
     @abstractmethod

@@ -54,17 +54,21 @@ class ChildPhases:
                 )
             startup = self._startup
             spaces = startup.ready.observation_space, startup.ready.action_space
-            shared = SharedPhase(self._memory, startup.shared.size, plan, *spaces)
+            shared = SharedPhase(self._memory, startup.shared.size, plan, *spaces, len(self._parts))
             shared.version[0] = 0
             text = pickled(policy)
             binding = {"plan": plan, "policy": text, "interpreter": startup.interpreter_for(text)}
             self._bound = policy, plan, shared, binding
         return self._bound[2]
 
-    def run(self, streams: PhaseStreams) -> None:
+    def run(self, streams: PhaseStreams, *, timed: bool = False) -> None:
         """Sample a phase under the parameters that lie in the shared memory, and wait for it.
 
         A child counts as hung if it takes longer than `step_timeout` for one reset or step.
+
+        Args:
+            streams: of the phase.
+            timed: have the children measure where their time goes.
 
         Raises:
             ChildLost: If a child died.
@@ -84,5 +88,5 @@ class ChildPhases:
         for index in indices:
             # Its episodes will be over: whoever steps it next has to reset it first.
             crew.child(index).steps = None
-        command = RunPhase(crew.generation, int(shared.version[0]), streams)
+        command = RunPhase(crew.generation, int(shared.version[0]), streams, timed)
         crew.ask(indices, self._step_timeout, [command for _ in indices])

@@ -103,11 +103,13 @@ class RunPhase:
     Attributes:
         version: number of the parameters.
         streams: of the whole phase, all tasks.
+        timed: whether to measure where the time goes.
     """
 
     generation: int
     version: int
     streams: PhaseStreams
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,17 @@ from typing import Literal, get_args
 
 import torch
 
-# Where the policy acts: in the parent for all children, or in each child for itself.
-Inference = Literal["central", "worker"]
+from maml_rl.policies import Policy
+from maml_rl.samplers.worker_inference import pickle_policy
+
+# Where the policy acts: in the parent for all children, or in each child for itself; or whichever is faster.
+Inference = Literal["auto", "central", "worker"]
 
 
 def check_mode(
     *,
     num_workers: int,
-    inference: str = "central",
+    inference: str = "auto",
     recv_timeout: float | None = None,
     num_groups: int = 1,
     device: torch.device | str = "cpu",
@@ -39,6 +42,40 @@ def check_mode(
         raise ValueError("recv_timeout and num_groups exclude each other: a group is waited for as a whole")
     if recv_timeout is not None and num_workers == 0:
         raise ValueError("recv_timeout needs children to wait for, but num_workers is 0; raise it")
+
+
+def fewest_tasks_to_act(
+    policy: Policy,
+    *,
+    num_workers: int,
+    inference: Inference,
+    recv_timeout: float | None,
+    num_groups: int,
+    device: torch.device | str,
+) -> int | None:
+    """Return from how many tasks on the policy acts in the children; see `MultiTaskSampler` for the arguments.
+
+    Children that act by themselves never wait for each other within a phase, which is faster, but each needs whole
+    tasks. "auto" has them act where every child gets a task and nothing else speaks against it.
+
+    Returns:
+        The fewest tasks; None if the policy always acts in this process.
+
+    Raises:
+        TypeError: If the policy is to act in children, but cannot be pickled.
+    """
+    if inference == "worker":
+        # Refused here rather than in the first phase.
+        pickle_policy(policy)
+        return 1
+    central = recv_timeout is not None or num_groups > 1 or num_workers == 0 or torch.device(device).type != "cpu"
+    if inference == "central" or central or not policy.memoryless:
+        return None
+    try:
+        pickle_policy(policy)
+    except TypeError:
+        return None
+    return num_workers
 
 
 def _check_worker_inference(

@@ -19,10 +19,9 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.modes import Inference, check_mode
+from maml_rl.samplers.modes import Inference, check_mode, fewest_tasks_to_act
 from maml_rl.samplers.placement import Placement, usable_cores
 from maml_rl.samplers.rollout import rollout
-from maml_rl.samplers.worker_inference import pickle_policy
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.threads import intra_op_threads
 
@@ -52,7 +51,9 @@ class MultiTaskSampler:
             have, at least one. None waits for all, and only then are results promised to repeat.
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process, for all children; "worker": in each child, which samples
-            whole episodes of its tasks by itself. The episodes are the same.
+            whole episodes of its tasks by itself; "auto": in the children, which is faster, if the policy is memoryless
+            and can be pickled, there is a task for every child, `device` is the CPU, and neither `recv_timeout` nor
+            `num_groups` is given. The episodes are the same.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
         device: where the policy acts; episodes stay on the CPU.
@@ -82,7 +83,7 @@ class MultiTaskSampler:
         max_restarts: int = 3,
         recv_timeout: float | None = None,
         num_groups: int = 1,
-        inference: Inference = "central",
+        inference: Inference = "auto",
         record_log_probs: bool = False,
         evaluation: bool = False,
         device: torch.device | str = "cpu",
@@ -95,16 +96,14 @@ class MultiTaskSampler:
         self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
-        check_mode(
-            num_workers=self.num_workers,
-            inference=inference,
-            recv_timeout=recv_timeout,
-            num_groups=num_groups,
-            device=device,
-        )
-        if inference == "worker":
-            # Refused here rather than in the first phase.
-            pickle_policy(policy)
+        mode: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "inference": inference,
+            "recv_timeout": recv_timeout,
+            "num_groups": num_groups,
+            "device": device,
+        }
+        check_mode(**mode)
         self.recv_timeout, self.num_groups, self.inference = recv_timeout, num_groups, inference
         self.record_log_probs = record_log_probs
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
@@ -120,7 +119,7 @@ class MultiTaskSampler:
             start_method=start_method,
             step_timeout=step_timeout,
             max_restarts=max_restarts,
-            acting_children=inference == "worker",
+            fewest_tasks_to_act=fewest_tasks_to_act(policy, **mode),
         )
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
@@ -181,7 +180,7 @@ class MultiTaskSampler:
                 device=self.device,
                 recv_timeout=self.recv_timeout,
                 num_groups=min(self.num_groups, len(vector_env.parts)),
-                inference=self.inference,
+                inference="worker" if self._placement.children_act(len(tasks)) else "central",
                 record_log_probs=self.record_log_probs,
                 timer=self.timer,
             )

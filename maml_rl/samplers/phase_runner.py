@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.child_process import restore_interpreter
 from maml_rl.samplers.collecting import collect
 from maml_rl.samplers.commands import BindPhase, RunPhase
 from maml_rl.samplers.recording import EpisodeRecorder
 from maml_rl.samplers.shared_buffers import SharedBuffers
-from maml_rl.samplers.shared_phase import SharedPhase
+from maml_rl.samplers.shared_phase import CHILD_STAGES, SharedPhase
 
 
 class PhaseAbandonedError(Exception):
@@ -51,7 +52,8 @@ class PhaseRunner:
             restore_interpreter(command.interpreter)
         self._policy: Policy = pickle.loads(command.policy)
         plan = command.plan
-        self._shared = SharedPhase(memory, shared.size, plan, env.single_observation_space, env.single_action_space)
+        spaces, num_children = (env.single_observation_space, env.single_action_space), len(shared.heartbeats)
+        self._shared, self._index = SharedPhase(memory, shared.size, plan, *spaces, num_children), index
         slots_per_task = len(shared.seeds) // plan.num_tasks
         tasks = slice(first_slot // slots_per_task, (first_slot + env.num_envs) // slots_per_task)
         self._params = {name: torch.from_numpy(array[tasks]) for name, array in self._shared.parameters.items()}
@@ -77,6 +79,7 @@ class PhaseRunner:
                 constant.copy_(torch.from_numpy(self._shared.constants[name]))
         self._env.begin(command.generation)
         streams = command.streams._replace(first_task=self._first_task)
+        timer = StageTimer() if command.timed else NULL_TIMER
         try:
             collect(
                 self._env,
@@ -84,10 +87,14 @@ class PhaseRunner:
                 self._params,
                 EpisodeRecorder(self._episodes, self._first_task),
                 streams=streams,
+                timer=timer,
             )
         except PhaseAbandonedError:
             # The parent no longer waits for this phase, and drops the answer.
             return
+        if command.timed:
+            seconds = timer.take()
+            self._shared.stage_seconds[self._index] = [seconds.get(stage, 0.0) for stage in CHILD_STAGES]
 
 
 class _ReportingEnv:

@@ -30,7 +30,7 @@ class Placement:
         start_method: of children; None for one that is safe with threads.
         step_timeout: seconds a child may take for one command.
         max_restarts: how often a child may be replaced within one phase.
-        acting_children: whether children act by themselves, and so need whole tasks.
+        fewest_tasks_to_act: from how many tasks on children act by themselves, and so need whole tasks; None: never.
 
     Raises:
         TypeError: If `env` is neither an id nor a callable.
@@ -47,7 +47,7 @@ class Placement:
         start_method: str | None,
         step_timeout: float,
         max_restarts: int,
-        acting_children: bool,
+        fewest_tasks_to_act: int | None = None,
     ) -> None:
         if not isinstance(env, str) and not callable(env):
             raise TypeError(
@@ -61,7 +61,7 @@ class Placement:
         self._num_workers, self._slots_per_task = num_workers, slots_per_task
         self._max_episode_steps = max_episode_steps
         self._start_method, self._step_timeout, self._max_restarts = start_method, step_timeout, max_restarts
-        self._acting_children = acting_children
+        self._fewest_tasks_to_act = fewest_tasks_to_act
         self._vector_env: MetaVectorEnv | None = None
         self._closed = self._interrupted = False
 
@@ -69,6 +69,10 @@ class Placement:
     def pids(self) -> list[int]:
         """Process ids of the children that there are now."""
         return self._vector_env.pids if isinstance(self._vector_env, ParallelVectorEnv) else []
+
+    def children_act(self, num_tasks: int) -> bool:
+        """Return whether children sample whole phases of so many tasks by themselves."""
+        return self._fewest_tasks_to_act is not None and num_tasks >= self._fewest_tasks_to_act
 
     def slots(self) -> MetaVectorEnv:
         """Return the vector environment as it is, or one for a single task if there is none."""
@@ -83,10 +87,10 @@ class Placement:
             self._vector_env.close()
             self._vector_env = None
         if self._vector_env is None:
-            self._vector_env = self._make(num_envs)
+            self._vector_env = self._make(num_envs, self.children_act(num_tasks))
         return self._vector_env
 
-    def _make(self, num_envs: int) -> MetaVectorEnv:
+    def _make(self, num_envs: int, children_act: bool) -> MetaVectorEnv:
         if self._num_workers == 0:
             return make_vector_env(
                 self._env,
@@ -104,9 +108,9 @@ class Placement:
             start_method=self._start_method,
             step_timeout=self._step_timeout,
             max_restarts=self._max_restarts,
-            granularity=self._slots_per_task if self._acting_children else 1,
+            granularity=self._slots_per_task if children_act else 1,
             # It brings torch, whose import takes longer than all else that a child begins with.
-            preload=("maml_rl.samplers.phase_runner",) if self._acting_children else (),
+            preload=("maml_rl.samplers.phase_runner",) if children_act else (),
         )
 
     def horizon(self) -> int:

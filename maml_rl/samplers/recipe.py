@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.making import env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import find_spec
 from maml_rl.samplers.describing import describe_env, describe_task
@@ -49,7 +49,8 @@ class Recipe:
             )
         if not isinstance(env, str) and not callable(env):
             raise TypeError(f"expected a registered id or a callable that makes the environment, got {env!r}")
-        spec = find_spec(env) if isinstance(env, str) else None
+        name = env_id(env)
+        spec = find_spec(name) if name else None
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
     def make(self, num_envs: int) -> MetaVectorEnv:

@@ -1,6 +1,7 @@
 """One phase of sampling: a policy, with parameters of its own for every task, acts until all episodes are over."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.acting import log_probs_of
 from maml_rl.samplers.collecting import collect
-from maml_rl.samplers.modes import Inference
 from maml_rl.samplers.recording import EpisodeArrays, EpisodeRecorder
 from maml_rl.samplers.worker_inference import collect_in_children
 from maml_rl.seeding import PhaseStreams
@@ -30,7 +30,7 @@ def rollout(
     device: torch.device | str = "cpu",
     recv_timeout: float | None = None,
     num_groups: int = 1,
-    inference: Inference = "central",
+    inference: Literal["central", "worker"] = "central",
     record_log_probs: bool = False,
     timer: StageTimer = NULL_TIMER,
 ) -> TaskEpisodes:

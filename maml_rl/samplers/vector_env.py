@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.arguments import check_count
+from maml_rl.envs.making import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.channel import encode
@@ -101,7 +102,7 @@ class ParallelVectorEnv(MetaVectorEnv):
         self._step_timeout = step_timeout
         memory = create_shared_file()
         self._crew = Crew(
-            Launcher(start_method, memory, env if isinstance(env, str) else "", preload),
+            Launcher(start_method, memory, env_id(env), preload),
             self.parts,
             describe_env(env),
             max_restarts,

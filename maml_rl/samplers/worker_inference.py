@@ -10,11 +10,11 @@ from torch import Tensor
 
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.policies import Policy
-from maml_rl.profiling import StageTimer
+from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.collecting import CHILDREN_PER_INFERENCE
 from maml_rl.samplers.recording import EpisodeArrays
 from maml_rl.samplers.shared_buffers import Layout
-from maml_rl.samplers.shared_phase import PhasePlan
+from maml_rl.samplers.shared_phase import CHILD_STAGES, PhasePlan
 from maml_rl.samplers.vector_env import ParallelVectorEnv
 from maml_rl.seeding import PhaseStreams
 
@@ -57,10 +57,14 @@ def collect_in_children(
             arrays[name][...] = tensor.detach().cpu().numpy()
     shared.version[0] += 1
     timer.observe(CHILDREN_PER_INFERENCE, 1)
-    before = vector_env.physics_seconds.copy()
+    timed = timer is not NULL_TIMER
     with timer.stage("waiting"):
-        vector_env.phases.run(streams)
-    timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
+        vector_env.phases.run(streams, timed=timed)
+    if timed:
+        # Children work side by side: the busiest one says what there was to wait for.
+        of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
+        for stage, seconds in zip(CHILD_STAGES, of_busiest.tolist(), strict=True):
+            timer.move("waiting", stage, seconds)
     with timer.stage("assembly"):
         # The children write the next phase into the same memory.
         return shared.episodes.copy()

@@ -49,17 +49,20 @@ def digests(env_name: str, **options: Any) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("inference", ["central", "auto"])
 @pytest.mark.parametrize("env_name", FAMILIES)
-def test_episodes_are_bit_identical_for_any_number_of_workers(env_name: str) -> None:
+def test_episodes_are_bit_identical_for_any_number_of_workers(env_name: str, inference: str) -> None:
     in_process = digests(env_name, num_workers=0)
     for num_workers in (1, 2, 3, 20):
-        assert digests(env_name, num_workers=num_workers) == in_process, num_workers
+        assert digests(env_name, num_workers=num_workers, inference=inference) == in_process, num_workers
 
 
+@pytest.mark.parametrize("inference", ["central", "auto"])
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> None:
+def test_episodes_are_bit_identical_for_any_start_method(start_method: str, inference: str) -> None:
     expected = digests("HalfCheetahVel-v5", num_workers=0)
-    assert digests("HalfCheetahVel-v5", num_workers=2, start_method=start_method) == expected
+    options = {"num_workers": 2, "start_method": start_method, "inference": inference}
+    assert digests("HalfCheetahVel-v5", **options) == expected
 
 
 @pytest.mark.parametrize("env_name", FAMILIES)

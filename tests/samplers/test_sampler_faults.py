@@ -17,7 +17,8 @@ NUM_TASKS = 3
 
 
 def make_sampler(num_workers: int, fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
-    settings = {"start_method": "fork", "max_episode_steps": HORIZON, **options}
+    # What children that act do about faults is in test_worker_inference.py.
+    settings = {"start_method": "fork", "max_episode_steps": HORIZON, "inference": "central", **options}
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     env = partial(FaultyEnv, **(fault or {}))
     return MultiTaskSampler(env, {}, 2, policy, seed=5, num_workers=num_workers, **settings)

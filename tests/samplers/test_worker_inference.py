@@ -306,7 +306,7 @@ def test_parameters_of_another_version_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inference": "workers"}, "inference must be one of central, worker, got 'workers'"),
+        ({"inference": "workers"}, "inference must be one of auto, central, worker, got 'workers'"),
         ({"num_workers": 0}, "needs children to act in, but num_workers is 0"),
         ({"recv_timeout": 0.1}, "recv_timeout and inference='worker' exclude each other"),
         ({"num_groups": 2}, "num_groups and inference='worker' exclude each other"),
