@@ -1,7 +1,7 @@
 """The task families and the contract that they fulfil. Importing it registers the families, and loads none of them."""
 
 from maml_rl.envs.checking import check_meta_env
-from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.making import ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, StepBuffers, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec, register_families
 
@@ -10,6 +10,7 @@ __all__ = [
     "FamilySpec",
     "MetaEnv",
     "MetaVectorEnv",
+    "ObservedTask",
     "StepBuffers",
     "Task",
     "check_meta_env",

@@ -1,6 +1,9 @@
 """Makes the slots that somebody asked for, by an id or by a callable, in the process that will step them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,8 +13,31 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.task_observation import TaskObservationVectorEnv
 
 EnvMaker = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTask:
+    """What to make in place of `env`, wherever that is asked for: the same slots, which show their tasks.
+
+    Attributes:
+        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
+    """
+
+    env: EnvMaker
+
+    def __call__(self, **env_kwargs: Any) -> MetaVectorEnv:
+        """Make one slot."""
+        return make_vector_env(self, env_kwargs)
+
+
+def env_id(env: EnvMaker) -> str:
+    """Return the id of what is to be made; empty for a callable."""
+    if isinstance(env, ObservedTask):
+        return env_id(env.env)
+    return env if isinstance(env, str) else ""
 
 
 def make_vector_env(
@@ -25,7 +51,7 @@ def make_vector_env(
     """Make N slots of a family.
 
     Args:
-        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
+        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`; or an `ObservedTask` of one.
         env_kwargs: keyword arguments of the environment.
         num_envs: N, at least 1.
         max_episode_steps: time limit; None for the environment's own.
@@ -38,6 +64,10 @@ def make_vector_env(
         ValueError: If no such id is registered, or an argument is out of range.
         TypeError: If the environment is no task family, or does not take an argument.
     """
+    if isinstance(env, ObservedTask):
+        return TaskObservationVectorEnv(
+            make_vector_env(env.env, env_kwargs, num_envs, max_episode_steps=max_episode_steps, num_threads=num_threads)
+        )
     kwargs = dict(env_kwargs or {})
     if not isinstance(env, str):
         return SerialVectorEnv(partial(_make_limited, env, max_episode_steps), kwargs, num_envs)
