@@ -73,7 +73,7 @@ def collect_batch(sampler: MultiTaskSampler, config: Config, version: int) -> Ba
     started = perf_counter()
     train_episodes, valid_episodes = sampler.sample(
         sampler.sample_tasks(config.meta_batch_size),
-        num_steps=config.num_steps,
+        num_steps=config.training_steps,
         fast_lr=config.fast_lr,
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,

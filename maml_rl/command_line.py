@@ -22,7 +22,9 @@ _DEFAULT_CONFIG = _ROOT / "configs" / "maml" / "2d-navigation.yaml"
 
 def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
     """Run train.py, or the command that `prog` names, and return its exit code."""
-    parser = Parser(prog=prog, description="Meta-train a policy by MAML-TRPO on a family of tasks.")
+    parser = Parser(
+        prog=prog, description="Meta-train a policy by MAML-TRPO on a family of tasks, or one to compare it with."
+    )
     parser.add_argument("--config", type=Path, help="YAML of the experiment (default: 2D navigation)")
     parser.add_argument("--output-folder", type=Path, help="where the run goes (default: runs/<name of the config>)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
@@ -131,7 +133,7 @@ def _train(options: argparse.Namespace) -> None:
     from maml_rl.progress import TrainingProgress
     from maml_rl.training import train
 
-    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, config.num_steps) as progress:
+    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, config.training_steps) as progress:
         train(
             config,
             folder,

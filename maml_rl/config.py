@@ -64,6 +64,10 @@ class Config(BaseModel):
         BeforeValidator(_none_is_empty),
         Field(description="arguments of the environment"),
     ] = {}
+    method: Annotated[
+        Literal["maml", "pretrain", "oracle"],
+        Field(description="maml; to compare with: pretrain (adapts after training only), oracle (observes its task)"),
+    ] = "maml"
     max_episode_steps: Annotated[Count | None, Field(description="time limit; null for the family's own")] = None
     gamma: Annotated[Fraction, Field(description="discount factor")] = 0.99
     gae_lambda: Annotated[Fraction, Field(description="lambda of generalised advantage estimation")] = 1.0
@@ -122,6 +126,16 @@ class Config(BaseModel):
         if config.max_episode_steps is not None and "max_episode_steps" in config.env_kwargs:
             raise config.error("two time limits; keep the key 'max-episode-steps'", "env-kwargs", "max_episode_steps")
         return config
+
+    @property
+    def training_steps(self) -> int:
+        """How many inner steps training takes."""
+        return self.num_steps if self.method == "maml" else 0
+
+    @property
+    def test_steps(self) -> int:
+        """How many inner steps an evaluation takes; an oracle knows its task already."""
+        return 0 if self.method == "oracle" else self.evaluation_steps
 
     def override(self, values: AbstractMapping[str, Any], origin: str = "the command line") -> Self:
         """Return this config with some hyphenated keys replaced.

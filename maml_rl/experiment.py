@@ -12,9 +12,9 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.config import Config
 from maml_rl.config_file import suggest
-from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
 from maml_rl.envs.registration import find_spec
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, TaskError
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
@@ -41,6 +41,11 @@ class Experiment:
     baseline: LinearFeatureBaseline
     device: torch.device
 
+    @property
+    def env_maker(self) -> EnvMaker:
+        """What the policy acts in: the config's family, which shows an oracle its tasks."""
+        return _env_maker(self.config)
+
     def make_sampler(
         self, *, num_workers: int | None = None, evaluation: bool = False, timer: StageTimer = NULL_TIMER
     ) -> MultiTaskSampler:
@@ -55,7 +60,7 @@ class Experiment:
         config = self.config
         modes = {} if evaluation else self._modes(num_workers)
         return MultiTaskSampler(
-            config.env_name,
+            self.env_maker,
             config.env_kwargs,
             batch_size=config.fast_batch_size,
             policy=copy.deepcopy(self.policy) if config.prefetch and not evaluation else self.policy,
@@ -102,9 +107,11 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
         raise config.error(_one_line(error), "env-name") from error
     _check_env_kwargs(config, spec)
     try:
-        env = make_vector_env(config.env_name, config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
+        env = make_vector_env(_env_maker(config), config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
     except (TypeError, ValueError, AttributeError, ImportError, gymnasium.error.Error) as error:
         key = "env-kwargs" if config.env_kwargs else "env-name"
+        if config.method == "oracle" and isinstance(error, TaskError):
+            key = "method"
         raise config.error(f"{config.env_name} cannot be made: {_one_line(error)}", key) from error
     try:
         if env.max_episode_steps is None and config.max_episode_steps is None:
@@ -118,6 +125,10 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     finally:
         env.close()
     return Experiment(config, policy.to(device), baseline, device)
+
+
+def _env_maker(config: Config) -> EnvMaker:
+    return ObservedTask(config.env_name) if config.method == "oracle" else config.env_name
 
 
 def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:

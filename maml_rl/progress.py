@@ -13,7 +13,7 @@ class TrainingProgress:
 
     Args:
         num_batches: meta-updates in all.
-        num_steps: inner steps.
+        num_steps: inner steps; 0 where training does not adapt.
     """
 
     def __init__(self, num_batches: int, num_steps: int) -> None:
@@ -68,4 +68,6 @@ class TrainingProgress:
 
     def _returns(self, metrics: Metrics) -> str:
         before, after = metrics["return/step_0"], metrics[f"return/step_{self._last}"]
+        if self._last == 0:
+            return f"return {before:.1f}"
         return f"return {before:.1f} before and {after:.1f} after adaptation"

@@ -96,12 +96,16 @@ def adapt_to_task(
         An adapted copy of the policy, ready to act.
 
     Raises:
-        ConfigError: If the number of steps is negative.
+        ConfigError: If the number of steps is negative, or the policy is an oracle.
         TaskError: If the task is malformed, or of another family.
         ValueError: If the policy does not fit the environment, or an argument is out of range.
         ChildEnvError: If the environment fails.
     """
     config = policy.trained_with or Config.model_validate({"env-name": "none"})
+    if config.method == "oracle":
+        raise ConfigError(
+            "the policy is an oracle, which observes its task and has nothing to adapt to; load that of another run"
+        )
     same_family = config.env_name == env_name
     step_sizes = step_schedule(
         config.fast_lr if step_size is None else step_size, num_steps, halve=config.halve_step_size

@@ -1,4 +1,4 @@
-"""Meta-training: sample a batch of tasks, adapt to each, update the meta-policy; write it all down; again."""
+"""Training: sample a batch of tasks, adapt to each, update the meta-policy; write it all down; again."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -81,7 +81,7 @@ def train(
                 metrics["env_steps"] += run.env_steps
                 run.record(metrics)
                 if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.num_batches:
-                    run.save(metrics[f"return/step_{config.num_steps}"])
+                    run.save(metrics[f"return/step_{config.training_steps}"])
                 if on_iteration is not None:
                     on_iteration(metrics)
     return experiment.policy

@@ -9,6 +9,7 @@ import maml_rl
 from maml_rl.checkpoint import latest_intact
 from maml_rl.config import Config
 from maml_rl.config_file import Mapping
+from maml_rl.envs import ObservedTask, make_vector_env
 from maml_rl.errors import CheckpointError, ConfigError, TaskError
 from maml_rl.policies import CategoricalMLPPolicy, NormalMLPPolicy
 from maml_rl.training import train
@@ -53,6 +54,18 @@ def test_loaded_policy_has_the_parameters_and_the_config_of_its_run(run_folder: 
     assert_same(parameters(policy), {name: tensor.numpy() for name, tensor in saved.tensors.items()})
     assert policy.trained_with is not None
     assert policy.trained_with.fast_lr == 0.3
+
+
+def test_oracle_is_loaded_and_not_adapted(tmp_path: Path) -> None:
+    config = Config.from_mapping(Mapping("the test", {**SETTINGS, "method": "oracle", "num-batches": 1}))
+    train(config, tmp_path / "run", num_workers=0)
+    policy = maml_rl.load_policy(tmp_path / "run")
+    env = make_vector_env(ObservedTask("2DNavigation-v0"))
+    env.reset_task([GOAL])
+    action = policy.choose(env.reset(seed=0)[0][0])
+    assert np.shape(action) == (2,)
+    with pytest.raises(ConfigError, match="an oracle, which observes its task and has nothing to adapt to"):
+        maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
 
 
 def test_policy_is_loaded_from_the_checkpoint_that_is_named(run_folder: Path) -> None:

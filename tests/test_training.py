@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment import make_experiment
 from maml_rl.metrics import Metrics, read_metrics
 from maml_rl.training import combined_digest, train
+from tests.envs.third_party import WordEnv
 
 SMALL = {
     "env-name": "2DNavigation-v0",
@@ -60,6 +62,55 @@ def train_until(iteration: int, config: Config, folder: Path, **options: Any) ->
 
     with pytest.raises(Interruption):
         train(config, folder, num_workers=0, on_iteration=stop, **options)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("method", ["pretrain", "oracle"])
+def test_baselines_are_trained_without_adaptation_on_any_number_of_workers(tmp_path: Path, method: str) -> None:
+    config = config_of(method=method, num_steps=2, num_batches=3)
+    for workers in (0, 2):
+        train(config, tmp_path / str(workers), num_workers=workers)
+    assert_same_run(tmp_path / "2", tmp_path / "0")
+    rows = read_metrics(tmp_path / "0" / "metrics.jsonl")
+    assert all({key for key in row if key.startswith("return/")} == {"return/step_0"} for row in rows)
+    # 3 tasks, 4 episodes, 10 steps, and one phase alone.
+    assert rows[-1]["env_steps"] <= 3 * 120
+    assert any(row["accepted"] and row["loss/after"] < row["loss/before"] for row in rows)
+
+
+def test_methods_train_on_the_same_tasks_and_only_the_oracle_sees_them() -> None:
+    tasks, observations = [], []
+    for method in ("maml", "pretrain", "oracle"):
+        with make_experiment(config_of(method=method)).make_sampler(num_workers=0) as sampler:
+            drawn = sampler.sample_tasks(3)
+            observations.append(sampler.rollout(drawn).observations[:, 0, 0])
+            tasks.append([task["goal"].tolist() for task in drawn])
+    assert tasks[0] == tasks[1] == tasks[2]
+    assert torch.equal(observations[0], observations[1])
+    torch.testing.assert_close(observations[2][:, 2:], torch.tensor(tasks[0]), rtol=0.0, atol=1e-6)
+
+
+def test_oracle_learns_what_no_blind_policy_can(tmp_path: Path) -> None:
+    # A bandit's tasks are the means of its arms: who sees them soon pulls the best, worth 5/6; blind, all are 1/2.
+    settings = {"env-name": "Bandit-K5-v0", "meta-batch-size": 40, "fast-batch-size": 20, "num-batches": 40}
+    reached = {}
+    for method in ("pretrain", "oracle"):
+        config = Config.from_mapping(parse_mapping(json.dumps({**settings, "method": method, "max-kl": 0.1}), "x.yaml"))
+        train(config, tmp_path / method, num_workers=0)
+        rows = read_metrics(tmp_path / method / "metrics.jsonl")
+        reached[method] = sum(row["return/step_0"] for row in rows[-5:]) / 5
+    assert reached["pretrain"] == pytest.approx(0.5, abs=0.06)
+    assert reached["oracle"] > 0.65
+
+
+def test_oracle_of_tasks_that_are_no_numbers_is_refused_before_any_process_starts(
+    request: pytest.FixtureRequest,
+) -> None:
+    gymnasium.register("Words-v0", WordEnv)
+    request.addfinalizer(lambda: gymnasium.registry.pop("Words-v0"))
+    config = config_of(env_name="Words-v0", method="oracle")
+    with pytest.raises(ConfigError, match=r"'method' in x.yaml.*cannot be observed: expected numbers, got 'steep'"):
+        make_experiment(config)
 
 
 @pytest.fixture(scope="module")

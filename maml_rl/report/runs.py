@@ -72,7 +72,7 @@ class RunGroup:
     @property
     def num_steps(self) -> int:
         """Inner steps in training."""
-        return self.config.num_steps
+        return self.config.training_steps
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the metrics that begin with `prefix`, in the order in which they were written."""

@@ -132,7 +132,7 @@ def _try(
         path, tensors = saved
         check_architecture(tensors, experiment.policy.state_dict(), path)
         experiment.policy.load_state_dict(tensors)
-    step_sizes = step_schedule(config.fast_lr, config.evaluation_steps, halve=config.halve_step_size)
+    step_sizes = step_schedule(config.fast_lr, config.test_steps, halve=config.halve_step_size)
     with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
         tasks = sampler.sample_tasks(num_tasks)
         train_episodes, valid_episodes = sampler.sample(

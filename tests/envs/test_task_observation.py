@@ -9,7 +9,7 @@ from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from tests.envs.contract import assert_same_tasks, play, random_actions, same
-from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv
+from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv, WordEnv
 
 
 def numbers_of(task: dict[str, Any]) -> np.ndarray:
@@ -88,13 +88,6 @@ def test_children_sample_the_same_episodes_as_this_process(env: Any, num_workers
             for task, shown in zip(tasks, episodes.observations[:, :, :, -1], strict=True):
                 assert shown[0].tolist() == pytest.approx([float(numbers_of(task)[-1])] * 2)
     assert len(digests) == 1
-
-
-class WordEnv(WalkEnv):
-    """Its tasks are no numbers."""
-
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"slope": "steep"} for _ in range(num_tasks)]
 
 
 class GrowingEnv(WalkEnv):

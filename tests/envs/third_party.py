@@ -78,6 +78,13 @@ class CellEnv(PixelEnv):
         return min(int(2.5 * (1.0 + self.place)), 4)
 
 
+class WordEnv(WalkEnv):
+    """Its tasks are no numbers."""
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": "steep"} for _ in range(num_tasks)]
+
+
 class NoTaskEnv(gymnasium.Env):
     """No task family at all."""
 
