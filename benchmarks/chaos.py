@@ -17,7 +17,8 @@ KINDS = ("kill", "stop", "starve", "freeze")
 class RecoveryClock(StageTimer):
     """A sampler's timer that notices when slots are sampled again after a child has been killed.
 
-    That is when the reset of all slots ends, and the victim is no longer among the children.
+    That is, at the latest, when this process has received a step from its children, or a whole phase from children that
+    act by themselves, and the victim is no longer among them.
 
     Attributes:
         latencies: seconds from each kill to sampling again.
@@ -33,9 +34,9 @@ class RecoveryClock(StageTimer):
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Notice the end of a reset; measure nothing else."""
+        """Notice what children have sampled; measure nothing else."""
         yield
-        if name == "reset":
+        if name == "waiting":
             with self._lock:
                 if self._victim and self._victim not in self.pids():
                     self.latencies.append(time.perf_counter() - self._killed_at)

@@ -3,7 +3,8 @@
     python -m benchmarks.soak --minutes 60
     python -m benchmarks.soak --kills 1000
 
-The same short training runs of several families are repeated over and over. Digests of all episodes and of the
+The same short training runs of several families are repeated over and over, the policy acting in the children and in
+the parent in turns. Digests of all episodes and of the
 parameters after every update are compared with those of an undisturbed run in one process. With --kills, children are
 only killed, one after the other, and the time from each kill to sampling again is measured. The exit code is 1 if
 anything went wrong.
@@ -11,18 +12,16 @@ anything went wrong.
 
 import argparse
 import faulthandler
-import gc
 import hashlib
 import itertools
 import logging
 import os
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -31,6 +30,7 @@ import torch
 from benchmarks.chaos import KINDS, Chaos, RecoveryClock
 from benchmarks.contenders.layouts import Workload
 from benchmarks.contenders.own_training import Training, make_training
+from benchmarks.findings import Findings, Obituaries, growth
 from benchmarks.measuring import Samples, machine
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
 from maml_rl.errors import ChildEnvTimeout
@@ -41,53 +41,6 @@ RECOVERY = "From a kill to sampling again"
 GROWTH = "Growth from the first runs to the last"
 # More than any number of kills: here it is wanted that children die again and again.
 _MAX_RESTARTS = 1_000_000
-
-
-class Obituaries(logging.Handler):
-    """Counts the warnings that tell of a child that died and was replaced, in the place of printing them."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Count one."""
-        self.count += 1
-
-
-@dataclass(slots=True)
-class Findings:
-    """What has happened so far.
-
-    Attributes:
-        runs: training runs that have ended.
-        iterations: iterations that have ended.
-        timeouts: frozen children that the sampler reported, after which the iteration was repeated.
-        mismatches: iterations whose digest differs from the undisturbed run's.
-        hangs: iterations that did not end.
-        memory: bytes of this process after each run.
-        files: open files after each run.
-        children: processes that are left after each run.
-        last_progress: when the last iteration ended.
-    """
-
-    runs: int = 0
-    iterations: int = 0
-    timeouts: int = 0
-    mismatches: int = 0
-    hangs: int = 0
-    memory: list[int] = field(default_factory=list)
-    files: list[int] = field(default_factory=list)
-    children: list[int] = field(default_factory=list)
-    last_progress: float = field(default_factory=time.monotonic)
-
-    def take_stock(self) -> None:
-        """Note what this process holds now."""
-        gc.collect()
-        process = psutil.Process()
-        self.memory.append(process.memory_info().rss)
-        self.files.append(process.num_fds())
-        self.children.append(len(process.children(recursive=True)))
 
 
 class Soak:
@@ -122,8 +75,11 @@ class Soak:
 
     def run(self) -> None:
         """Repeat the runs until time is up or the children have died often enough."""
-        workloads = [_workload(family, self._options) for family in self._options.families]
-        undisturbed = {workload.env: list(self._digests(replace(workload, num_workers=0))) for workload in workloads}
+        families = [_workload(family, self._options) for family in self._options.families]
+        undisturbed = {workload.env: list(self._digests(replace(workload, num_workers=0))) for workload in families}
+        workloads = [
+            replace(family, options={"inference": mode}) for mode in ("auto", "central") for family in families
+        ]
         self.findings = Findings()
         log = logging.getLogger("maml_rl")
         log.addHandler(self.obituaries)
@@ -141,7 +97,8 @@ class Soak:
                 self.findings.runs += 1
                 self.findings.take_stock()
                 self._tell(
-                    f"{time.monotonic() - started:6.0f} s  run {self.findings.runs}, {workload.env}: "
+                    f"{time.monotonic() - started:6.0f} s  run {self.findings.runs}, {workload.env}, "
+                    f"inference {workload.options['inference']}: "
                     f"{self.chaos.total} faults, {self.findings.timeouts} reported as hung, "
                     f"{self.findings.mismatches} digest mismatches"
                 )
@@ -245,13 +202,6 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
         if len(values) >= 3:
             report.add(GROWTH, Row(name, Samples([growth(values) / scale]), unit))
     finish(report, options, chart=lambda _, __: _chart(soak, report, options))
-
-
-def growth(values: list[int]) -> float:
-    """Return by how much the median of the last third exceeds that of the first, the very first run left out."""
-    settled = values[1:]
-    third = max(1, len(settled) // 3)
-    return statistics.median(settled[-third:]) - statistics.median(settled[:third])
 
 
 def _chart(soak: Soak, report: Report, options: argparse.Namespace) -> None:

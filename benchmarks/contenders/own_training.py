@@ -72,6 +72,6 @@ def make_training(workload: Workload, timer: StageTimer = NULL_TIMER, **process_
         num_workers=workload.num_workers,
         max_episode_steps=workload.horizon,
         timer=timer,
-        **process_options,
+        **{**workload.options, **process_options},
     )
     return Training(workload, policy, sampler, MAMLTRPO(policy, FAST_LR))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import iteration, sampling, scale, waiting
+from benchmarks import iteration, sampling, scale, supervision, waiting
 
 
 @pytest.fixture
@@ -89,3 +89,11 @@ def test_sizes_that_the_children_cannot_share_equally_are_refused(capsys):
         waiting.main(["--sizes", "10"])
 
     assert "multiple of --num-workers" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(180)
+def test_supervision_compares_children_with_processes_that_nobody_watches(files):
+    _, rows = run(supervision.main, files)
+
+    share = rows[supervision.SUPERVISED]["median"] / rows[supervision.ALONE]["median"]
+    assert rows["supervised / unwatched"]["median"] == pytest.approx(share)

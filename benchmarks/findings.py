@@ -1,0 +1,63 @@
+"""What a soak run finds out about itself: deaths, mismatches, hangs, and what grows."""
+
+import gc
+import logging
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import psutil
+
+
+class Obituaries(logging.Handler):
+    """Counts the warnings that tell of a child that died and was replaced, in the place of printing them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one."""
+        self.count += 1
+
+
+@dataclass(slots=True)
+class Findings:
+    """What has happened so far.
+
+    Attributes:
+        runs: training runs that have ended.
+        iterations: iterations that have ended.
+        timeouts: frozen children that the sampler reported, after which the iteration was repeated.
+        mismatches: iterations whose digest differs from the undisturbed run's.
+        hangs: iterations that did not end.
+        memory: bytes of this process after each run.
+        files: open files after each run.
+        children: processes that are left after each run.
+        last_progress: when the last iteration ended.
+    """
+
+    runs: int = 0
+    iterations: int = 0
+    timeouts: int = 0
+    mismatches: int = 0
+    hangs: int = 0
+    memory: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)
+    last_progress: float = field(default_factory=time.monotonic)
+
+    def take_stock(self) -> None:
+        """Note what this process holds now."""
+        gc.collect()
+        process = psutil.Process()
+        self.memory.append(process.memory_info().rss)
+        self.files.append(process.num_fds())
+        self.children.append(len(process.children(recursive=True)))
+
+
+def growth(values: list[int]) -> float:
+    """Return by how much the median of the last third exceeds that of the first, the very first run left out."""
+    settled = values[1:]
+    third = max(1, len(settled) // 3)
+    return statistics.median(settled[-third:]) - statistics.median(settled[:third])
