@@ -14,7 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from maml_rl.command_line import BAD_INPUT, Parser, not_negative, run_command, run_test, run_train
+from maml_rl.command_line import run_test, run_train
+from maml_rl.console import BAD_INPUT, Parser, add_log_level, not_negative, run_command
 from maml_rl.errors import ConfigError, MamlRLError
 
 # What Gymnasium puts around its remarks to make them yellow.
@@ -66,9 +67,7 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     parser.add_argument("--tasks", type=not_negative, default=40, help="new tasks to try; 0 for none (default: 40)")
     parser.add_argument("--videos", type=not_negative, default=2, help="tasks to film; 0 for none (default: 2)")
     parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
-    parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: info)"
-    )
+    add_log_level(parser)
     return run_command(parser, arguments, _report)
 
 
@@ -89,7 +88,7 @@ def _report(options: Namespace) -> None:
 def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs") -> int:
     """List the families, and return the exit code."""
     parser = Parser(prog=prog, description="List the task families and what their tasks mean.")
-    parser.set_defaults(log_level="info")
+    add_log_level(parser)
     return run_command(parser, arguments, _envs)
 
 
@@ -112,7 +111,7 @@ def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl c
     parser = Parser(prog=prog, description="Check that an environment keeps the contract of a task family.")
     parser.add_argument("env", help="a registered id, module:Id-v0, or module:Class")
     parser.add_argument("--env-kwargs", default="{}", help="arguments of the environment, as YAML: '{size: 3}'")
-    parser.set_defaults(log_level="info")
+    add_log_level(parser)
     return run_command(parser, arguments, _check_env)
 
 

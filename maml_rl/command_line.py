@@ -1,20 +1,18 @@
-"""The command line of train.py and test.py: arguments in, one function called, errors as one line and an exit code."""
+"""The command line of train.py and test.py: arguments in, one function called."""
 
 import argparse
-import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from maml_rl.config import Config, load_config
 from maml_rl.config_file import parse_value
-from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
+from maml_rl.console import Parser, add_log_level, not_negative, positive, run_command
+from maml_rl.errors import ConfigError
 
 # torch is imported inside the commands: a child that is spawned imports this module again, and must stay light.
-
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 _ROOT = Path(__file__).resolve().parent.parent
 _DEFAULT_CONFIG = _ROOT / "configs" / "maml" / "2d-navigation.yaml"
@@ -30,11 +28,19 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
     parser.add_argument("--profile", action="store_true", help="measure the share of each stage")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=not_negative,
+        metavar="SEED",
+        help="train with each, one after the other, in folders seed-... of the output folder",
+    )
+    parser.set_defaults(prog=prog)
     _add_common(parser)
     settings = parser.add_argument_group("settings of the config, as YAML, to be replaced for this run")
     for name, field in Config.model_fields.items():
         settings.add_argument(f"--{field.alias}", dest=name, metavar="VALUE", help=field.description)
-    return run_command(parser, arguments, _train)
+    return run_command(parser, arguments, _train, _how_to_go_on)
 
 
 def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
@@ -42,11 +48,14 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
     parser.add_argument("--config", type=Path, required=True, help="a run's config.json, or a YAML")
     parser.add_argument(
-        "--policy", help="a checkpoint, or 'latest' (the default) or 'best' of the run that the config belongs to"
+        "--policy",
+        help="a checkpoint; or 'latest' (the default), 'best', or 'initial' (at random) of the config's run",
     )
     parser.add_argument("--output", type=Path, required=True, help="the .npz file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    parser.add_argument("--num-batches", type=positive, default=1, help="batches of tasks (default: 1)")
+    parser.add_argument("--tasks", type=Path, metavar="FILE", help="measure on the tasks in this file")
+    parser.add_argument("--save-tasks", type=Path, metavar="FILE", help="write the tasks that are drawn to this file")
+    parser.add_argument("--num-batches", type=positive, help="batches of tasks (default: 1, or all of a file)")
     parser.add_argument("--meta-batch-size", type=positive, default=40, help="tasks in each (default: 40)")
     parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
     parser.add_argument("--fast-lr", help="step size (default: the config's)")
@@ -61,129 +70,136 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     return run_command(parser, arguments, _test)
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports an error in one line; takes no abbreviations, which would change meaning when an option is added."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-
-    def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong with the arguments, and exit."""
-        self.exit(BAD_INPUT, f"{self.prog}: error: {message} (--help lists the options)\n")
-
-
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
     parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
-    parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: info)"
-    )
-
-
-def run_command(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, command: Callable[[argparse.Namespace], None]
-) -> int:
-    """Run a command, and turn what ends it into one line and an exit code."""
-    options = parser.parse_args(arguments)
-    try:
-        with _log_to_standard_error(parser.prog, options.log_level):
-            command(options)
-    except KeyboardInterrupt:
-        has_run = hasattr(options, "resume") and (_folder_of(options) / "config.json").is_file()
-        remedy = "; the same command with --resume goes on" if has_run else ""
-        print(f"{parser.prog}: interrupted{remedy}", file=sys.stderr)
-        return INTERRUPTED
-    except (ConfigError, CheckpointError, TaskError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except (MamlRLError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return FAILED
-    return 0
-
-
-@contextmanager
-def _log_to_standard_error(prog: str, level: str) -> Iterator[None]:
-    """Show the package's log while a command runs; a caller's own logging is as it was afterwards."""
-    root, package = logging.getLogger(), logging.getLogger("maml_rl")
-    handler, level_before = logging.StreamHandler(), package.level
-    handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
-    added = not root.handlers
-    if added:
-        root.addHandler(handler)
-    package.setLevel(level.upper())
-    try:
-        yield
-    finally:
-        package.setLevel(level_before)
-        if added:
-            root.removeHandler(handler)
+    add_log_level(parser)
 
 
 def _train(options: argparse.Namespace) -> None:
     config_path, folder = options.config or _DEFAULT_CONFIG, _folder_of(options)
-    if options.resume and options.config is None and (folder / "config.json").is_file():
-        config_path = folder / "config.json"
+    begun = [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
+    if options.resume and options.config is None and begun:
+        config_path = begun[0]
     config = _overridden(load_config(config_path), {name: getattr(options, name) for name in Config.model_fields})
     device = _device(options)
+    if options.seeds is None:
+        progress = _train_one(config, folder, options, device, resume=options.resume)
+        print(progress.summary())
+        if options.profile:
+            print(progress.profile())
+        print(f"the results lie in {folder}; to test the policy on new tasks:")
+        print(f"  {_command(options, 'test')} --config {folder}/config.json --output {folder}/evaluation.npz")
+        return
 
+    from maml_rl.run_folder import check_run_folder
+
+    _check_seeds(options, begun)
+    runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
+    resumed = {run: options.resume and (run / "config.json").is_file() for _, run in runs}
+    # All of them before the first is trained.
+    for run, resume in resumed.items():
+        check_run_folder(run, resume=resume, overwrite=options.overwrite)
+    for number, (seeded, run) in enumerate(runs, start=1):
+        progress = _train_one(seeded, run, options, device, resume=resumed[run])
+        print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
+        if options.profile:
+            print(progress.profile())
+    print(f"the results lie in {folder}; to see the curves with their band over the seeds:")
+    print(f"  {_command(options, 'report')} {folder}")
+
+
+def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any, *, resume: bool) -> Any:
+    """Train with one seed, and return the progress that was made."""
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from maml_rl.progress import TrainingProgress
     from maml_rl.training import train
 
-    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, config.training_steps) as progress:
+    name = f"seed {config.seed}" if options.seeds else None
+    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, config.training_steps, name) as progress:
         train(
             config,
             folder,
             num_workers=options.num_workers,
             device=device,
-            resume=options.resume,
+            resume=resume,
             overwrite=options.overwrite,
             profile=options.profile,
             on_iteration=progress,
         )
-    print(progress.summary())
-    if options.profile:
-        print(progress.profile())
-    print(f"the results lie in {folder}; to test the policy on new tasks:")
-    print(f"  {_interpreter()} test.py --config {folder}/config.json --output {folder}/evaluation.npz")
+    return progress
+
+
+def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
+    if options.seed is not None:
+        raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
+    for seed in options.seeds:
+        if options.seeds.count(seed) > 1:
+            raise ConfigError(f"--seeds names {seed} more than once; leave out all but one")
+    folder = _folder_of(options)
+    if (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
+    if options.resume and not begun:
+        raise ConfigError(f"there is no run of these --seeds to resume in {folder}; start them without --resume")
+
+
+def _how_to_go_on(options: argparse.Namespace) -> str:
+    has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
+    return "; the same command with --resume goes on" if has_run else ""
 
 
 def _test(options: argparse.Namespace) -> None:
-    if options.output.exists() and not options.overwrite:
-        raise ConfigError(f"{options.output} exists; replace it by --overwrite, or choose another --output")
-    if not options.output.parent.is_dir():
-        raise ConfigError(f"there is no folder {options.output.parent} for the --output; make it first")
+    for name in ("output", "save_tasks"):
+        path = getattr(options, name)
+        option = f"--{name.replace('_', '-')}"
+        if path is not None and path.exists() and not options.overwrite:
+            raise ConfigError(f"{path} exists; replace it by --overwrite, or choose another {option}")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {path.parent} for the {option}; make it first")
+    for name in ("save_tasks", "num_batches"):
+        if options.tasks is not None and getattr(options, name) is not None:
+            raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = _overridden(load_config(options.config), {name: getattr(options, name) for name in names})
-    num_steps = config.evaluation_steps if options.num_steps is None else options.num_steps
+    num_steps = config.test_steps if options.num_steps is None else options.num_steps
+    if config.method == "oracle" and num_steps:
+        raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
     device = _device(options)
 
     from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
 
     from maml_rl.checkpoint import check_architecture
     from maml_rl.evaluation import evaluate, step_schedule
     from maml_rl.experiment import make_experiment
+    from maml_rl.task_files import load_tasks, save_tasks
 
     experiment = make_experiment(config, device)
-    path, checkpoint = _find_checkpoint(options.policy, options.config.parent / "checkpoints")
-    check_architecture(checkpoint.tensors, experiment.policy.state_dict(), path)
-    experiment.policy.load_state_dict(checkpoint.tensors)
-    with tqdm(total=options.num_batches, unit="batch", disable=None) as bar:
+    tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
+    if options.policy != "initial":
+        path, checkpoint = _find_checkpoint(options.policy, options.config.parent / "checkpoints")
+        check_architecture(checkpoint.tensors, experiment.policy.state_dict(), path)
+        experiment.policy.load_state_dict(checkpoint.tensors)
+    num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
+    with logging_redirect_tqdm(), tqdm(total=num_batches, unit="batch", disable=None) as bar:
         evaluation = evaluate(
             experiment,
-            num_batches=options.num_batches,
+            num_batches=num_batches,
             meta_batch_size=options.meta_batch_size,
             step_sizes=step_schedule(config.fast_lr, num_steps, halve=config.halve_step_size),
+            tasks=tasks,
             num_workers=options.num_workers,
+            on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
             on_batch=bar.update,
         )
     evaluation.save(options.output)
-    print(f"{config.env_name}: {len(evaluation.tasks)} new tasks, {config.fast_batch_size} episodes before each step")
+    kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
+    episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
+    print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
-    print(f"saved with the tasks in {options.output}")
+    print(f"{evaluation.resampling()}; saved with the tasks in {options.output}")
 
 
 def _find_checkpoint(choice: str | None, folder: Path) -> Any:
@@ -196,6 +212,12 @@ def _find_checkpoint(choice: str | None, folder: Path) -> Any:
             return best_intact(folder)
         case _:
             return Path(choice), load_checkpoint(choice)
+
+
+def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
+    """Return the folder of the run of each of the --seeds, or of the only run."""
+    folder = _folder_of(options)
+    return {None: folder} if options.seeds is None else {seed: folder / f"seed-{seed}" for seed in options.seeds}
 
 
 def _folder_of(options: argparse.Namespace) -> Path:
@@ -231,23 +253,10 @@ def _device(options: argparse.Namespace) -> Any:
     return device
 
 
-def _interpreter() -> str:
-    """Return how to call this Python from here: .venv/bin/python where there is one."""
+def _command(options: argparse.Namespace, name: str) -> str:
+    """Return how to call another command, in the way in which this one was."""
+    if options.prog.startswith("maml-rl") or name == "report":
+        return f"maml-rl {name}"
     path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def positive(text: str) -> int:
-    """Read an option that counts something."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
-    return number
-
-
-def not_negative(text: str) -> int:
-    """Read an option that counts something, perhaps nothing."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected at least 0, got {text}")
-    return number
+    interpreter = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return f"{interpreter} {name}.py"

@@ -14,10 +14,8 @@ from maml_rl.atomic_files import replace_file
 from maml_rl.config import Halving
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import Experiment
+from maml_rl.intervals import Statistic, interquartile_mean, mean, stratified_intervals
 from maml_rl.seeding import Purpose, StreamKey, generator
-
-_CONFIDENCE = 0.95
-_RESAMPLES = 10_000
 
 Task = dict[str, Any]
 
@@ -32,6 +30,7 @@ class Evaluation:
         tasks: the N tasks.
         step_sizes: (K,) size of each gradient step.
         returns: (N, K + 1, B) undiscounted return of every episode after 0 ... K steps.
+        fixed_tasks: whether the tasks are those of a file, and not a sample of their family.
     """
 
     env_name: str
@@ -39,42 +38,49 @@ class Evaluation:
     tasks: list[Task]
     step_sizes: tuple[float, ...]
     returns: NDArray[np.float32]
+    fixed_tasks: bool = False
 
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
         means: NDArray[np.float64] = self.returns.mean(axis=2, dtype=np.float64)
         return means
 
-    def intervals(self) -> NDArray[np.float64]:
-        """Return the mean over tasks and the bounds of its 95 % bootstrap interval, (K + 1, 3)."""
-        rows = []
-        for step, values in enumerate(self.task_returns().T):
-            rng = generator(StreamKey(self.seed, Purpose.BOOTSTRAP, phase=step))
-            rows.append((values.mean(), *bootstrap_interval(values, rng)))
-        return np.array(rows)
+    def intervals(self, statistic: Statistic = mean) -> NDArray[np.float64]:
+        """Return a statistic of the returns and its 95 % interval, (K + 1, 3); see `pooled_intervals`."""
+        return pooled_intervals([self], statistic)
 
     def table(self) -> str:
         """Return the returns after each number of steps as a table of text."""
-        lines = [f"{'gradient steps':>14}  {'mean return':>11}  {'95 % interval':>20}"]
-        for step, (mean, low, high) in enumerate(self.intervals()):
-            interval = f"[{low:.2f}, {high:.2f}]"
-            lines.append(f"{step:>14}  {mean:>11.2f}  {interval:>20}")
+        interval = f"{'95 % interval':>20}"
+        lines = [f"{'gradient steps':>14}  {'mean return':>11}  {interval}  {'interquartile mean':>18}  {interval}"]
+        for step, rows in enumerate(zip(self.intervals(), self.intervals(interquartile_mean), strict=True)):
+            cells = []
+            for width, (value, low, high) in zip((11, 18), rows, strict=True):
+                interval = f"[{low:.2f}, {high:.2f}]"
+                cells.append(f"{value:>{width}.2f}  {interval:>20}")
+            lines.append("  ".join([f"{step:>14}", *cells]))
         return "\n".join(lines)
+
+    def resampling(self) -> str:
+        """Return what the intervals are about."""
+        if self.fixed_tasks:
+            return "the intervals are for these very tasks: the episodes of each are resampled"
+        return "the intervals are for the family: the tasks are resampled"
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file, whole or not at all, that `numpy.load` reads without unpickling anything.
 
-        It holds `returns` (N, K + 1, B), `mean`, `low` and `high` (K + 1,), `step_sizes` (K,), `seed`, and as text
-        `env_name` and `tasks` (a JSON list).
+        It holds `returns` (N, K + 1, B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
+        interquartile mean; `step_sizes` (K,), `seed`, `fixed_tasks`, and as text `env_name` and `tasks` (a JSON list).
         """
-        mean, low, high = self.intervals().T
+        names = "mean", "low", "high", "iqm", "iqm_low", "iqm_high"
+        columns = np.concatenate([self.intervals(), self.intervals(interquartile_mean)], axis=1).T
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
             returns=self.returns,
-            mean=mean,
-            low=low,
-            high=high,
+            **dict(zip(names, columns, strict=True)),
+            fixed_tasks=np.array(self.fixed_tasks),
             step_sizes=np.array(self.step_sizes),
             seed=np.array(self.seed),
             env_name=np.array(self.env_name),
@@ -89,7 +95,9 @@ def evaluate(
     num_batches: int = 1,
     meta_batch_size: int = 40,
     step_sizes: Sequence[float],
+    tasks: Sequence[Task] | None = None,
     num_workers: int | None = None,
+    on_tasks: Callable[[Sequence[Task]], object] | None = None,
     on_batch: Callable[[], object] | None = None,
 ) -> Evaluation:
     """Adapt the experiment's policy to fresh tasks, with new episodes before each gradient step.
@@ -101,11 +109,13 @@ def evaluate(
         num_batches: batches of tasks.
         meta_batch_size: tasks in each.
         step_sizes: size of each gradient step; see `step_schedule`.
+        tasks: what to measure on, each once, in batches of `meta_batch_size`; None to draw `num_batches` new ones.
         num_workers: child processes; 0 steps in this process, None takes the number of usable cores.
+        on_tasks: is given the tasks that were drawn, before the first episode; they are fixed from then on.
         on_batch: called after each batch.
 
     Returns:
-        Returns of N = num_batches * meta_batch_size tasks.
+        Returns of all tasks.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -115,11 +125,16 @@ def evaluate(
         if number < 1:
             raise ConfigError(f"{name} must be at least 1, got {number}")
     config = experiment.config
-    tasks: list[Task] = []
     returns = []
     with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
-        for _ in range(num_batches):
-            batch = sampler.sample_tasks(meta_batch_size)
+        drawn = tasks is None
+        if tasks is None:
+            tasks = [task for _ in range(num_batches) for task in sampler.sample_tasks(meta_batch_size)]
+            if on_tasks is not None:
+                on_tasks(tasks)
+        for index, first in enumerate(range(0, len(tasks), meta_batch_size)):
+            batch = tasks[first : first + meta_batch_size]
+            sampler.seek(index)
             train_episodes, valid_episodes = sampler.sample(
                 batch,
                 num_steps=len(step_sizes),
@@ -131,10 +146,45 @@ def evaluate(
             )
             phases = [*train_episodes, valid_episodes]
             returns.append(np.stack([phase.episode_returns().cpu().numpy() for phase in phases], axis=1))
-            tasks.extend(batch)
             if on_batch is not None:
                 on_batch()
-    return Evaluation(config.env_name, config.seed, tasks, tuple(step_sizes), np.concatenate(returns))
+    return Evaluation(
+        config.env_name,
+        config.seed,
+        list(tasks),
+        tuple(step_sizes),
+        np.concatenate(returns),
+        fixed_tasks=not drawn or on_tasks is not None,
+    )
+
+
+def pooled_intervals(evaluations: Sequence[Evaluation], statistic: Statistic = mean) -> NDArray[np.float64]:
+    """Return a statistic of the returns of one or several policies, and its stratified 95 % bootstrap interval.
+
+    What is resampled is what chance has chosen. Where tasks were drawn, they are, within each policy; so the interval
+    is about the family. Where the tasks are fixed, and the same for all, every task is a stratum of its own, in which
+    the policies are resampled, or the episodes of the only one; so the interval is about these tasks, and narrower.
+
+    Args:
+        evaluations: at least one.
+        statistic: `intervals.mean` or `intervals.interquartile_mean`.
+
+    Returns:
+        (K + 1, 3) statistic, lower and upper bound, K being the least number of steps in `evaluations`.
+
+    Source: Agarwal et al. 2021, section 4, https://arxiv.org/abs/2108.13264
+    """
+    steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
+    scores = [evaluation.task_returns()[:, :steps] for evaluation in evaluations]
+    strata: Sequence[NDArray[np.float64]] = scores
+    if (
+        all(evaluation.fixed_tasks for evaluation in evaluations)
+        and len({_identity(each) for each in evaluations}) == 1
+    ):
+        strata = list(np.stack(scores, axis=1))
+        if len(evaluations) == 1:
+            strata = [episodes.T.astype(np.float64) for episodes in evaluations[0].returns]
+    return stratified_intervals(strata, statistic, generator(StreamKey(evaluations[0].seed, Purpose.BOOTSTRAP)))
 
 
 def step_schedule(step_size: float, num_steps: int, *, halve: Halving) -> tuple[float, ...]:
@@ -156,15 +206,9 @@ def step_schedule(step_size: float, num_steps: int, *, halve: Halving) -> tuple[
     return tuple(step_size / 2 ** min(step, halvings) for step in range(num_steps))
 
 
-def bootstrap_interval(values: NDArray[np.float64], rng: np.random.Generator) -> tuple[float, float]:
-    """Return the bounds of the 95 % percentile bootstrap interval of the mean of `values` (n,).
-
-    Source: Efron and Tibshirani 1993, An introduction to the bootstrap, chapter 13
-    """
-    samples = rng.choice(values, size=(_RESAMPLES, len(values)), replace=True)
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    low, high = np.quantile(samples.mean(axis=1), [tail, 1.0 - tail])
-    return float(low), float(high)
+def _identity(evaluation: Evaluation) -> str:
+    """Return the same text for the same tasks."""
+    return json.dumps(evaluation.tasks, default=_as_list, sort_keys=True)
 
 
 def _as_list(value: Any) -> Any:

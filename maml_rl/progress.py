@@ -14,12 +14,13 @@ class TrainingProgress:
     Args:
         num_batches: meta-updates in all.
         num_steps: inner steps; 0 where training does not adapt.
+        name: of the run, if it is one of several.
     """
 
-    def __init__(self, num_batches: int, num_steps: int) -> None:
+    def __init__(self, num_batches: int, num_steps: int, name: str | None = None) -> None:
         self._last = num_steps
         # disable=None is off unless standard error is a terminal.
-        self._bar: tqdm[Any] = tqdm(total=num_batches, unit="update", dynamic_ncols=True, disable=None)
+        self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, unit="update", dynamic_ncols=True, disable=None)
         self._seconds: dict[str, float] = {}
         self.first: Metrics | None = None
         self.latest: Metrics | None = None

@@ -60,7 +60,7 @@ class RunFolder:
         self.path = Path(folder)
         self._config, self._policy = config, policy
         self.iteration, self.env_steps = 0, 0
-        self._check(resume, overwrite)
+        check_run_folder(self.path, resume=resume, overwrite=overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
         try:
@@ -105,23 +105,6 @@ class RunFolder:
         checkpoint = Checkpoint(self.iteration, tensors, score, {"env_steps": self.env_steps})
         return save_checkpoint(checkpoint, self.path / CHECKPOINTS, self._config.keep_checkpoints)
 
-    def _check(self, resume: bool, overwrite: bool) -> None:
-        """Refuse to touch what is there unless told to."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path} is a file; choose another --output-folder")
-        is_run = (self.path / CONFIG).is_file()
-        if resume and overwrite:
-            raise ConfigError("--resume and --overwrite exclude each other; give one of them")
-        if resume and not is_run:
-            raise ConfigError(f"there is no run to resume in {self.path}; start one without --resume")
-        if is_run and not (resume or overwrite):
-            raise ConfigError(
-                f"{self.path} holds another run; go on with it by --resume, replace it by --overwrite, "
-                "or choose another --output-folder"
-            )
-        if not is_run and self.path.is_dir() and set(os.listdir(self.path)) - {_LOCK}:
-            raise ConfigError(f"{self.path} is not empty and holds no run; choose another --output-folder")
-
     def _create(self) -> None:
         """Clear the folder of an earlier run, and begin with a checkpoint of the initial parameters."""
         for name in (CHECKPOINTS, EVENTS):
@@ -145,6 +128,29 @@ class RunFolder:
         self._policy.load_state_dict(checkpoint.tensors)
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
         replace_file(self.path / CONFIG, self._config.to_json().encode())
+
+
+def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuse to touch what is in a folder unless told to.
+
+    Raises:
+        ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
+            else is there, or if there is nothing to resume.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; choose another --output-folder")
+    is_run = (path / CONFIG).is_file()
+    if resume and overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+    if resume and not is_run:
+        raise ConfigError(f"there is no run to resume in {path}; start one without --resume")
+    if is_run and not (resume or overwrite):
+        raise ConfigError(
+            f"{path} holds another run; go on with it by --resume, replace it by --overwrite, "
+            "or choose another --output-folder"
+        )
+    if not is_run and path.is_dir() and set(os.listdir(path)) - {_LOCK}:
+        raise ConfigError(f"{path} is not empty and holds no run; choose another --output-folder")
 
 
 def _lock(folder: Path) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from maml_rl import cli, command_line
+from maml_rl import cli, console
 from maml_rl.envs import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,7 +183,7 @@ def test_commands_leave_the_logging_of_the_process_as_it_was(capsys: pytest.Capt
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     before = (package.level, list(root.handlers), list(package.handlers))
     arguments = ["--config", "nowhere.yaml", "--log-level", "error"]
-    assert exit_code("train", *arguments) == command_line.BAD_INPUT
+    assert exit_code("train", *arguments) == console.BAD_INPUT
     assert (package.level, root.handlers, package.handlers) == before
     assert "nowhere.yaml" in capsys.readouterr().err
 

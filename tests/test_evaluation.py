@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from maml_rl import intervals
 from maml_rl.config import Config, Halving
 from maml_rl.config_file import parse_mapping
 from maml_rl.errors import ConfigError
-from maml_rl.evaluation import Evaluation, bootstrap_interval, evaluate, step_schedule
+from maml_rl.evaluation import Evaluation, evaluate, pooled_intervals, step_schedule
 from maml_rl.experiment import make_experiment
+from maml_rl.intervals import interquartile_mean
 
 SMALL = {
     "env-name": "2DNavigation-v0",
@@ -107,34 +110,70 @@ def test_negative_numbers_are_refused() -> None:
         small_evaluation(num_batches=-1)
 
 
-def test_interval_of_coin_tosses_has_the_quantiles_of_the_binomial_distribution() -> None:
-    tosses = np.repeat([0.0, 1.0], 50)
-    # Bootstrap means of these are Binomial(100, 1/2) / 100, whose 2.5 % and 97.5 % quantiles are 0.40 and 0.60.
-    low, high = bootstrap_interval(tosses, np.random.default_rng(0))
-    assert low == pytest.approx(0.40, abs=0.0101)
-    assert high == pytest.approx(0.60, abs=0.0101)
-
-
-def test_interval_of_equal_values_is_a_point() -> None:
-    assert bootstrap_interval(np.full(5, -3.5), np.random.default_rng(0)) == (-3.5, -3.5)
-
-
-def test_interval_covers_the_mean_of_the_population() -> None:
-    rng = np.random.default_rng(0)
-    intervals = [bootstrap_interval(rng.normal(7.0, 2.0, size=40), rng) for _ in range(100)]
-    covered = sum(low <= 7.0 <= high for low, high in intervals)
-    assert 87 <= covered <= 99
-
-
 def evaluation_of(returns: np.ndarray) -> Evaluation:
     tasks = [{"goal": np.array([0.1, 0.2 * n]), "count": n} for n in range(len(returns))]
     return Evaluation("2DNavigation-v0", 5, tasks, (0.1,), returns.astype(np.float32))
 
 
-def test_intervals_are_over_tasks_and_not_over_episodes() -> None:
-    # Episodes of a task differ wildly, tasks do not at all: what varies from task to task is nothing.
-    returns = np.tile(np.array([-10.0, 10.0]), (8, 2, 1))
-    assert evaluation_of(returns).intervals().tolist() == [[0.0, 0.0, 0.0]] * 2
+# Episodes of a task differ wildly, tasks do not at all; and the other way round.
+EPISODES_DIFFER = np.tile(np.array([-10.0, 10.0] * 4), (8, 2, 1))
+TASKS_DIFFER = EPISODES_DIFFER.transpose(2, 1, 0)
+
+
+@pytest.mark.parametrize("statistic", ["mean", "interquartile_mean"])
+def test_intervals_of_drawn_tasks_are_over_tasks_and_not_over_episodes(statistic: str) -> None:
+    function = getattr(intervals, statistic)
+    np.testing.assert_allclose(evaluation_of(EPISODES_DIFFER).intervals(function), np.zeros((2, 3)), atol=1e-9)
+    value, low, high = evaluation_of(TASKS_DIFFER).intervals(function)[0]
+    assert value == pytest.approx(0.0, abs=1e-9)
+    assert low < -2.0 < 2.0 < high
+
+
+def test_intervals_of_fixed_tasks_are_over_their_episodes_and_not_over_tasks() -> None:
+    fixed = replace(evaluation_of(TASKS_DIFFER), fixed_tasks=True)
+    np.testing.assert_allclose(fixed.intervals(), np.zeros((2, 3)), atol=1e-9)
+    _, low, high = replace(evaluation_of(EPISODES_DIFFER), fixed_tasks=True).intervals()[0]
+    # The mean of 64 returns of -10 or 10.
+    assert [low, high] == pytest.approx([-2.45, 2.45], abs=0.2)
+
+
+def test_policies_on_the_same_fixed_tasks_are_resampled_within_each_task() -> None:
+    first = replace(evaluation_of(TASKS_DIFFER), fixed_tasks=True)
+    # Of two policies one is better by 4 in every task: that is all that varies within a task.
+    second = replace(first, returns=first.returns + 4.0)
+    value, low, high = pooled_intervals([first, second])[0]
+    assert value == pytest.approx(2.0)
+    # The mean of 8 draws of two from {0, 4}, whose deviation is 2 / sqrt(16) = 0.5.
+    assert [low, high] == pytest.approx([2.0 - 0.98, 2.0 + 0.98], abs=0.15)
+    others = replace(second, tasks=[{"goal": np.array([0.5, 0.5])}] * len(second.tasks))
+    wide = pooled_intervals([first, others])[0]
+    assert wide[1] < -2.0, "tasks that differ are a sample of the family again"
+
+
+def test_policies_of_drawn_tasks_weigh_alike_and_share_the_least_number_of_steps() -> None:
+    many = evaluation_of(np.zeros((40, 2, 3)))
+    few = evaluation_of(np.full((10, 1, 3), 8.0))
+    np.testing.assert_allclose(pooled_intervals([many, few]), [[4.0, 4.0, 4.0]])
+
+
+def test_interquartile_mean_ignores_a_task_that_went_wild() -> None:
+    returns = np.ones((40, 2, 3))
+    returns[3] = -1e6
+    assert evaluation_of(returns).intervals(interquartile_mean)[0].tolist() == pytest.approx([1.0] * 3)
+
+
+def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
+    drawn: list[Any] = []
+    evaluation = small_evaluation(on_tasks=drawn.extend)
+    assert evaluation.fixed_tasks
+    assert not small_evaluation().fixed_tasks
+    again = small_evaluation(tasks=drawn, num_batches=1)
+    assert again.fixed_tasks
+    assert np.array_equal(again.returns, evaluation.returns)
+    assert np.array_equal(again.intervals(), evaluation.intervals())
+    rest = small_evaluation(tasks=drawn[:5], num_workers=2)
+    assert np.array_equal(rest.returns[:3], evaluation.returns[:3])
+    assert rest.returns.shape == (5, 3, 4)
 
 
 def test_saved_evaluation_is_read_without_pickle(tmp_path: Path) -> None:
@@ -143,9 +182,11 @@ def test_saved_evaluation_is_read_without_pickle(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results.npz"]
     with np.load(tmp_path / "results.npz", allow_pickle=False) as saved:
         assert np.array_equal(saved["returns"], evaluation.returns)
-        assert saved["mean"].tolist() == [10.0, 13.0]
-        assert (saved["low"] <= saved["mean"]).all()
-        assert (saved["mean"] <= saved["high"]).all()
+        for name, low, high in (("mean", "low", "high"), ("iqm", "iqm_low", "iqm_high")):
+            assert saved[name].tolist() == pytest.approx([10.0, 13.0])
+            assert (saved[low] < saved[name]).all()
+            assert (saved[name] < saved[high]).all()
+        assert not saved["fixed_tasks"]
         assert json.loads(str(saved["tasks"]))[3] == {"goal": [0.1, 0.2 * 3], "count": 3}
         assert str(saved["env_name"]) == "2DNavigation-v0"
         assert saved["step_sizes"].tolist() == [0.1]
@@ -155,5 +196,6 @@ def test_saved_evaluation_is_read_without_pickle(tmp_path: Path) -> None:
 def test_table_has_a_row_for_every_number_of_steps() -> None:
     rows = evaluation_of(np.arange(24).reshape(4, 2, 3)).table().splitlines()
     assert len(rows) == 3
-    assert rows[1].split()[:2] == ["0", "10.00"]
-    assert rows[2].split()[:2] == ["1", "13.00"]
+    for row, words in zip(rows[1:], (["0", "10.00", "10.00"], ["1", "13.00", "13.00"]), strict=True):
+        assert [row.split()[place] for place in (0, 1, 4)] == words
+    assert len({len(row) for row in rows}) == 1

@@ -78,6 +78,14 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
         (SMALL, ["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
         (SMALL, ["--num-batch", "3"], ["unrecognized arguments", "--num-batch"]),
         (SMALL, ["--resume"], ["no run to resume", "without --resume"]),
+        (SMALL, ["--method", "magic"], ["method", "'maml', 'pretrain' or 'oracle'", "magic"]),
+        (SMALL, ["--seeds"], ["--seeds", "at least one argument"]),
+        (SMALL, ["--seeds", "0", "x"], ["--seeds", "'x'"]),
+        (SMALL, ["--seeds", "0", "-1"], ["-1"]),
+        (SMALL, ["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
+        (SMALL, ["--seeds", "1", "0", "1"], ["--seeds names 1 more than once"]),
+        (SMALL, ["--seeds", "1", "--seed", "2"], ["--seed 2 contradicts --seeds"]),
+        (SMALL, ["--seeds", "1", "2", "--resume"], ["no run of these --seeds", "without --resume"]),
         (SMALL, ["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
         (SMALL, ["--env-name", "CartPole-v1"], ["env-name", "CartPole-v1"]),
         (SMALL, ["--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
@@ -130,6 +138,12 @@ def test_another_run_is_not_overwritten_without_being_told(
         (["--policy", "nowhere"], ["there is no checkpoint nowhere"]),
         (["--policy", "wrong"], ["wrong", "SHA256SUMS"]),
         (["--output", "missing/results.npz"], ["there is no folder missing"]),
+        (["--save-tasks", "missing/tasks.json"], ["there is no folder missing", "--save-tasks"]),
+        (["--save-tasks", "there.npz"], ["there.npz exists", "another --save-tasks"]),
+        (["--tasks", "nowhere.json"], ["cannot read the tasks in nowhere.json"]),
+        (["--tasks", "there.npz"], ["there.npz is no JSON"]),
+        (["--tasks", "there.npz", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
+        (["--tasks", "there.npz", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
         (["--output", "there.npz"], ["there.npz exists", "--overwrite"]),
         (["--device", "abacus"], ["abacus"]),
     ],
@@ -171,7 +185,7 @@ def test_checkpoint_of_another_architecture_is_refused_with_both_shapes(
     assert not (tmp_path / "r.npz").exists()
 
 
-@pytest.mark.parametrize("policy", [None, "latest", "best", "folder", "file"])
+@pytest.mark.parametrize("policy", [None, "latest", "best", "initial", "folder", "file"])
 def test_trained_policy_is_tested_from_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, policy: str | None
 ) -> None:
@@ -187,6 +201,94 @@ def test_trained_policy_is_tested_from_its_run(
     with np.load(output, allow_pickle=False) as saved:
         assert saved["returns"].shape == (10, 3, 4)
         assert len(json.loads(str(saved["tasks"]))) == 10
+
+
+def test_policies_are_measured_on_the_tasks_of_a_file_again_and_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path
+) -> None:
+    tasks, tables, returns = tmp_path / "tasks.json", [], []
+    common = ["--config", str(run_folder / "config.json"), "--num-workers", "0", "--meta-batch-size", "4"]
+    for options in (["--save-tasks", str(tasks), "--num-batches", "2"], ["--tasks", str(tasks)]):
+        output = tmp_path / f"{len(tables)}.npz"
+        assert run_test([*common, "--output", str(output), *options]) == 0
+        tables.append(capsys.readouterr().out.splitlines()[1:-1])
+        with np.load(output, allow_pickle=False) as saved:
+            returns.append(saved["returns"])
+            assert saved["fixed_tasks"]
+    assert tables[0] == tables[1]
+    assert returns[0].shape == (8, 4, 4)
+    assert np.array_equal(*returns)
+    assert (
+        run_test([*common, "--output", str(tmp_path / "initial.npz"), "--tasks", str(tasks), "--policy", "initial"])
+        == 0
+    )
+    output = capsys.readouterr().out
+    assert f"8 tasks of {tasks}" in output
+    assert "for these very tasks" in output
+    with np.load(tmp_path / "initial.npz", allow_pickle=False) as saved:
+        assert saved["returns"].shape == returns[0].shape
+        assert not np.array_equal(saved["returns"], returns[0])
+
+
+def test_oracle_is_trained_and_tested_without_adaptation(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    common = ["--num-workers", "0"]
+    assert run_train(["--config", str(config), "--output-folder", str(run), "--method", "oracle", *common]) == 0
+    printed = capsys.readouterr().out
+    assert "iteration     3: return -" in printed
+    assert "adaptation" not in printed
+    options = ["--config", str(run / "config.json"), "--output", str(tmp_path / "results.npz"), *common]
+    assert exit_code(run_test, [*options, "--num-steps", "2"]) == 2
+    assert "an oracle knows its task and is not adapted; leave out --num-steps 2" in capsys.readouterr().err
+    assert run_test(options) == 0
+    with np.load(tmp_path / "results.npz", allow_pickle=False) as saved:
+        assert saved["returns"].shape == (40, 1, 4)
+
+
+def test_seeds_are_trained_one_after_the_other_and_resumed(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, single = tmp_path / "study", tmp_path / "single"
+    common = ["--config", str(config), "--num-workers", "0"]
+    seeds = [*common, "--output-folder", str(study), "--seeds"]
+    assert run_train([*seeds, "2", "0", "--num-batches", "2"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    lines = output.out.splitlines()
+    assert [line for line in lines if line.startswith("seed ")] == ["seed 2, 1 of 2:", "seed 0, 2 of 2:"]
+    assert lines[-1] == f"  maml-rl report {study}"
+    assert sorted(path.name for path in study.iterdir()) == ["seed-0", "seed-2"]
+    # One of them was never begun.
+    assert run_train([*seeds, "0", "1", "2", "--resume"]) == 0
+    assert {seed: lines_in(study / f"seed-{seed}" / "metrics.jsonl") for seed in range(3)} == {0: 4, 1: 4, 2: 4}
+    assert run_train([*common, "--output-folder", str(single), "--seed", "2"]) == 0
+    assert untimed(study / "seed-2") == untimed(single)
+    assert untimed(study / "seed-2") != untimed(study / "seed-0")
+    # Finished runs have nothing left to do.
+    capsys.readouterr()
+    assert run_train(["--output-folder", str(study), "--seeds", "0", "1", "2", "--resume", "--num-workers", "0"]) == 0
+    assert capsys.readouterr().out.count("no iteration was left to do") == 3
+
+
+def test_one_seed_that_is_there_already_stops_all_of_them(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--config", str(config), "--num-workers", "0", "--output-folder", str(tmp_path / "study"), "--seeds"]
+    assert run_train([*common, "1", "--num-batches", "1"]) == 0
+    before = snapshot(tmp_path)
+    assert exit_code(run_train, [*common, "0", "1"]) == 2
+    assert "seed-1 holds another run; go on with it by --resume" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "study" / "seed-0").exists()
+
+
+def test_folder_of_a_single_run_takes_no_seeds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(run_folder)
+    assert exit_code(run_train, ["--output-folder", str(run_folder), "--seeds", "0", "--resume"]) == 2
+    assert "is the folder of a single run; choose another --output-folder" in capsys.readouterr().err
+    assert snapshot(run_folder) == before
 
 
 def test_default_folder_is_named_after_the_config(
