@@ -64,7 +64,13 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of several runs")
     parser.add_argument("--output", type=Path, help="the file (default: report.html in the folder, or here if several)")
     parser.add_argument("--title", help="of the page (default: the names of the runs)")
-    parser.add_argument("--tasks", type=not_negative, default=40, help="new tasks to try; 0 for none (default: 40)")
+    parser.add_argument(
+        "--tasks",
+        type=_count_or_file,
+        default=40,
+        metavar="COUNT|FILE",
+        help="new tasks to try, 0 for none, or those in a file (default: 40)",
+    )
     parser.add_argument("--videos", type=not_negative, default=2, help="tasks to film; 0 for none (default: 2)")
     parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
     add_log_level(parser)
@@ -78,11 +84,16 @@ def _report(options: Namespace) -> None:
         options.runs,
         options.output,
         title=options.title,
-        num_tasks=options.tasks,
+        num_tasks=options.tasks if isinstance(options.tasks, int) else 0,
+        task_file=None if isinstance(options.tasks, int) else options.tasks,
         num_videos=options.videos,
         num_workers=options.num_workers,
     )
     print(f"the report is {path}; open it in any browser")
+
+
+def _count_or_file(text: str) -> int | Path:
+    return not_negative(text) if re.fullmatch(r"-?\d+", text) else Path(text)
 
 
 def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs") -> int:

@@ -177,10 +177,8 @@ def pooled_intervals(evaluations: Sequence[Evaluation], statistic: Statistic = m
     steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
     scores = [evaluation.task_returns()[:, :steps] for evaluation in evaluations]
     strata: Sequence[NDArray[np.float64]] = scores
-    if (
-        all(evaluation.fixed_tasks for evaluation in evaluations)
-        and len({_identity(each) for each in evaluations}) == 1
-    ):
+    first = evaluations[0].tasks
+    if all(each.fixed_tasks and same_tasks(each.tasks, first) for each in evaluations):
         strata = list(np.stack(scores, axis=1))
         if len(evaluations) == 1:
             strata = [episodes.T.astype(np.float64) for episodes in evaluations[0].returns]
@@ -206,9 +204,10 @@ def step_schedule(step_size: float, num_steps: int, *, halve: Halving) -> tuple[
     return tuple(step_size / 2 ** min(step, halvings) for step in range(num_steps))
 
 
-def _identity(evaluation: Evaluation) -> str:
-    """Return the same text for the same tasks."""
-    return json.dumps(evaluation.tasks, default=_as_list, sort_keys=True)
+def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> bool:
+    """Return whether the tasks are the same, one by one; lists are as good as arrays."""
+    one, other = (json.dumps(tasks, default=_as_list, sort_keys=True) for tasks in (first, second))
+    return one == other
 
 
 def _as_list(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Charts of training: returns over the iterations, returns after each gradient step, where the time goes."""
+"""Charts of training: returns over the iterations, where the time goes."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,12 @@ import numpy as np
 
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
-from maml_rl.report.published import published_returns
 from maml_rl.report.runs import RunGroup
 from maml_rl.report.scales import Span, readable, readable_seconds
-from maml_rl.report.trial import Findings, pooled_intervals
 
 # The style sheet has as many colours for gradient steps and for groups.
 _STEP_COLOURS, _GROUP_COLOURS = 6, 6
+METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
 _STAGES = {"time/sample_s": "sampling", "time/update_s": "update"}
 _DETAILED_STAGES = {
     "physics": "physics",
@@ -41,6 +40,14 @@ def after(steps: int) -> str:
     return "before adaptation" if steps == 0 else f"after {steps} step{'s' if steps > 1 else ''}"
 
 
+def group_names(groups: Sequence[RunGroup]) -> list[str]:
+    """Return the names for legends, with the methods where these differ."""
+    methods = [METHODS[group.config.method] for group in groups]
+    if len(set(methods)) == 1:
+        return [group.name for group in groups]
+    return [f"{group.name}: {method}" for group, method in zip(groups, methods, strict=True)]
+
+
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
     """Return names with their colours; each entry is (class, name)."""
     return element("ul", [element("li", element("i", class_=css), name) for css, name in entries], class_="legend")
@@ -65,8 +72,8 @@ def learning_curve(group: RunGroup) -> Markup | None:
     plot = Plot(
         Span.of(curves[0].iterations, margin=0.0),
         Span.of(*(bound for curve in curves.values() for bound in (curve.low, curve.high))),
-        f"Return over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} before adaptation "
-        f"in the first to {readable(curves[group.num_steps].mean[-1])} after adaptation in the last.",
+        f"Return over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} {after(0)} "
+        f"in the first to {readable(curves[group.num_steps].mean[-1])} {after(group.num_steps)} in the last.",
         x_label="iteration",
         y_label="mean return",
     )
@@ -76,6 +83,8 @@ def learning_curve(group: RunGroup) -> Markup | None:
             plot.band(curve.iterations, curve.low, curve.high, css)
         plot.line(curve.iterations, curve.mean, css)
     entries = [(step_css(step, group.num_steps), after(step)) for step in curves]
+    if group.num_steps == 0:
+        entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
     return figure("Learning curve", _seeds_note([group]), legend(entries), plot.svg())
 
 
@@ -88,15 +97,15 @@ def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
     plot = Plot(
         Span.of(longest.iterations, margin=0.0),
         Span.of(*(bound for curve in curves for bound in (curve.low, curve.high))),
-        "Return after adaptation over the iterations, for each experiment.",
+        "Return after the inner steps of training over the iterations, for each experiment.",
         x_label="iteration",
-        y_label="mean return after adaptation",
+        y_label="mean return after adaptation" if all(group.num_steps for group in groups) else "mean return",
     )
     for index, (group, curve) in enumerate(zip(groups, curves, strict=True)):
         if len(group.runs) > 1:
             plot.band(curve.iterations, curve.low, curve.high, group_css(index))
         plot.line(curve.iterations, curve.mean, group_css(index))
-    entries = [(group_css(index), group.name) for index, group in enumerate(groups)]
+    entries = [(group_css(index), name) for index, name in enumerate(group_names(groups))]
     return figure("Learning curves", _seeds_note(groups), legend(entries), plot.svg())
 
 
@@ -106,53 +115,6 @@ def _seeds_note(groups: Sequence[RunGroup]) -> str:
     if seeds == 1:
         return f"{text} One seed; several (--seeds 0 1 2) would show a band."
     return f"{text} The line is the mean over {seeds} seeds, the band its 95 % bootstrap interval."
-
-
-def step_returns(findings: Sequence[Findings]) -> Markup | None:
-    """Return the chart of returns on new tasks after each gradient step; None where nothing was evaluated."""
-    known = [(index, found) for index, found in enumerate(findings) if found.evaluations]
-    if not known:
-        return None
-    lines = [
-        (group_css(index) if len(findings) > 1 else "meta", found.group.name, pooled_intervals(found.evaluations))
-        for index, found in known
-    ]
-    # One of each is enough: what is untrained does not depend on how the others were trained.
-    untrained = next((found.untrained for _, found in known if found.untrained is not None), None)
-    published = next((returns for _, found in known if (returns := published_returns(found.group.config))), None)
-    plain = []
-    if untrained is not None:
-        plain.append(("untrained", "random initialisation", pooled_intervals([untrained])[:, 0]))
-    if published is not None:
-        plain.append(("published", "MAML as published (Finn et al. 2017)", np.array(published)))
-    steps = max(len(values) for _, _, values in (*lines, *plain))
-    plot = Plot(
-        Span(-0.2, steps - 0.8),
-        Span.of(*(values for _, _, values in (*lines, *plain))),
-        "; ".join(f"{name}: " + ", ".join(readable(row[0]) for row in values) for _, name, values in lines)
-        + " after 0, 1, ... gradient steps.",
-        x_label="gradient steps on a new task",
-        y_label="mean return",
-        x_names=[(step, str(step)) for step in range(steps)],
-    )
-    for css, _, values in plain:
-        plot.line(range(len(values)), values, css)
-        plot.dots(range(len(values)), values, css, radius=3.5, titles=[readable(value) for value in values])
-    for css, _, values in lines:
-        plot.line(range(len(values)), values[:, 0], css)
-        for step, (_, low, high) in enumerate(values):
-            plot.interval(step, low, high, css)
-        titles = [f"{readable(mean)} [{readable(low)}, {readable(high)}]" for mean, low, high in values]
-        plot.dots(range(len(values)), values[:, 0], css, titles=titles)
-    named = [(css, name if len(findings) > 1 else "this policy") for css, name, _ in lines]
-    tasks = sum(len(evaluation.tasks) for evaluation in known[0][1].evaluations)
-    return figure(
-        "Return after each gradient step",
-        f"On {tasks} tasks that training never drew, with new episodes before each step. Bars are 95 % bootstrap "
-        "intervals of the mean over tasks.",
-        legend([*named, *((css, name) for css, name, _ in plain)]),
-        plot.svg(),
-    )
 
 
 def time_per_stage(group: RunGroup) -> Markup | None:

@@ -10,11 +10,13 @@ from importlib.resources import files
 import numpy as np
 
 from maml_rl.config import Config
+from maml_rl.evaluation import pooled_intervals
 from maml_rl.report import curves, tasks
+from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.runs import RunGroup
 from maml_rl.report.scales import readable, readable_count, readable_seconds
-from maml_rl.report.trial import Findings, pooled_intervals
+from maml_rl.report.trial import Findings
 
 GENERATOR = "maml_rl.report"
 _PACKAGES = ("maml-rl", "torch", "numpy", "gymnasium", "mujoco", "mjbatch")
@@ -40,7 +42,7 @@ def page(
         element("ul", [_notice(notice) for notice in notices], class_="notices") if notices else None,
         _comparison(findings) if several else _tiles(findings[0]),
         [
-            _section(None, curves.compared_learning_curves(groups), curves.step_returns(findings), css="grid"),
+            _section(None, curves.compared_learning_curves(groups), step_returns(findings), step_table(findings)),
             [
                 _section(found.group.name, *_about_one(found, films, alone=False))
                 for found, films in zip(findings, videos, strict=True)
@@ -97,11 +99,12 @@ def _header(title: str, groups: Sequence[RunGroup]) -> Markup:
 def _about_one(found: Findings, films: Markup | None, *, alone: bool) -> Iterable[Markup | None]:
     yield curves.learning_curve(found.group)
     if alone:
-        yield curves.step_returns([found])
+        yield step_returns([found])
     if found.evaluations:
         yield tasks.task_returns(found.evaluations[0])
     if alone:
         yield curves.divergence([found.group])
+        yield step_table([found])
     if found.trial is not None:
         yield tasks.navigation_paths(found.trial)
     yield films
@@ -117,7 +120,8 @@ def _tiles(found: Findings) -> Markup:
                 mean, low, high = intervals[step]
                 interval = f"return on new tasks, [{readable(low)}, {readable(high)}]"
                 css = "before" if step == 0 else "after"
-                tiles.append(_tile(curves.after(step), readable(mean), interval, css))
+                label = curves.after(step) if len(intervals) > 1 else "without adaptation"
+                tiles.append(_tile(label, readable(mean), interval, css))
     for label, value, detail in _amounts(group):
         tiles.append(_tile(label, value, detail))
     return element("dl", tiles, class_="tiles")
@@ -160,13 +164,14 @@ def _comparison(findings: Sequence[Findings]) -> Markup:
         [element("th", label) for label in labels],
     )
     rows = []
+    names = curves.group_names([found.group for found in findings])
     for index, found in enumerate(findings):
         intervals = pooled_intervals(found.evaluations) if found.evaluations else np.zeros((0, 3))
         amounts = {label: value for label, value, _ in _amounts(found.group)}
         rows.append(
             element(
                 "tr",
-                element("th", element("b", found.group.name, class_=curves.group_css(index))),
+                element("th", element("b", names[index], class_=curves.group_css(index))),
                 [element("td", readable(intervals[step][0]) if step < len(intervals) else "") for step in range(steps)],
                 [element("td", amounts.get(label, "")) for label in labels],
             )

@@ -164,8 +164,8 @@ def _ranked(evaluation: Evaluation) -> Markup:
 
 
 def navigation_paths(trial: Trial) -> Markup | None:
-    """Return the ways that the point took in some tasks, before and after adaptation; None for another family."""
-    if trial.config.env_name != NAVIGATION:
+    """Return the ways that the point took in some tasks, before and after adaptation; None where there are none."""
+    if trial.config.env_name != NAVIGATION or len(trial.phases) < 2:
         return None
     tasks = trial.evaluation.tasks
     chosen = range(min(_PATH_TASKS, len(tasks)))

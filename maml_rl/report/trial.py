@@ -3,26 +3,25 @@
 import json
 import logging
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from maml_rl.checkpoint import check_architecture, latest_intact
 from maml_rl.config import Config
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import MamlRLError
-from maml_rl.evaluation import Evaluation, Task, step_schedule
+from maml_rl.evaluation import Evaluation, Task, same_tasks, step_schedule
 from maml_rl.experiment import make_experiment
 from maml_rl.report.runs import Run, RunGroup
 from maml_rl.run_folder import CHECKPOINTS
-from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, generator
+from maml_rl.seeding import PhaseStreams
+from maml_rl.task_files import load_tasks
 
 EVALUATION = "evaluation.npz"
-_RESAMPLES = 2_000
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Findings:
     Attributes:
         group: the runs.
         evaluations: of those runs that could be evaluated.
-        untrained: the first run's initial policy on the same tasks.
+        untrained: the first run's initial policy on the same tasks, if it was tried; an oracle's would tell nothing.
         trial: the first run's episodes, for pictures.
     """
 
@@ -69,30 +68,48 @@ class Findings:
     trial: Trial | None
 
 
-def find_out(group: RunGroup, *, num_tasks: int, num_workers: int | None) -> tuple[Findings, list[str]]:
+def find_out(
+    group: RunGroup,
+    *,
+    num_tasks: int,
+    num_workers: int | None,
+    task_file: Path | None = None,
+    try_untrained: bool = True,
+) -> tuple[Findings, list[str]]:
     """Adapt the policies of a group to new tasks; what `test.py` has left in a run's folder is taken as it is.
 
     Args:
         group: of runs.
         num_tasks: new tasks to try; 0 for none.
         num_workers: child processes; see `MultiTaskSampler`.
+        task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
+        try_untrained: whether to try the initial policy, too, unless it is an oracle's.
 
     Returns:
         The findings, and sentences about runs that could not be tried.
     """
     evaluations: list[Evaluation] = []
     notices: list[str] = []
-    trial = untrained = None
+    trial = untrained = held_out = None
     for run in group.runs:
         evaluation, complaint = _saved_evaluation(run)
         notices += complaint
-        if num_tasks and (evaluation is None or trial is None):
-            logger.info("adapting the policy of %s to %d new tasks", run.path, num_tasks)
+        if task_file is not None:
             try:
-                tried = _try(run.config, _newest(run), num_tasks, num_workers)
+                held_out = load_tasks(task_file, make_experiment(run.config))
+            except MamlRLError as error:
+                notices.append(f"The policy of {run.path} could not be tried: {error}.")
+                continue
+            if evaluation is not None and not same_tasks(evaluation.tasks, held_out):
+                evaluation = None
+        if (num_tasks or held_out) and (evaluation is None or trial is None):
+            logger.info("trying the policy of %s on %d tasks", run.path, len(held_out or ()) or num_tasks)
+            try:
+                tried = _try(run.config, _newest(run), held_out or num_tasks, num_workers)
                 if trial is None:
                     trial = tried
-                    untrained = _try(run.config, None, num_tasks, num_workers).evaluation
+                    if try_untrained and run.config.method != "oracle":
+                        untrained = _try(run.config, None, held_out or num_tasks, num_workers).evaluation
                 evaluation = evaluation or tried.evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
@@ -101,32 +118,18 @@ def find_out(group: RunGroup, *, num_tasks: int, num_workers: int | None) -> tup
     return Findings(group, evaluations, untrained, trial), notices
 
 
-def pooled_intervals(evaluations: Sequence[Evaluation]) -> NDArray[np.float64]:
-    """Return the mean over seeds and tasks, and its 95 % bootstrap interval, (K + 1, 3).
-
-    Tasks are resampled within their seed, so that no seed gains weight by chance.
-    """
-    steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
-    rng = generator(StreamKey(0, Purpose.BOOTSTRAP))
-    means, resampled = np.zeros(steps), np.zeros((_RESAMPLES, steps))
-    for evaluation in evaluations:
-        values = evaluation.task_returns()[:, :steps]
-        weights = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=_RESAMPLES) / len(values)
-        means += values.mean(axis=0) / len(evaluations)
-        resampled += weights @ values / len(evaluations)
-    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
-    return np.stack([means, low, high], axis=1)
-
-
 def _newest(run: Run) -> tuple[Path, Mapping[str, torch.Tensor]]:
     path, checkpoint = latest_intact(run.path / CHECKPOINTS)
     return path, checkpoint.tensors
 
 
 def _try(
-    config: Config, saved: tuple[Path, Mapping[str, torch.Tensor]] | None, num_tasks: int, num_workers: int | None
+    config: Config,
+    saved: tuple[Path, Mapping[str, torch.Tensor]] | None,
+    tasks: int | list[Task],
+    num_workers: int | None,
 ) -> Trial:
-    """Adapt a saved policy, or the initial one, as `evaluate` does, but keep the episodes."""
+    """Adapt a saved policy, or the initial one, to new or given tasks as `evaluate` does, but keep the episodes."""
     experiment = make_experiment(config)
     if saved is not None:
         path, tensors = saved
@@ -134,7 +137,9 @@ def _try(
         experiment.policy.load_state_dict(tensors)
     step_sizes = step_schedule(config.fast_lr, config.test_steps, halve=config.halve_step_size)
     with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
-        tasks = sampler.sample_tasks(num_tasks)
+        fixed = not isinstance(tasks, int)
+        tasks = tasks if not isinstance(tasks, int) else sampler.sample_tasks(tasks)
+        sampler.seek(0)
         train_episodes, valid_episodes = sampler.sample(
             tasks,
             num_steps=len(step_sizes),
@@ -145,7 +150,7 @@ def _try(
         )
     phases = [*train_episodes, valid_episodes]
     returns = np.stack([phase.episode_returns().numpy() for phase in phases], axis=1)
-    return Trial(config, phases, Evaluation(config.env_name, config.seed, tasks, step_sizes, returns))
+    return Trial(config, phases, Evaluation(config.env_name, config.seed, tasks, step_sizes, returns, fixed))
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
@@ -163,6 +168,8 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 tasks,
                 step_sizes,
                 np.asarray(arrays["returns"], np.float32),
+                # Files of earlier versions have no fixed tasks.
+                fixed_tasks="fixed_tasks" in arrays and bool(arrays["fixed_tasks"]),
             )
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         return None, [f"{path} cannot be read ({error}); `test.py --overwrite --output {path}` writes it again."]

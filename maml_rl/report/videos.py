@@ -43,9 +43,10 @@ def videos(trial: Trial, count: int) -> tuple[Markup | None, list[str]]:
         count: of tasks.
 
     Returns:
-        The videos, None where the family draws no pictures, and sentences about what could not be drawn.
+        The videos, None where the family draws no pictures or nothing is adapted, and sentences about what could not
+        be drawn.
     """
-    if not count or not _has_pictures(trial.config):
+    if not count or len(trial.phases) < 2 or not _has_pictures(trial.config):
         return None, []
     last = len(trial.phases) - 1
     cards = []

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maml_rl.atomic_files import replace_file
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, MamlRLError
+from maml_rl.experiment import make_experiment
+from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
-from maml_rl.report.runs import read_runs
-from maml_rl.report.trial import find_out
+from maml_rl.report.runs import RunGroup, read_runs
+from maml_rl.report.trial import Findings, find_out
 from maml_rl.report.videos import videos
+from maml_rl.task_files import load_tasks
 
 FILE = "report.html"
 # The mark that a report carries stands near its beginning.
@@ -25,6 +28,7 @@ def write_report(
     *,
     title: str | None = None,
     num_tasks: int = 40,
+    task_file: str | Path | None = None,
     num_videos: int = 2,
     num_workers: int | None = None,
 ) -> Path:
@@ -39,6 +43,7 @@ def write_report(
         output: the file; by default `report.html` in the folder, or beside the folders where there are several.
         title: of the page; by default the names of the runs.
         num_tasks: new tasks on which each policy is tried; 0 for none.
+        task_file: tasks on which each is tried instead; see `test.py --save-tasks`.
         num_videos: tasks of which a video is made, for families that draw themselves.
         num_workers: child processes for the trial; see `MultiTaskSampler`.
 
@@ -46,14 +51,25 @@ def write_report(
         The file.
 
     Raises:
-        ConfigError: If there is no run among the folders, or the output exists and is no report.
+        ConfigError: If there is no run among the folders, the output exists and is no report, or the tasks fit no run.
     """
     groups, notices = read_runs(runs)
     path = Path(output) if output is not None else _default_output(runs)
     _check_output(path)
-    findings, films = [], []
+    held_out = None if task_file is None else Path(task_file)
+    if held_out is not None:
+        _check_tasks(held_out, groups)
+    findings: list[Findings] = []
+    films: list[Markup | None] = []
     for group in groups:
-        found, complaints = find_out(group, num_tasks=num_tasks, num_workers=num_workers)
+        found, complaints = find_out(
+            group,
+            num_tasks=num_tasks,
+            num_workers=num_workers,
+            task_file=held_out,
+            # The policies that are compared begin alike.
+            try_untrained=all(earlier.untrained is None for earlier in findings),
+        )
         notices += complaints
         film, complaints = videos(found.trial, num_videos) if found.trial is not None else (None, [])
         notices += complaints
@@ -64,6 +80,18 @@ def write_report(
         logger.warning("%s", notice)
     replace_file(path, page(findings, films, notices, title=title).encode())
     return path
+
+
+def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
+    """Refuse tasks that are of no use to any of the groups."""
+    errors = []
+    for group in groups:
+        try:
+            load_tasks(path, make_experiment(group.config))
+            return
+        except MamlRLError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _default_output(runs: Sequence[str | Path]) -> Path:

@@ -39,6 +39,13 @@ def navigation_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def compared_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A pretrained policy and an oracle, to go with the first of `navigation_runs`; tests must not write to them."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [make_run(folder / method, {**NAVIGATION, "method": method}) for method in ("pretrain", "oracle")]
+
+
+@pytest.fixture(scope="session")
 def cheetah_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with pictures; tests must not write to it."""
     return make_run(tmp_path_factory.mktemp("runs") / "cheetah", CHEETAH)

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -7,9 +8,11 @@ import pytest
 
 from maml_rl.evaluation import Evaluation
 from maml_rl.report import curves, tasks
+from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup
 from maml_rl.report.published import published_returns
 from maml_rl.report.runs import read_runs
+from maml_rl.report.scales import readable
 from maml_rl.report.trial import Findings, find_out
 
 
@@ -55,13 +58,69 @@ def test_learning_curve_of_one_seed_has_no_band(navigation_runs: Path) -> None:
 
 
 def test_step_returns_compare_with_the_untrained_policy(navigation: Findings) -> None:
-    root = read(curves.step_returns([navigation]))
-    assert count(root, "circle", "meta") == 3
-    assert count(root, "path", "interval") == 3
-    assert count(root, "circle", "untrained") == 3
+    root = read(step_returns([navigation]))
+    for css in ("meta", "untrained"):
+        assert count(root, "circle", css) == 3
+        assert count(root, "path", css) == 4, "a line and three intervals"
     assert "10 tasks that training never drew" in words(root)
     # Episodes of 12 steps are not what was published.
     assert not count(root, "circle", "published")
+
+
+@pytest.fixture(scope="module")
+def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[Findings]:
+    groups, _ = read_runs([navigation_runs / "seed-0", *compared_runs])
+    return [find_out(group, num_tasks=4, num_workers=0)[0] for group in groups]
+
+
+def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[Findings]) -> None:
+    root = read(step_returns(compared))
+    assert ["".join(item.itertext()) for item in root.iter("li")] == [
+        "seed-0: meta-trained",
+        "pretrain: pretrained",
+        "oracle: oracle, knows the task",
+        "random initialisation",
+    ]
+    # An oracle is a level, with one dot.
+    assert [count(root, "circle", css) for css in ("group0", "group1", "group2", "untrained")] == [3, 3, 1, 3]
+    assert [count(root, "path", "level"), count(root, "path", "interval")] == [1, 10]
+    assert "On the same 4 tasks that training never drew" in words(root)
+
+
+def test_policies_on_different_tasks_are_said_to_be(compared: list[Findings]) -> None:
+    first, second, _ = compared
+    moved = replace(second.evaluations[0], tasks=[{"goal": [0.0, 0.0]}] * 4)
+    assert "not the same for all" in words(read(step_returns([first, replace(second, evaluations=[moved])])))
+
+
+def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[Findings]) -> None:
+    root = read(step_table(compared))
+    rows = [[" ".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+    assert rows[0] == ["gradient steps", "", "0", "1", "2"]
+    assert [len(row) for row in rows[1:]] == [5, 4, 5, 4, 3, 2, 5, 4]
+    assert {row[-4] for row in rows[2::2] if len(row) == 4} == {"interquartile mean"}
+    assert rows[1][2].startswith(readable(compared[0].evaluations[0].intervals()[0, 0]))
+    assert "the tasks of each policy are resampled" in words(root)
+
+
+def test_table_of_a_file_of_tasks_says_that_they_stay(compared: list[Findings]) -> None:
+    fixed = [
+        replace(found, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in found.evaluations])
+        for found in compared
+    ]
+    assert "4 tasks of a file" in words(read(step_table(fixed)))
+    assert "the tasks stay" in words(read(step_table(fixed)))
+
+
+def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: list[Findings]) -> None:
+    oracle = compared[-1]
+    assert oracle.untrained is None
+    root = read(step_returns([oracle]))
+    assert (count(root, "circle", "meta"), count(root, "path", "level")) == (1, 0)
+    assert "this policy, oracle, knows the task" in words(root)
+    assert "training does not adapt" in words(read(curves.learning_curve(oracle.group)))
+    assert oracle.trial is not None
+    assert tasks.navigation_paths(oracle.trial) is None
 
 
 def test_time_of_a_run_is_shown_by_sampling_and_update(navigation: Findings) -> None:
@@ -77,8 +136,8 @@ def test_charts_of_runs_without_metrics_are_left_out(navigation_runs: Path, tmp_
     (group,), _ = read_runs([tmp_path / "run"])
     made = [curves.learning_curve(group), curves.compared_learning_curves([group]), curves.time_per_stage(group)]
     made += [curves.throughput([group]), curves.divergence([group])]
-    made.append(curves.step_returns([Findings(group, [], None, None)]))
-    assert made == [None] * 6
+    made += [chart([Findings(group, [], None, None)]) for chart in (step_returns, step_table)]
+    assert made == [None] * 7
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ import pytest
 from maml_rl.cli import run_report
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import write_report
+from maml_rl.task_files import save_tasks
 
 
 def report(*arguments: object) -> int:
-    return run_report([*map(str, arguments), "--num-workers", "0", "--tasks", "2"])
+    try:
+        return run_report(["--num-workers", "0", "--tasks", "2", *map(str, arguments)])
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
 
 
 def test_report_lies_in_the_run_and_needs_nothing_else(
@@ -50,6 +54,8 @@ def test_report_replaces_an_earlier_report_and_nothing_else(
         (["{tmp}"], ["is no run", "config.json", "--output-folder"]),
         (["{runs}", "--output", "{tmp}/missing/report.html"], ["there is no folder", "make it first"]),
         (["{runs}", "--output", "{tmp}"], ["is a folder", "--output"]),
+        (["{runs}", "--tasks", "{tmp}/none.json"], ["cannot read the tasks in", "none.json"]),
+        (["{runs}", "--tasks", "-1"], ["--tasks", "at least 0"]),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
@@ -115,3 +121,29 @@ def test_report_of_several_experiments_compares_them(navigation_runs: Path, chee
     assert "<h1>navigation and cheetah</h1>" in page
     assert "What differs" in page
     assert page.count("Learning curve</h3>") == 2
+
+
+def test_report_compares_the_methods_on_the_tasks_of_a_file(
+    navigation_runs: Path, compared_runs: list[Path], tmp_path: Path
+) -> None:
+    save_tasks(tmp_path / "tasks.json", "2DNavigation-v0", [{"goal": [0.1, 0.2]}, {"goal": [0.3, -0.2]}])
+    runs = [navigation_runs / "seed-0", *compared_runs]
+    assert report(*runs, "--output", tmp_path / "report.html", "--tasks", tmp_path / "tasks.json") == 0
+    page = (tmp_path / "report.html").read_text()
+    for phrase in (
+        "seed-0: meta-trained",
+        "pretrain: pretrained",
+        "oracle: oracle, knows the task",
+        "random initialisation",
+        "On the same 2 tasks of a file",
+        "interquartile mean",
+    ):
+        assert phrase in page
+    assert page.count("Return after each gradient step</h3>") == 1
+
+
+def test_report_of_an_oracle_alone_is_made(compared_runs: list[Path], tmp_path: Path) -> None:
+    assert report(compared_runs[-1], "--output", tmp_path / "report.html") == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "without adaptation" in page
+    assert "random initialisation" not in page

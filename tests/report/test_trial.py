@@ -8,7 +8,8 @@ import pytest
 from maml_rl.evaluation import Evaluation, evaluate, step_schedule
 from maml_rl.experiment import make_experiment
 from maml_rl.report.runs import read_runs
-from maml_rl.report.trial import find_out, pooled_intervals
+from maml_rl.report.trial import find_out
+from maml_rl.task_files import save_tasks
 
 
 def made_up(returns: np.ndarray) -> Evaluation:
@@ -54,6 +55,34 @@ def test_saved_evaluation_is_taken_as_it_is(navigation_runs: Path, tmp_path: Pat
     assert found.evaluations[0].tasks == saved.tasks
 
 
+def test_policies_are_tried_on_the_tasks_of_a_file(navigation_runs: Path, tmp_path: Path) -> None:
+    goals = [{"goal": [0.1, 0.2]}, {"goal": [0.3, -0.2]}, {"goal": [0.0, 0.4]}]
+    save_tasks(tmp_path / "tasks.json", "2DNavigation-v0", goals)
+    shutil.copytree(navigation_runs, tmp_path / "runs")
+    # One of the runs has been tested on these tasks, the other on others.
+    on_these = dataclasses.replace(made_up(np.ones((3, 3))), tasks=goals, fixed_tasks=True)
+    on_these.save(tmp_path / "runs" / "seed-0" / "evaluation.npz")
+    made_up(np.ones((3, 3))).save(tmp_path / "runs" / "seed-1" / "evaluation.npz")
+    (group,), _ = read_runs([tmp_path / "runs"])
+    found, notices = find_out(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
+    assert not notices
+    assert [evaluation.tasks for evaluation in found.evaluations] == [goals, goals]
+    assert [evaluation.fixed_tasks for evaluation in found.evaluations] == [True, True]
+    np.testing.assert_array_equal(found.evaluations[0].returns, on_these.returns)
+    assert found.evaluations[1].returns.shape == (3, 3, 4)
+    assert found.untrained is not None
+    assert found.untrained.tasks == goals
+
+
+def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
+    save_tasks(tmp_path / "tasks.json", "AntPos-v5", [{"position": [1.0, 1.0]}])
+    (group,), _ = read_runs([navigation_runs / "seed-0"])
+    found, (notice,) = find_out(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
+    assert "could not be tried" in notice
+    assert "tasks of 'AntPos-v5'" in notice
+    assert (found.evaluations, found.trial) == ([], None)
+
+
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
 def test_broken_evaluation_is_a_notice_and_the_policy_is_tried_instead(
     navigation_runs: Path, tmp_path: Path, content: bytes
@@ -93,16 +122,3 @@ def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
     assert found.trial is not None
     returns = found.trial.evaluation.returns[0, 1]
     assert (returns < returns[found.trial.median_episode(1, 0)]).sum() == 1
-
-
-def test_pooled_mean_weighs_seeds_alike_and_its_interval_that_of_a_normal_mean() -> None:
-    rng = np.random.default_rng(0)
-    first, second = rng.normal(0.0, 1.0, (400, 1)), rng.normal(4.0, 1.0, (100, 1))
-    ((mean, low, high),) = pooled_intervals([made_up(first), made_up(second)])
-    assert mean == pytest.approx((first.mean() + second.mean()) / 2, abs=1e-6)
-    error = np.sqrt(first.var() / 400 + second.var() / 100) / 2
-    np.testing.assert_allclose([low, high], mean + np.array([-1.96, 1.96]) * error, atol=0.1 * error)
-
-
-def test_pooled_interval_of_equal_tasks_has_no_width() -> None:
-    np.testing.assert_allclose(pooled_intervals([made_up(np.full((5, 2), 3.0))]), np.full((2, 3), 3.0))
