@@ -7,6 +7,8 @@ from tqdm import tqdm
 
 from maml_rl.metrics import Metrics
 
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+
 
 class TrainingProgress:
     """A progress bar with the returns before and after adaptation, and the steps per second of the sampling.
@@ -20,8 +22,9 @@ class TrainingProgress:
     def __init__(self, num_batches: int, num_steps: int, name: str | None = None) -> None:
         self._last = num_steps
         # disable=None is off unless standard error is a terminal.
-        self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, unit="update", dynamic_ncols=True, disable=None)
+        self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, bar_format=_BAR, dynamic_ncols=True, disable=None)
         self._seconds: dict[str, float] = {}
+        self._env_steps = 0.0
         self.first: Metrics | None = None
         self.latest: Metrics | None = None
 
@@ -42,7 +45,11 @@ class TrainingProgress:
         for key, value in metrics.items():
             if key.startswith("time/"):
                 self._seconds[key] = self._seconds.get(key, 0.0) + value
-        self._bar.set_postfix_str(f"{self._returns(metrics)}, {metrics['time/steps_per_s']:,.0f} steps/s", False)
+        self._env_steps += metrics["time/steps_per_s"] * metrics["time/sample_s"]
+        # Short, so that the bar stays on one line of a terminal of 80 columns.
+        before, after = self._before_and_after(metrics)
+        shown = f"return {before:.1f}" + (f" -> {after:.1f}" if self._last else "")
+        self._bar.set_postfix_str(f"{shown}, {metrics['time/steps_per_s']:,.0f} steps/s", False)
         self._bar.update()
 
     def summary(self) -> str:
@@ -54,7 +61,10 @@ class TrainingProgress:
         ]
         count = self.latest["iteration"] - self.first["iteration"] + 1
         sample, update = (self._seconds[key] / count for key in ("time/sample_s", "time/update_s"))
-        lines.append(f"each iteration took {sample:.2f} s of sampling and {update:.2f} s of updating")
+        speed = self._env_steps / (sample * count)
+        lines.append(
+            f"each iteration took {sample:.2f} s of sampling, at {speed:,.0f} steps/s, and {update:.2f} s of updating"
+        )
         return "\n".join(lines)
 
     def profile(self) -> str:
@@ -68,7 +78,10 @@ class TrainingProgress:
         return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
 
     def _returns(self, metrics: Metrics) -> str:
-        before, after = metrics["return/step_0"], metrics[f"return/step_{self._last}"]
+        before, after = self._before_and_after(metrics)
         if self._last == 0:
             return f"return {before:.1f}"
         return f"return {before:.1f} before and {after:.1f} after adaptation"
+
+    def _before_and_after(self, metrics: Metrics) -> tuple[float, float]:
+        return metrics["return/step_0"], metrics[f"return/step_{self._last}"]

@@ -179,6 +179,32 @@ def test_training_testing_and_reporting_follow_on_each_other(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "bench"])
+def test_every_command_takes_a_log_level(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(name, "--help") == 0
+    assert "--log-level {debug,info,warning,error}" in capsys.readouterr().out
+    assert exit_code(name, "--log-level", "chatty") == 2
+    assert "invalid choice: 'chatty'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_log_level_says_what_is_heard(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, heard: int
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+
+    def speak(options: object) -> None:
+        logger = logging.getLogger("maml_rl.anything")
+        for say in (logger.error, logger.warning, logger.info, logger.debug):
+            say("spoken")
+
+    parser = console.Parser(prog="this")
+    console.add_log_level(parser)
+    assert console.run_command(parser, ["--log-level", level], speak) == 0
+    assert capsys.readouterr().err.splitlines() == ["this: spoken"] * heard
+
+
 def test_commands_leave_the_logging_of_the_process_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     before = (package.level, list(root.handlers), list(package.handlers))

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from maml_rl.checkpoint import latest_intact, list_checkpoints
 from maml_rl.config import Config, load_config
@@ -135,7 +136,10 @@ def test_metrics_have_what_every_iteration_promises(undisturbed: Path) -> None:
 
 def test_folder_of_a_run_has_config_metrics_events_and_checkpoints(undisturbed: Path) -> None:
     assert load_config(undisturbed / "config.json").differences(config_of()) == []
-    assert list((undisturbed / "tensorboard").glob("events.*"))
+    (events,) = (undisturbed / "tensorboard").glob("events.*")
+    accumulator = EventAccumulator(str(events)).Reload()
+    groups = {tag.partition("/")[0] for tag in accumulator.Tags()["scalars"]}
+    assert groups == {"return", "loss", "time", "train"}, "TensorBoard shows one section for each"
     names = [path.name for path in list_checkpoints(undisturbed / "checkpoints")]
     assert names[-1] == "iteration-000005"
 
