@@ -1,0 +1,73 @@
+"""What the README shows is run as it stands there, or with smaller numbers where it would take long."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from maml_rl import cli
+from maml_rl.config import Config
+from maml_rl.config_file import Mapping
+from maml_rl.training import train
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def python_block(phrase: str) -> str:
+    """Return the only block of Python that holds `phrase`."""
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if phrase in block)
+    return str(block)
+
+
+def command_lines() -> list[str]:
+    blocks = re.findall(r"```\n(.*?)```", README, re.DOTALL)
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith(("python train.py", "python test.py", "maml-rl"))]
+
+
+def test_policy_is_adapted_to_a_task_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {"env-name": "2DNavigation-v0", "hidden-sizes": [8], "fast-batch-size": 4, "meta-batch-size": 2}
+    config = Config.from_mapping(Mapping("the test", {**settings, "num-batches": 1}))
+    train(config, "runs/2d-navigation", num_workers=0)
+    names: dict[str, object] = {}
+    exec(python_block("adapt_to_task"), names)
+    before, after = names["policy"], names["adapted"]
+    assert any((one != other).any() for one, other in zip(before.parameters(), after.parameters(), strict=True))  # type: ignore[attr-defined]
+    # The first step is at most 0.1 along each axis, towards the goal or not.
+    assert -0.55 < float(names["reward"]) < -0.2  # type: ignore[arg-type]
+    assert isinstance(names["env"], gymnasium.Env)
+
+
+@pytest.mark.timeout(120)
+def test_sampler_is_imported_as_shown(tmp_path: Path) -> None:
+    text = python_block("with MultiTaskSampler(")
+    for large, small in (("batch_size=20", "batch_size=2"), ("sample_tasks(40)", "sample_tasks(2)")):
+        assert large in text
+        text = text.replace(large, small)
+    (tmp_path / "script.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.fullmatch(r"tensor\(-?[\d.]+\) tensor\(-?[\d.]+\)\n", ended.stdout)
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_command_lines_name_options_and_configs_that_there_are(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(line)
+    name = words[1].removesuffix(".py")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {word for word in words if word.startswith("--")} <= known
+    for word in words:
+        if word.startswith("configs/"):
+            assert (ROOT / word).is_file()
