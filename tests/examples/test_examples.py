@@ -1,0 +1,214 @@
+"""Every example runs in short form; what it prints or learns is looked at where that takes seconds."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from maml_rl import MultiTaskSampler
+from maml_rl.config import Config
+from maml_rl.config_file import Mapping
+from maml_rl.training import train
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NUMBER = r"(-?\d+\.\d+)"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports an example by its name, as somebody in its folder would."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    known, registered = set(sys.modules), set(gymnasium.registry)
+
+    def load(name: str) -> Any:
+        return __import__(name)
+
+    yield load
+    for name in set(sys.modules) - known:
+        if getattr(sys.modules[name], "__file__", None) and Path(sys.modules[name].__file__ or "").parent == EXAMPLES:
+            del sys.modules[name]
+    for env_id in set(gymnasium.registry) - registered:
+        del gymnasium.registry[env_id]
+
+
+@pytest.fixture(scope="module")
+def navigation_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests must not write to it."""
+    folder = tmp_path_factory.mktemp("examples") / "run"
+    settings = {
+        "env-name": "2DNavigation-v0",
+        "max-episode-steps": 20,
+        "hidden-sizes": [8],
+        "fast-batch-size": 5,
+        "meta-batch-size": 2,
+        "num-batches": 1,
+    }
+    train(Config.from_mapping(Mapping("the test", settings)), folder, num_workers=0)
+    return folder
+
+
+def test_custom_family_trains(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    example("custom_family").main(["--iterations", "2", "--num-workers", "0"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(
+        re.fullmatch(rf"iteration +\d: return +{NUMBER} before and +{NUMBER} after adaptation", line) for line in lines
+    )
+
+
+def test_custom_family_takes_about_forty_lines() -> None:
+    text = (EXAMPLES / "custom_family.py").read_text()
+    family = text[text.index("class TramEnv") : text.index("# The entry point")].strip().splitlines()
+    assert len(family) <= 44
+
+
+def test_custom_family_can_be_named_in_a_config(
+    example: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from maml_rl.command_line import run_train
+
+    config = tmp_path / "tram.yaml"
+    config.write_text(
+        "env-name: 'custom_family:Tram-v0'\nhidden-sizes: [4]\nfast-batch-size: 2\nmeta-batch-size: 2\nnum-batches: 1\n"
+        "max-episode-steps: 5\n"
+    )
+    arguments = ["--config", str(config), "--output-folder", str(tmp_path / "run"), "--num-workers", "0"]
+    assert run_train(arguments) == 0
+
+
+@pytest.mark.timeout(120)
+def test_custom_family_runs_as_a_script_with_children(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "custom_family.py"), "--iterations", "1", "--num-workers", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("iteration   0: return")
+
+
+def test_saved_policy_is_adapted_to_the_task_that_is_named(
+    example: Callable[[str], Any], navigation_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = '{"goal": [0.3, -0.2]}'
+    example("adapt_saved_policy").main([str(navigation_run), task, "--num-steps", "2", "--num-episodes", "1"])
+    found = re.findall(rf"after (\d) steps: return +{NUMBER}", capsys.readouterr().out)
+    assert [int(steps) for steps, _ in found] == [0, 1, 2]
+    assert len({value for _, value in found}) == 3
+
+
+def test_single_task_ppo_trains(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("stable_baselines3")
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    options = ["--env", "2DNavigation-v0", "--task", '{"goal": [0.4, 0.3]}', "--steps", "64", "--horizon", "64"]
+    try:
+        example("single_task_ppo").main(options)
+    finally:
+        # Stable-Baselines3 seeds the global states, which is its right in a script.
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+    assert "after 64 steps" in capsys.readouterr().out
+
+
+def test_rl2_trains(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    example("rl2").main(["--iterations", "2", "--tasks", "4", "--episodes", "5", "--memory-size", "6"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.timeout(120)
+def test_rl2_remembers_through_all_episodes_of_a_trial_and_forgets_after_it(
+    example: Callable[[str], Any], num_workers: int
+) -> None:
+    rl2 = example("rl2")
+    env_kwargs = {"env_name": "TabularMDP-v0", "memory_size": 6}
+    env = rl2.RememberingEnv(**env_kwargs)
+    policy = rl2.RecurrentPolicy(env.input_size, env.num_actions, 6)
+    with MultiTaskSampler(
+        rl2.RememberingEnv,
+        env_kwargs,
+        3,
+        policy,
+        seed=0,
+        slots_per_task=1,
+        num_workers=num_workers,
+        max_episode_steps=4,
+    ) as sampler:
+        tasks = sampler.sample_tasks(5)
+        for _ in range(2):
+            trials = rl2.as_trials(sampler.rollout(tasks), policy)
+            memory = torch.zeros(5, 6)
+            assert trials["inputs"].shape[:2] == (12, 5)
+            for step, (inputs, actions) in enumerate(zip(trials["inputs"], trials["actions"], strict=True)):
+                # Flag, last reward and last action say where in the trial this is.
+                begins = step % 4 == 0
+                assert (inputs[:, -1] == begins).all()
+                if step:
+                    torch.testing.assert_close(inputs[:, -2], trials["rewards"][step - 1])
+                    chosen = trials["actions"][step - 1][:, 0].long()
+                    assert (inputs[:, 10:15].argmax(-1) == chosen).all()
+                else:
+                    assert (inputs[:, 10:16] == 0).all()
+                memory = policy.remember(inputs, memory)
+                torch.testing.assert_close(memory, actions[:, 1:])
+
+
+def test_rl2_acts_alike_under_its_own_and_under_stacked_parameters(example: Callable[[str], Any]) -> None:
+    policy = example("rl2").RecurrentPolicy(3, 4, 5)
+    generator = torch.Generator().manual_seed(0)
+    observations, noise = torch.randn(2, 6, 8, generator=generator), torch.rand(2, 6, 1, generator=generator)
+    with torch.no_grad():
+        own = policy.act(observations, noise)
+        torch.testing.assert_close(policy.act(observations, noise, policy.stack_parameters(2)), own)
+        probabilities = policy(observations).probs
+    below = (probabilities.cumsum(-1) < noise).sum(-1)
+    assert (own[..., 0].long() == below.clamp(max=3)).all()
+
+
+def test_rl2_memory_is_that_of_the_gated_recurrent_unit_of_torch(example: Callable[[str], Any]) -> None:
+    policy = example("rl2").RecurrentPolicy(3, 2, 5)
+    cell = torch.nn.utils.skip_init(torch.nn.GRUCell, 5, 5)
+    order = [1, 0, 2]  # torch has the reset gate before the update gate.
+    with torch.no_grad():
+        for target, source in ((cell.weight_ih, policy.from_input.T), (cell.weight_hh, policy.from_memory.T)):
+            target.copy_(torch.cat([source.chunk(3)[part] for part in order]))
+        cell.bias_ih.copy_(torch.cat([policy.bias.chunk(3)[part] for part in order]))
+        cell.bias_hh.zero_()
+        generator = torch.Generator().manual_seed(0)
+        inputs, memory = torch.randn(4, 3, generator=generator), torch.randn(4, 5, generator=generator)
+        encoded = torch.relu(inputs @ policy.encoder + policy.encoder_bias)
+        torch.testing.assert_close(policy.remember(inputs, memory), cell(encoded, memory))
+
+
+def test_quickstart_runs_from_top_to_bottom() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] for cell in code), "the notebook is stored without outputs"
+    (settings,) = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+    names: dict[str, Any] = {}
+    for cell in code:
+        exec("".join(cell["source"]), names)
+        if cell is settings:
+            names |= {"iterations": 2, "num_tasks": 3, "num_episodes": 4}
+    assert len(names["history"]) == 2
+    assert names["after"].rewards.shape[0] == 3
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for path in EXAMPLES.iterdir():
+        if path.suffix in {".py", ".ipynb"}:
+            assert f'"{path.stem}"' in text or path.name in text, f"{path.name} has no test"
