@@ -113,7 +113,7 @@ def latest_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
             continue
         logger.info("loading the checkpoint %s", path)
         return path, checkpoint
-    raise CheckpointError("; ".join([f"there is no intact checkpoint in {folder}", *reasons]))
+    raise CheckpointError("; ".join([f"there is no intact checkpoint in {folder}, so train again", *reasons]))
 
 
 def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
@@ -127,7 +127,7 @@ def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
         with suppress(CheckpointError):
             found.append((path, load_checkpoint(path)))
     if not found:
-        raise CheckpointError(f"there is no intact checkpoint in {folder}")
+        raise CheckpointError(f"there is no intact checkpoint in {folder}, so train again")
     path, checkpoint = max(found, key=lambda entry: _rank(entry[1]))
     logger.info("loading the checkpoint %s", path)
     return path, checkpoint

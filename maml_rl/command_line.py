@@ -23,7 +23,7 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     parser = Parser(
         prog=prog, description="Meta-train a policy by MAML-TRPO on a family of tasks, or one to compare it with."
     )
-    parser.add_argument("--config", type=Path, help="YAML of the experiment (default: 2D navigation)")
+    parser.add_argument("--config", type=_config_path, help="YAML of the experiment (default: 2D navigation), or a run")
     parser.add_argument("--output-folder", type=Path, help="where the run goes (default: runs/<name of the config>)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
@@ -46,7 +46,7 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
 def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
     """Run test.py, or the command that `prog` names, and return its exit code."""
     parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
-    parser.add_argument("--config", type=Path, required=True, help="a run's config.json, or a YAML")
+    parser.add_argument("--config", type=_config_path, required=True, help="a run, its config.json, or a YAML")
     parser.add_argument(
         "--policy",
         help="a checkpoint; or 'latest' (the default), 'best', or 'initial' (at random) of the config's run",
@@ -212,6 +212,14 @@ def _find_checkpoint(choice: str | None, folder: Path) -> Any:
             return best_intact(folder)
         case _:
             return Path(choice), load_checkpoint(choice)
+
+
+def _config_path(text: str) -> Path:
+    """Return the file of a config; a run's folder stands for the one in it."""
+    path = Path(text)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{path} is no run, it has no config.json; give a run, or a YAML file")
+    return path / "config.json" if path.is_dir() else path
 
 
 def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:

@@ -1,5 +1,7 @@
 import json
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +137,7 @@ def test_another_run_is_not_overwritten_without_being_told(
         (["--meta-batch-size", "-3"], ["--meta-batch-size", "at least 1"]),
         (["--fast-batch-size", "0"], ["fast-batch-size", "at least 1"]),
         (["--config", "nowhere.json"], ["nowhere.json", "No such file"]),
+        (["--config", "wrong"], ["wrong is no run", "no config.json", "give a run"]),
         (["--policy", "nowhere"], ["there is no checkpoint nowhere"]),
         (["--policy", "wrong"], ["wrong", "SHA256SUMS"]),
         (["--output", "missing/results.npz"], ["there is no folder missing"]),
@@ -201,6 +204,38 @@ def test_trained_policy_is_tested_from_its_run(
     with np.load(output, allow_pickle=False) as saved:
         assert saved["returns"].shape == (10, 3, 4)
         assert len(json.loads(str(saved["tasks"]))) == 10
+
+
+@pytest.mark.parametrize("name", ["config.json", "."])
+def test_unfinished_run_is_tested_with_its_newest_checkpoint(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    run_folder: Path,
+    name: str,
+) -> None:
+    run, output = tmp_path / "run", tmp_path / "results.npz"
+    shutil.copytree(run_folder, run)
+    shutil.rmtree(sorted((run / "checkpoints").iterdir())[-1])
+    options = ["--config", str(run / name), "--output", str(output), "--meta-batch-size", "2", "--num-workers", "0"]
+    assert run_test(options) == 0
+    assert "iteration-000002" in caplog.text
+    shutil.rmtree(run / "checkpoints")
+    assert exit_code(run_test, [*options, "--overwrite"]) == 2
+    assert "there is no intact checkpoint in" in capsys.readouterr().err
+
+
+def test_training_without_tensorboard_says_so_once_and_goes_on(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--num-workers", "0"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train.py: TensorBoard is not installed")
+    assert "pip install tensorboard" in line
+    assert lines_in(tmp_path / "run" / "metrics.jsonl") == 4
 
 
 def test_policies_are_measured_on_the_tasks_of_a_file_again_and_again(
