@@ -130,3 +130,9 @@ def test_errors_name_the_environment_whose_tasks_are_observed() -> None:
         ) as sampler,
     ):
         sampler.sample_tasks(1)
+
+
+def test_what_is_to_be_made_makes_one_slot() -> None:
+    slot = ObservedTask("2DNavigation-v0")(low=-0.1, high=0.1)
+    assert slot.num_envs == 1
+    assert abs(slot.reset(seed=0)[0][0, 2:]).max() <= 0.1

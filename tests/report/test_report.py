@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 
 from maml_rl.cli import run_report
+from maml_rl.command_line import run_train
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import write_report
 from maml_rl.task_files import save_tasks
@@ -140,6 +141,20 @@ def test_report_compares_the_methods_on_the_tasks_of_a_file(
     ):
         assert phrase in page
     assert page.count("Return after each gradient step</h3>") == 1
+
+
+def test_seeds_of_one_command_are_one_experiment_with_a_band(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study"
+    small = ["--num-batches", "2", "--meta-batch-size", "2", "--fast-batch-size", "2", "--max-episode-steps", "5"]
+    assert run_train(["--output-folder", str(study), "--seeds", "0", "1", "2", "--num-workers", "0", *small]) == 0
+    capsys.readouterr()
+    assert report(study) == 0
+    page = (study / "report.html").read_text()
+    assert "<h1>study</h1>" in page
+    assert "mean over 3 seeds, the band its 95 % bootstrap interval" in page
+    assert 'class="band' in page
 
 
 def test_report_of_an_oracle_alone_is_made(compared_runs: list[Path], tmp_path: Path) -> None:
