@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from maml_rl.episode import TaskEpisodes as TaskEpisodes
     from maml_rl.metalearners import MAMLTRPO as MAMLTRPO
     from maml_rl.policies import get_policy_for_env as get_policy_for_env
+    from maml_rl.populations import PopulationEvaluator as PopulationEvaluator
     from maml_rl.samplers import MultiTaskSampler as MultiTaskSampler
     from maml_rl.saved_policy import adapt_to_task as adapt_to_task
     from maml_rl.saved_policy import load_policy as load_policy
@@ -24,6 +25,7 @@ _HOMES = {
     "LinearFeatureBaseline": "maml_rl.baseline",
     "MAMLTRPO": "maml_rl.metalearners",
     "MultiTaskSampler": "maml_rl.samplers",
+    "PopulationEvaluator": "maml_rl.populations",
     "TaskEpisodes": "maml_rl.episode",
     "adapt": "maml_rl.adaptation",
     "adapt_to_task": "maml_rl.saved_policy",
@@ -36,6 +38,7 @@ __all__ = [
     "BatchEpisodes",
     "LinearFeatureBaseline",
     "MultiTaskSampler",
+    "PopulationEvaluator",
     "TaskEpisodes",
     "adapt",
     "adapt_to_task",

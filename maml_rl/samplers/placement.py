@@ -81,7 +81,7 @@ class Placement:
     def slots_for(self, num_tasks: int) -> MetaVectorEnv:
         """Return the vector environment with slots for `num_tasks` tasks."""
         if self._closed:
-            raise RuntimeError("this MultiTaskSampler is closed; make a new one")
+            raise RuntimeError("this sampler or evaluator is closed; make a new one")
         num_envs = num_tasks * self._slots_per_task
         if self._vector_env is not None and self._vector_env.num_envs != num_envs:
             self._vector_env.close()
@@ -121,9 +121,7 @@ class Placement:
         """
         horizon = self._max_episode_steps or self.slots().max_episode_steps
         if horizon is None:
-            raise ValueError(
-                f"the environment {self._env} has no time limit; pass max_episode_steps to MultiTaskSampler"
-            )
+            raise ValueError(f"the environment {self._env} has no time limit; pass max_episode_steps")
         return horizon
 
     def replayed(self, work: Callable[[], Result]) -> Result:

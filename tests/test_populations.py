@@ -1,0 +1,385 @@
+"""PopulationEvaluator: the returns that the members' own episodes have, wherever those are sampled."""
+
+import threading
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import maml_rl
+from maml_rl import PopulationEvaluator, get_policy_for_env
+from maml_rl.envs import make_vector_env
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError
+from maml_rl.policies import NormalMLPPolicy, Policy
+from maml_rl.seeding import PhaseStreams
+
+pytestmark = pytest.mark.timeout(60)
+
+HORIZON = 5
+GOAL = {"goal": [0.3, -0.2]}
+# Forked children have the torch of this process, and so start at once.
+FORK: dict[str, Any] = {"start_method": "fork"}
+
+
+class LocalEnv(gymnasium.Env[Any, Any]):
+    """Rewards actions near the task's `aim`; holds what cannot be pickled, and misbehaves once if it is told how."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, fault: str = "", marker: str = "") -> None:
+        self._lock, self._fault, self._marker, self._aim = threading.Lock(), fault, Path(marker), 0.0
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        return [{"aim": float(aim)} for aim in self.np_random.uniform(-1.0, 1.0, num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self._aim = task["aim"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._fault and not self._marker.exists():
+            self._marker.touch()
+            if self._fault == "kill":
+                psutil.Process().kill()
+            if self._fault == "hang":
+                threading.Event().wait()
+            raise RuntimeError("out of fuel")
+        reward = np.nan if self._fault == "nan" else -abs(float(action[0]) - self._aim)
+        return np.zeros(1, np.float32), reward, False, False, {}
+
+
+def navigator() -> NormalMLPPolicy:
+    return NormalMLPPolicy(2, 2, (4,), "tanh", seed=1)
+
+
+def members(policy: Policy, count: int, seed: int = 0) -> NDArray[np.float64]:
+    size = sum(param.numel() for param in policy.parameters())
+    return np.random.default_rng(seed).normal(0.0, 0.3, (count, size))
+
+
+def make_evaluator(num_workers: int = 0, policy: Policy | None = None, **options: Any) -> PopulationEvaluator:
+    settings = {"seed": 3, "task": GOAL, "max_episode_steps": HORIZON, **(FORK if num_workers else {}), **options}
+    return PopulationEvaluator("2DNavigation-v0", policy or navigator(), num_workers, **settings)
+
+
+def make_local(num_workers: int, fault: str = "", marker: str = "", **options: Any) -> PopulationEvaluator:
+    env = partial(LocalEnv, fault, marker) if fault else LocalEnv
+    return PopulationEvaluator(
+        env, NormalMLPPolicy(1, 1, (3,), "tanh"), num_workers, seed=1, max_episode_steps=HORIZON, **FORK, **options
+    )
+
+
+def generations(evaluator: PopulationEvaluator, weights: Any, count: int = 2) -> list[list[float]]:
+    with evaluator:
+        return [evaluator.evaluate(weights).tolist() for _ in range(count)]
+
+
+# What a member's return is.
+
+
+def test_return_of_each_member_is_that_of_its_weights_stepped_by_hand() -> None:
+    policy, episodes = navigator(), 3
+    weights = members(policy, 4)
+    with make_evaluator(policy=policy, episodes=episodes) as evaluator:
+        found = [evaluator.evaluate(weights) for _ in range(2)]
+    env = make_vector_env("2DNavigation-v0", {}, 1, max_episode_steps=HORIZON)
+    expected = np.zeros((2, 4, episodes))
+    for generation, member, episode in np.ndindex(expected.shape):
+        streams = PhaseStreams(3, generation, 0, first_task=member)
+        torch.nn.utils.vector_to_parameters(torch.tensor(weights[member]).float(), policy.parameters())
+        env.reset_task([GOAL])
+        observations, _ = env.reset(seed=int(streams.episode_seeds(1, range(episode, episode + 1))[0, 0]))
+        noise = streams.action_noise("normal", 1, range(episode, episode + 1), range(HORIZON), 2)[:, 0]
+        for step in range(HORIZON):
+            with torch.no_grad():
+                actions = policy.act(torch.from_numpy(observations), torch.from_numpy(noise[step])).numpy()
+            observations, rewards, *_ = env.step(actions)
+            expected[generation, member, episode] += rewards[0]
+    env.close()
+    np.testing.assert_allclose(found, expected.mean(2), rtol=1e-5)
+
+
+def test_discrete_actions_are_evaluated_too() -> None:
+    with closing(make_vector_env("Bandit-K5-v0")) as env:
+        policy = get_policy_for_env(env, (), "tanh")
+    bias = np.zeros((2, sum(param.numel() for param in policy.parameters())))
+    bias[0, -5], bias[1, -1] = 1e3, 1e3
+    with PopulationEvaluator("Bandit-K5-v0", policy, 0, episodes=400, task={"mean": [0, 0, 0, 0, 1]}) as evaluator:
+        assert evaluator.evaluate(bias).tolist() == [0.0, 1.0]
+
+
+# The same wherever it is sampled.
+
+
+@pytest.mark.parametrize("inference", ["auto", "central"])
+@pytest.mark.parametrize("env_name", ["2DNavigation-v0", "HalfCheetahDir-v5"])
+def test_returns_do_not_depend_on_the_number_of_workers(env_name: str, inference: Any) -> None:
+    with closing(make_vector_env(env_name)) as env:
+        policy = get_policy_for_env(env, (4,), "tanh")
+    weights = members(policy, 5)
+    found = [
+        generations(
+            PopulationEvaluator(
+                env_name, policy, num_workers, 2, seed=7, max_episode_steps=HORIZON, inference=inference, **FORK
+            ),
+            weights,
+        )
+        for num_workers in (0, 1, 2, 9)
+    ]
+    assert all(other == found[0] for other in found[1:])
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_returns_do_not_depend_on_the_start_method(start_method: str) -> None:
+    weights = members(navigator(), 2)
+    assert generations(make_evaluator(2, start_method=start_method), weights) == generations(make_evaluator(), weights)
+
+
+def test_policy_acts_in_the_children_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_evaluator(2) as evaluator:
+        evaluator.evaluate(members(navigator(), 3))
+        # The children were forked before.
+        monkeypatch.setattr(NormalMLPPolicy, "act", None)
+        evaluator.evaluate(members(navigator(), 3))
+
+
+def test_every_generation_and_every_seed_has_other_noise() -> None:
+    weights = members(navigator(), 2)
+    first, second = generations(make_evaluator(), weights)
+    (other_seed,) = generations(make_evaluator(seed=4), weights, 1)
+    assert not set(first) & set(second)
+    assert not set(first) & set(other_seed)
+
+
+def test_members_with_equal_weights_have_noise_of_their_own() -> None:
+    weights = np.repeat(members(navigator(), 1), 5, axis=0)
+    (returns,) = generations(make_evaluator(), weights, 1)
+    assert len(set(returns)) == 5
+
+
+def test_search_may_be_resumed_at_a_generation() -> None:
+    weights = members(navigator(), 2)
+    undisturbed = generations(make_evaluator(), weights, 3)
+    with make_evaluator() as evaluator:
+        evaluator.generation = 2
+        assert evaluator.evaluate(weights).tolist() == undisturbed[2]
+        assert evaluator.generation == 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_population_of_another_size_needs_no_new_evaluator(num_workers: int) -> None:
+    weights = members(navigator(), 4)
+    with make_evaluator(num_workers) as evaluator:
+        assert [len(evaluator.evaluate(weights[:count])) for count in (4, 1, 2)] == [4, 1, 2]
+
+
+# Tasks.
+
+
+def test_all_members_have_the_task_that_is_named() -> None:
+    assert next(iter(dict(navigator().named_parameters()))) == "sigma"
+    still = np.zeros_like(members(navigator(), 3))
+    still[:, :2] = -20.0
+    (returns,) = generations(make_evaluator(), still, 1)
+    np.testing.assert_allclose(returns, -HORIZON * np.hypot(*GOAL["goal"]), rtol=1e-4)
+
+
+def test_task_that_is_drawn_depends_on_the_seed_alone() -> None:
+    weights = members(navigator(), 2)
+    first = generations(make_evaluator(task=None), weights)
+    with make_evaluator(task=None) as evaluator:
+        evaluator.sample_tasks(4)
+        assert evaluator.evaluate(weights).tolist() == first[0]
+    assert first[0] != generations(make_evaluator(task=None, seed=4), weights)[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_member_may_have_a_task_of_its_own(num_workers: int) -> None:
+    weights = members(navigator(), 3)
+    with make_evaluator(num_workers, episodes=2) as evaluator:
+        tasks = evaluator.sample_tasks(3)
+        together = evaluator.evaluate(weights, tasks)
+    for number, task in enumerate(tasks):
+        (alone,) = generations(make_evaluator(episodes=2, task=task), weights, 1)
+        assert alone[number] == together[number]
+
+
+def test_tasks_are_other_ones_at_every_call_and_the_same_for_the_same_seed() -> None:
+    def goals() -> list[tuple[float, ...]]:
+        with make_evaluator() as evaluator:
+            return [tuple(task["goal"]) for _ in range(2) for task in evaluator.sample_tasks(3)]
+
+    assert goals() == goals()
+    assert len(set(goals())) == 6
+
+
+# Weights.
+
+
+def test_weights_and_policy_go_both_ways() -> None:
+    policy = navigator()
+    with make_evaluator(policy=policy) as evaluator:
+        before = evaluator.policy_weights()
+        assert before.shape == (evaluator.size,)
+        assert torch.equal(
+            torch.from_numpy(before).float(), torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
+        )
+        evaluator.set_policy_weights(before + 1.0)
+        np.testing.assert_allclose(evaluator.policy_weights(), before + 1.0, rtol=1e-6)
+        evaluator.evaluate(members(policy, 2))
+        np.testing.assert_allclose(evaluator.policy_weights(), before + 1.0, rtol=1e-6)
+
+
+def test_list_of_vectors_is_as_good_as_an_array() -> None:
+    weights = members(navigator(), 3)
+    assert generations(make_evaluator(), list(weights)) == generations(make_evaluator(), weights)
+
+
+def test_evolution_strategy_asks_and_tells() -> None:
+    cma = pytest.importorskip("cma")
+    with make_evaluator(episodes=4) as evaluator:
+        options = {"seed": 1, "popsize": 6, "verbose": -9}
+        state = np.random.get_state()
+        try:
+            strategy = cma.CMAEvolutionStrategy(evaluator.policy_weights(), 0.1, options)
+            for _ in range(2):
+                candidates = strategy.ask()
+                strategy.tell(candidates, -evaluator.evaluate(candidates))
+            evaluator.set_policy_weights(strategy.mean)
+        finally:
+            # The package seeds the global state, which is its right in a script.
+            np.random.set_state(state)
+        np.testing.assert_allclose(evaluator.policy_weights(), strategy.mean, atol=1e-6)
+
+
+# Environments and their faults.
+
+
+def test_environment_may_hold_locks_because_it_is_made_in_the_child() -> None:
+    weights = np.random.default_rng(0).normal(size=(3, 11))
+    assert generations(make_local(2), weights) == generations(make_local(0), weights)
+
+
+def test_killed_child_is_replaced_and_the_returns_are_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = np.random.default_rng(0).normal(size=(3, 11))
+    found = generations(make_local(2, "kill", str(tmp_path / "marker")), weights)
+    assert (tmp_path / "marker").exists()
+    assert any("SIGKILL" in record.getMessage() for record in caplog.records)
+    assert found == generations(make_local(0), weights)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [("raise", ChildEnvError), ("hang", ChildEnvTimeout), ("nan", NonFiniteError)]
+)
+def test_fault_is_told_and_the_generation_can_be_repeated(fault: str, error: type[Exception], tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    if fault == "nan":
+        marker.touch()
+    weights = np.random.default_rng(0).normal(size=(3, 11))
+    with make_local(2, fault, str(marker), step_timeout=1.0) as evaluator:
+        with pytest.raises(error):
+            evaluator.evaluate(weights)
+        assert evaluator.generation == 0
+        if fault != "nan":
+            assert evaluator.evaluate(weights).tolist() == generations(make_local(0), weights)[0]
+
+
+def test_children_end_with_the_evaluator() -> None:
+    with make_evaluator(2) as evaluator:
+        assert evaluator.pids == []
+        evaluator.evaluate(members(navigator(), 2))
+        pids = evaluator.pids
+        assert len(pids) == 2
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    evaluator.close()
+    with pytest.raises(RuntimeError, match="closed; make a new one"):
+        evaluator.evaluate(members(navigator(), 2))
+
+
+# Bad input.
+
+
+def test_environment_object_is_refused_with_the_remedy() -> None:
+    with pytest.raises(TypeError, match=r"got the environment <LocalEnv.* itself.*pass its id, its class, or a func"):
+        PopulationEvaluator(LocalEnv(), navigator(), 0)  # type: ignore[arg-type]
+
+
+def test_lambda_is_refused_before_any_child_starts_and_taken_where_there_is_none() -> None:
+    with pytest.raises(TypeError, match=r"<lambda> cannot be pickled .*; pass a function or class that a module"):
+        PopulationEvaluator(lambda: LocalEnv(), navigator(), 2)
+    policy = NormalMLPPolicy(1, 1, (3,), "tanh")
+    with PopulationEvaluator(lambda: LocalEnv(), policy, 0, max_episode_steps=2) as evaluator:
+        assert evaluator.evaluate(members(policy, 2)).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": -1}, "num_workers must be an integer of at least 0, got -1"),
+        ({"episodes": 0}, "episodes must be an integer of at least 1, got 0"),
+        ({"seed": -1}, "a seed must be an integer"),
+        ({"inference": "worker"}, "needs children to act in, but num_workers is 0"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
+    ],
+)
+def test_argument_out_of_range_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_evaluator(**options)
+
+
+def test_unknown_id_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="2DNavigaton"):
+        PopulationEvaluator("2DNavigaton-v0", navigator(), 2)
+
+
+def test_policy_that_cannot_be_pickled_is_refused_where_it_is_to_act_in_children() -> None:
+    policy = NormalMLPPolicy(2, 2, (4,), lambda units: torch.relu(units))
+    with pytest.raises(TypeError, match="the policy NormalMLPPolicy cannot be pickled"):
+        make_evaluator(2, policy, inference="worker")
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.zeros((3, 7)), r"expected weights of the shape \(P, 24\), .* got the shape \(3, 7\)"),
+        (np.zeros(24), r"got the shape \(24,\)"),
+        (np.zeros((0, 24)), r"got the shape \(0, 24\)"),
+        ([np.zeros(24), np.zeros(23)], r"expected weights of the shape \(P, 24\)"),
+        ([["a"] * 24], r"expected weights of the shape \(P, 24\)"),
+        (np.where(np.eye(3, 24) * [[0], [1], [1]], np.nan, 0.0), "the weights of member 1 are not finite"),
+        (np.full((1, 24), 1e300), "the weights of member 0 are not finite as torch.float32"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_any_child_starts(weights: Any, message: str) -> None:
+    with make_evaluator(2) as evaluator:
+        assert evaluator.size == 24
+        with pytest.raises(ValueError, match=message):
+            evaluator.evaluate(weights)
+        assert evaluator.pids == []
+
+
+def test_tasks_that_do_not_fit_are_refused() -> None:
+    with make_evaluator() as evaluator:
+        with pytest.raises(ValueError, match="expected one task for each of the 2 members, got 1"):
+            evaluator.evaluate(members(navigator(), 2), [GOAL])
+        with pytest.raises(TaskError, match="'direction'"):
+            evaluator.evaluate(members(navigator(), 1), [{"direction": 1.0}])
+
+
+def test_importing_the_package_does_not_load_the_evaluator_with_torch() -> None:
+    assert "PopulationEvaluator" in maml_rl.__all__
+    assert maml_rl.PopulationEvaluator is PopulationEvaluator
