@@ -1,5 +1,6 @@
 """What befalls children - death, exceptions, hangs - really happens here, and costs what it may cost."""
 
+import gc
 import logging
 import os
 import signal
@@ -148,7 +149,10 @@ def test_descriptors_memory_and_children_stay_flat_over_a_thousand_iterations_wi
     actions = np.zeros((NUM_SLOTS, 1), np.float32)
 
     def hold() -> tuple[int, int, int]:
+        gc.collect()
         return this.num_fds(), len(child_processes()), this.memory_info().rss
+
+    held = {}
 
     with make_parallel() as vector_env:
         for iteration in range(1_001):
@@ -159,13 +163,14 @@ def test_descriptors_memory_and_children_stay_flat_over_a_thousand_iterations_wi
             if iteration % 100 == 0:
                 os.kill(vector_env.pids[0], signal.SIGKILL)
                 play_until_through(vector_env)
-            if iteration == 200:
-                descriptors, children, memory = hold()
-        assert hold()[:2] == (descriptors, children)
-        assert hold()[2] < memory + 3_000_000
+            if iteration in (200, 600, 1_000):
+                held[iteration] = hold()
+    assert held[200][:2] == held[600][:2] == held[1_000][:2]
+    # What leaks grows all the time; the allocator takes a few megabytes from the system once in a while.
+    assert min(held[600][2] - held[200][2], held[1_000][2] - held[600][2]) < 1_000_000
     with pytest.raises(ChildEnvError):
         make_parallel(fault="raise", place="make")
-    assert this.num_fds() < descriptors
+    assert this.num_fds() < held[200][0]
 
 
 # Exceptions.
