@@ -6,11 +6,10 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -22,23 +21,6 @@ from maml_rl.training import train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUMBER = r"(-?\d+\.\d+)"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports an example by its name, as somebody in its folder would."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    known, registered = set(sys.modules), set(gymnasium.registry)
-
-    def load(name: str) -> Any:
-        return __import__(name)
-
-    yield load
-    for name in set(sys.modules) - known:
-        if getattr(sys.modules[name], "__file__", None) and Path(sys.modules[name].__file__ or "").parent == EXAMPLES:
-            del sys.modules[name]
-    for env_id in set(gymnasium.registry) - registered:
-        del gymnasium.registry[env_id]
 
 
 @pytest.fixture(scope="module")
