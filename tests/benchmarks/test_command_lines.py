@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import iteration, sampling, scale, supervision, waiting
+from benchmarks import iteration, population, sampling, scale, supervision, waiting
 
 
 @pytest.fixture
@@ -97,3 +97,21 @@ def test_supervision_compares_children_with_processes_that_nobody_watches(files)
 
     share = rows[supervision.SUPERVISED]["median"] / rows[supervision.ALONE]["median"]
     assert rows["supervised / unwatched"]["median"] == pytest.approx(share)
+
+
+@pytest.mark.timeout(180)
+def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files):
+    result, rows = run(population.main, files)
+
+    names = ["MultiTaskSampler, HalfCheetahDir-v5 2 x 2 x 5", "MultiTaskSampler, HalfCheetahDir-v5 4 x 1 x 5"]
+    assert [row["name"] for row in result["tables"][population.RATES]] == [population.EVALUATOR, *names]
+    for name in names:
+        share = rows[population.EVALUATOR]["median"] / rows[name]["median"]
+        assert rows[f"{population.EVALUATOR} / {name}"]["median"] == pytest.approx(share)
+
+
+def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        population.main(["--members", "20"])
+
+    assert "must be a multiple of --task-size" in capsys.readouterr().err
