@@ -77,11 +77,17 @@ def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
 def test_waiting_measures_every_mode_there_is(files):
     result, _ = run(waiting.main, files, positive=False)
 
-    left_out = {remark.split("'")[1] for remark in result["remarks"]}
     for title, _ in waiting.QUANTITIES.values():
         names = [row["name"] for row in result["tables"][title]]
-        assert {name.rpartition(", ")[2] for name in names} == set(waiting.MODES) - left_out
-    assert all(0.0 <= row["median"] <= 1.0 for row in result["tables"][waiting.QUANTITIES["waiting"][0]])
+        assert {name.rpartition(", ")[2] for name in names} == set(waiting.MODES)
+    _, children, shares = (
+        [row["median"] for row in result["tables"][title]] for title, _ in waiting.QUANTITIES.values()
+    )
+    # The parent acts for both children, for whoever has answered, for a group of one; or a child for itself.
+    assert children[0] == 2.0
+    assert children[3:] == [1.0, 1.0]
+    assert all(1.0 <= mean <= 2.0 for mean in children)
+    assert all(0.0 < share <= 1.0 for share in shares)
 
 
 def test_sizes_that_the_children_cannot_share_equally_are_refused(capsys):
@@ -89,6 +95,13 @@ def test_sizes_that_the_children_cannot_share_equally_are_refused(capsys):
         waiting.main(["--sizes", "10"])
 
     assert "multiple of --num-workers" in capsys.readouterr().err
+
+
+def test_horizons_for_other_sizes_than_there_are_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        waiting.main(["--sizes", "160", "--horizons", "5", "6"])
+
+    assert "one number for each of the 1 sizes" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(180)
