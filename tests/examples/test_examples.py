@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -90,7 +92,6 @@ def test_saved_policy_is_adapted_to_the_task_that_is_named(
 
 
 def test_single_task_ppo_trains(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("stable_baselines3")
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     options = ["--env", "2DNavigation-v0", "--task", '{"goal": [0.4, 0.3]}', "--steps", "64", "--horizon", "64"]
     try:
@@ -103,9 +104,41 @@ def test_single_task_ppo_trains(example: Callable[[str], Any], capsys: pytest.Ca
     assert "after 64 steps" in capsys.readouterr().out
 
 
-def test_rl2_trains(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
-    example("rl2").main(["--iterations", "2", "--tasks", "4", "--episodes", "5", "--memory-size", "6"])
-    assert len(capsys.readouterr().out.splitlines()) == 2
+class OneArmPaysEnv(gymnasium.Env):
+    """A bandit with two arms, of which one always pays and the other never: the first pull tells all."""
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.arm = 0
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"arm": int(arm)} for arm in self.np_random.integers(0, 2, num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.arm = task["arm"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return np.zeros(1, np.float32), float(action == self.arm), True, False, {}
+
+
+def test_rl2_learns_to_find_within_a_trial_the_arm_that_pays(
+    example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rl2 = example("rl2")
+    gymnasium.register("OneArmPays-v0", entry_point=OneArmPaysEnv)
+    options = ["--iterations", "9", "--tasks", "40", "--episodes", "5", "--memory-size", "16"]
+    rl2.main(["--env", "OneArmPays-v0", *options])
+    line = rf"iteration +\d+: mean return +{NUMBER} early and +{NUMBER} late in a trial"
+    (untrained, *_, trained) = re.findall(line, capsys.readouterr().out)
+    # Nobody can know the arm at the first of five pulls.
+    assert 0.25 < float(trained[0]) < 0.75
+    assert float(untrained[1]) < 0.75
+    assert float(trained[1]) > 0.9
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -174,7 +207,6 @@ def test_rl2_memory_is_that_of_the_gated_recurrent_unit_of_torch(example: Callab
 
 
 def test_quickstart_runs_from_top_to_bottom() -> None:
-    matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
