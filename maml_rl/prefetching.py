@@ -69,6 +69,7 @@ class Prefetcher(Generic[Item]):
 
         Raises:
             BaseException: What the thread has raised.
+            RuntimeError: If all items are taken, or the `with` block is over.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._failure)
@@ -86,11 +87,13 @@ class Prefetcher(Generic[Item]):
                     # Not before there is room for it: the later an item is begun, the newer is what it is made from.
                     self._changed.wait_for(lambda: self._stopped or len(self._items) < self._ahead)
                     if self._stopped:
-                        return
+                        raise RuntimeError("nothing is made any more, because the block is over")
                 item = self._make()
                 with self._changed:
                     self._items.append(item)
                     self._changed.notify_all()
+            # Whoever asks for more would wait for ever.
+            raise RuntimeError(f"all {self._count} items are taken")
         # Whatever it is, it belongs to the thread that takes the items.
         except BaseException as error:
             with self._changed:

@@ -136,6 +136,18 @@ def test_error_of_the_user_interrupts_work_that_does_not_end(monkeypatch: pytest
     assert threading.active_count() == before
 
 
+def test_item_that_nobody_will_make_is_not_waited_for() -> None:
+    with Prefetcher(counting(), 1, 1, ignore) as prefetcher:
+        assert prefetcher.take() == 0
+        with pytest.raises(RuntimeError, match="all 1 items are taken"):
+            prefetcher.take()
+    with Prefetcher(counting(), 100, 1, ignore) as prefetcher:
+        assert prefetcher.take() == 0
+    # What was finished when the block ended may still be taken.
+    with pytest.raises(RuntimeError, match="the block is over"):
+        _ = [prefetcher.take() for _ in range(3)]
+
+
 @pytest.mark.parametrize("ahead", [0, -1])
 def test_queue_without_room_is_refused(ahead: int) -> None:
     with pytest.raises(ValueError, match="ahead must be an integer of at least 1"):
