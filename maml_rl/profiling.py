@@ -1,7 +1,7 @@
 """Where an iteration's time goes: seconds per named stage and a few means, measured only when somebody asks for it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 
 STAGES = ("physics", "inference", "waiting", "assembly", "advantages", "inner", "outer")
@@ -19,9 +19,12 @@ class StageTimer:
         self._seconds: dict[str, float] = {}
         self._observed: dict[str, tuple[int, float]] = {}
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """Add the time spent in the `with` block to stage `name`."""
+        return self._measured(name)
+
+    @contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
         start = perf_counter()
         try:
             yield
@@ -54,12 +57,14 @@ class StageTimer:
         return {name: total / count for name, (count, total) in observed.items()}
 
 
+_NOTHING = nullcontext()
+
+
 class _NullTimer(StageTimer):
     """Measures nothing, at the price of an empty `with` block."""
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        yield
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        return _NOTHING
 
     def add(self, name: str, seconds: float) -> None:
         """Do nothing."""
