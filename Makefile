@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= fast,report,dev
+EXTRAS ?= fast,report,docs,dev
 # More arguments for the command that a target runs, as in `make train ARGS='--seed 3 --output-folder runs/three'`.
 ARGS ?=
 
@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint types format clean
+.PHONY: help install train test lint types docs format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -41,9 +41,13 @@ lint: $(READY) ## check the style
 types: $(READY) ## check the types
 	$(RUN) -m mypy
 
+docs: $(READY) ## build the documentation into site/, and fail on a broken link or a broken docstring
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet $(ARGS)
+	@echo 'the documentation is site/index.html; searching it needs a server: $(RUN) -m http.server --directory site'
+
 format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
 clean: ## remove .venv and the caches; runs stay
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

@@ -1,0 +1,75 @@
+"""What the documentation site does to its pages, so that they need no network and no scripts to be read.
+
+MkDocs calls the functions `on_...`. Formulas become MathML, which browsers set by themselves. Diagrams, blocks of
+Mermaid, become the pictures that `scripts/draw_diagrams.py` has drawn from them.
+"""
+
+import hashlib
+import html
+import logging
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+# MkDocs counts the warnings of its own loggers, and fails on them in strict mode.
+LOG = logging.getLogger("mkdocs.hooks.documentation")
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def diagrams_of(markdown: str) -> list[str]:
+    """Return the source of every diagram of a page, in order."""
+    return _DIAGRAM.findall(markdown)
+
+
+def picture_of(page: str, index: int) -> str:
+    """Return where, below `docs`, the picture of a page's diagram lies."""
+    return f"images/diagrams/{page.removesuffix('.md').replace('/', '-')}-{index + 1}.svg"
+
+
+def mark_of(diagram: str) -> str:
+    """Return the comment with which a picture tells what it was drawn from."""
+    return f"<!-- drawn from {hashlib.sha256(diagram.encode()).hexdigest()} -->"
+
+
+def with_pictures(markdown: str, page: str, docs: Path = DOCS) -> str:
+    """Put pictures in the place of diagrams, and warn where a picture is missing or drawn from something else."""
+    count = 0
+
+    def to_picture(match: re.Match[str]) -> str:
+        nonlocal count
+        picture = picture_of(page, count)
+        count += 1
+        file = docs / picture
+        if not file.is_file() or mark_of(match[1]) not in file.read_text(encoding="utf-8"):
+            LOG.warning(f"{page}: diagram {count} has changed since it was drawn; run scripts/draw_diagrams.py")
+        heading = [page, *_HEADING.findall(markdown[: match.start()])][-1]
+        return f"![Diagram: {heading}]({posixpath.relpath(picture, posixpath.dirname(page) or '.')})"
+
+    return _DIAGRAM.sub(to_picture, markdown)
+
+
+def with_formulas(page_html: str) -> str:
+    """Put MathML in the place of LaTeX."""
+
+    def to_mathml(match: re.Match[str]) -> str:
+        latex = html.unescape(match[2]).strip()[2:-2]
+        return convert(latex, display="block" if match[1] == "div" else "inline")
+
+    return _FORMULA.sub(to_mathml, page_html)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Called with every page before it is rendered."""
+    return with_pictures(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Called with every page after it was rendered."""
+    return with_formulas(html)

@@ -1,0 +1,97 @@
+"""Draws one member of every family for the documentation.
+
+    python scripts/draw_families.py
+
+Families with a renderer show a state as it is rendered; bandits and Markov decision processes show their tasks.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+import maml_rl  # Registers the families.  # noqa: F401
+
+matplotlib.use("Agg")
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "families"
+_ARROW = {"arrowstyle": "-|>,head_width=0.5,head_length=0.9", "color": "#c83c32", "linewidth": 4}
+
+
+def main() -> None:
+    """Draw all pictures."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    _save("Bandit-K10-v0", _arms, _task("Bandit-K10-v0", 4))
+    _save("GaussianBandit-K10-v0", _arms, _task("GaussianBandit-K10-v0", 5), 1.0)
+    _save("TabularMDP-v0", _rewards, _task("TabularMDP-v0", 4))
+    _save("2DNavigation-v0", _frame, _walk("2DNavigation-v0", {"goal": [0.3, -0.2]}, 9), "goal: (0.3, -0.2)")
+    for name, task, num_steps, label, arrow in (
+        ("HalfCheetahVel-v5", {"velocity": 1.3}, 8, "velocity: 1.3 m/s", (0.5, 0)),
+        ("HalfCheetahDir-v5", {"direction": -1}, 16, "direction: -1", (-0.5, 0)),
+        ("AntVel-v5", {"velocity": 2.1}, 8, "velocity: 2.1 m/s", (0.5, 0)),
+        ("AntDir-v5", {"direction": -1}, 20, "direction: -1", (-0.5, 0)),
+        ("AntPos-v5", {"position": [2.0, 1.0]}, 14, "position: (2, 1)", (0.5, 0.25)),
+    ):
+        _save(name, _frame, _walk(name, task, num_steps), label, arrow)
+
+
+def _task(name: str, seed: int) -> dict[str, Any]:
+    env = gymnasium.make(name)
+    env.reset(seed=seed)
+    (task,) = env.get_wrapper_attr("sample_tasks")(1)
+    env.close()
+    return task
+
+
+def _walk(name: str, task: dict[str, Any], num_steps: int) -> np.ndarray:
+    """Return the picture of the state after some steps: towards the goal, or at random."""
+    env = gymnasium.make(name, task=task, render_mode="rgb_array")
+    observation, _ = env.reset(seed=3)
+    env.action_space.seed(3)
+    for _ in range(num_steps):
+        action = env.action_space.sample()
+        if "goal" in task:
+            action = 0.3 * action + 0.2 * (np.asarray(task["goal"], np.float32) - observation)
+        observation, *_ = env.step(action)
+    frame = env.render()
+    env.close()
+    return frame
+
+
+def _save(name: str, draw: Any, *arguments: Any) -> None:
+    figure, axes = plt.subplots(figsize=(3.2, 3.2), dpi=100, layout="constrained")
+    draw(axes, *arguments)
+    path = FOLDER / f"{name}.webp"
+    figure.savefig(path, pil_kwargs={"quality": 80})
+    plt.close(figure)
+    print(path.relative_to(FOLDER.parent.parent.parent))
+
+
+def _frame(axes: Axes, frame: np.ndarray, label: str, arrow: tuple[float, float] | None = None) -> None:
+    axes.imshow(frame)
+    axes.set_axis_off()
+    axes.set_title(label, fontsize=11)
+    if arrow is not None:
+        start = (0.5 - arrow[0] / 2, 0.16 - arrow[1] / 2)
+        stop = (start[0] + arrow[0], start[1] + arrow[1])
+        axes.annotate("", stop, start, xycoords="axes fraction", textcoords="axes fraction", arrowprops=_ARROW)
+
+
+def _arms(axes: Axes, task: dict[str, Any], deviation: float = 0.0) -> None:
+    bars = {"yerr": deviation, "capsize": 2} if deviation else {}
+    axes.bar(np.arange(len(task["mean"])), task["mean"], color="#2859b4", **bars)
+    axes.set(xlabel="arm", ylabel="mean reward", ylim=(-deviation, 1 + deviation))
+
+
+def _rewards(axes: Axes, task: dict[str, Any]) -> None:
+    image = axes.imshow(task["rewards_mean"].T, cmap="viridis", aspect="auto", origin="lower")
+    axes.set(xlabel="state", ylabel="action")
+    axes.figure.colorbar(image, ax=axes, label="mean reward", location="top")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The documentation is built as `make docs` does it; what it shows is run, or stands in an example that is."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import maml_rl
+from maml_rl import cli
+from maml_rl.config import Config
+from maml_rl.config_file import Mapping
+from maml_rl.envs import FAMILIES
+from maml_rl.training import train
+from tests.report.chromium import chromium
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+# Their blocks need nothing but each other, and a run in runs/2d-navigation.
+RUN_PAGES = ("concepts.md", "families.md", "index.md")
+# What a page loads by itself; links that are followed by a click may lead anywhere.
+LOADED = re.compile(r'<(?:script|img|iframe|source|video)[^>]* src="?([^" >]+)|<link[^>]* rel="?stylesheet[^>]*>')
+TOO_WIDE = "return document.documentElement.scrollWidth > innerWidth"
+BROKEN = """
+Promise.all([...document.images].map((image) => image.decode().then(() => '', () => image.src)))
+"""
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for block in blocks(page, ""):
+            for line in block.replace("\\\n", " ").splitlines():
+                line = line.partition(" #")[0].strip()
+                if line.startswith(("python train.py", "python test.py", "maml-rl", "python -m maml_rl")):
+                    yield page, line
+
+
+@pytest.fixture(scope="module")
+def documentation() -> Iterator[Any]:
+    """The module of the site's hooks."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        yield import_module("documentation")
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+        sys.modules.pop("documentation")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documentation") / "site"
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    return folder
+
+
+@pytest.mark.timeout(120)
+def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.glob("*.html"))
+    assert {path.stem for path in pages} >= {page.removesuffix(".md") for page in PAGES}
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        loaded = [match[0] for match in LOADED.finditer(text)]
+        assert loaded
+        assert not [element for element in loaded if "//" in element], path.name
+        assert 'class="mermaid"' not in text
+        assert "arithmatex" not in text
+    assert "@import" not in (site / "stylesheets" / "site.css").read_text()
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    reference = (site / "api.html").read_text(encoding="utf-8")
+    headings = set(re.findall(r'<h\d id="([\w.]+)"', reference))
+    for package in ("", ".envs", ".samplers", ".policies", ".metalearners", ".report"):
+        for name in import_module(f"maml_rl{package}").__all__:
+            if name != "envs":
+                assert any(heading.endswith(f".{name}") for heading in headings), f"maml_rl{package}.{name}"
+
+
+def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
+    for page, text in PAGES.items():
+        built = (site / page.replace(".md", ".html")).read_text(encoding="utf-8")
+        assert built.count("<math ") >= len(re.findall(r"^\$\$$", text, re.MULTILINE)) // 2
+        assert built.count("images/diagrams/") == len(blocks(page, "mermaid"))
+    assert (site / "algorithms.html").read_text(encoding="utf-8").count("<math ") > 30
+
+
+@pytest.mark.timeout(120)
+def test_pages_open_in_a_browser(site: Path) -> None:
+    with chromium() as browser:
+        for path in sorted(site.glob("*.html")):
+            if path.stem == "404":  # It knows its place on a server alone.
+                continue
+            for width, dark in ((1300, False), (390, True)):
+                browser.open(path, width=width, dark=dark)
+                assert [source for source in browser.wait(BROKEN) if source] == [], path.name
+                assert not browser.run(TOO_WIDE), path.name
+                assert browser.complaints() == [], path.name
+
+
+def test_changed_diagram_is_warned_of(documentation: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "# Title\n\n```mermaid\nflowchart\n    a --> b\n```\n\nThe end.\n"
+    picture = tmp_path / documentation.picture_of("page.md", 0)
+    picture.parent.mkdir(parents=True)
+    (diagram,) = documentation.diagrams_of(text)
+    picture.write_text(documentation.mark_of(diagram))
+    shown = documentation.with_pictures(text, "page.md", tmp_path)
+    assert shown == "# Title\n\n![Diagram: Title](images/diagrams/page-1.svg)\n\nThe end.\n"
+    assert not caplog.records
+    documentation.with_pictures(text.replace("b", "c"), "page.md", tmp_path)
+    assert "diagram 1 has changed" in caplog.text
+    caplog.clear()
+    picture.unlink()
+    documentation.with_pictures(text, "page.md", tmp_path)
+    assert "draw_diagrams.py" in caplog.text
+
+
+def test_formula_becomes_mathml(documentation: Any) -> None:
+    inline = documentation.with_formulas(r'so <span class="arithmatex">\(a &lt; b_1\)</span>.')
+    assert re.fullmatch(r"so <math [^>]*display=\"inline\">.*<msub>.*</math>\.", inline)
+    assert "arithmatex" not in inline
+    assert 'display="block"' in documentation.with_formulas('<div class="arithmatex">\\[\nx\n\\]</div>')
+
+
+@pytest.mark.parametrize("page", RUN_PAGES)
+def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if page == "index.md":
+        sizes = {"hidden-sizes": [8], "fast-batch-size": 4, "meta-batch-size": 2, "num-batches": 1}
+        config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes}))
+        train(config, "runs/2d-navigation", num_workers=0)
+    found = blocks(page, "python")
+    assert found
+    for block in found:
+        exec(block, {})
+
+
+def test_walk_through_shows_the_example_as_it_is() -> None:
+    example = (ROOT / "examples" / "custom_family.py").read_text(encoding="utf-8")
+    found = blocks("adding-a-family.md", "python")
+    assert len(found) >= 6
+    for block in found:
+        assert block in example, block
+
+
+def test_python_is_run_or_stands_in_an_example_on_every_page() -> None:
+    covered = {*RUN_PAGES, "adding-a-family.md"}
+    for page in PAGES:
+        assert page in covered or not blocks(page, "python"), page
+        for block in blocks(page, "python"):
+            ast.parse(textwrap.dedent(block) if page in RUN_PAGES else "if True:\n" + textwrap.indent(block, "  "))
+
+
+@pytest.mark.parametrize(("page", "line"), list(command_lines()))
+def test_command_lines_name_options_and_configs_that_there_are(
+    page: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line.replace("python -m maml_rl.", "maml-rl "))
+    name = words[1].removesuffix(".py")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {word for word in words if word.startswith("--")} <= known
+    for word in words:
+        if word.startswith("configs/"):
+            assert (ROOT / word).is_file()
+
+
+def test_every_family_is_described_and_has_a_picture() -> None:
+    for env_id, family in FAMILIES.items():
+        assert f"`{env_id}`" in PAGES["families.md"]
+        same = [other for other, spec in FAMILIES.items() if spec.name == family.name]
+        assert any(f"images/families/{other}.webp" in PAGES["families.md"] for other in same), env_id
+
+
+def test_what_the_pages_name_is_there() -> None:
+    for page, text in PAGES.items():
+        for path in re.findall(r"`((?:examples|scripts|configs|maml_rl|tests)/[\w./-]+\.\w+)`", text):
+            assert (ROOT / path).exists(), f"{page}: {path}"
+        for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{page}: {module}"
+        for name in re.findall(r"`maml_rl\.([\w.]+)`", text):
+            found: Any = maml_rl
+            for part in name.split("."):
+                found = getattr(found, part, None) or import_module(f"{found.__name__}.{part}")
