@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -55,7 +56,11 @@ class Recipe:
 
     def make(self, num_envs: int) -> MetaVectorEnv:
         """Return the environment with `num_envs` slots."""
-        if self.spec is not None:
+        if self.spec is not None and self.spec.id not in gymnasium.registry:
+            # Modules register their ids themselves, and Gymnasium would warn of what is there before them.
+            for place in (env_id(self.env), self.spec.entry_point):
+                if isinstance(place, str) and ":" in place:
+                    import_module(place.partition(":")[0])
             gymnasium.registry.setdefault(self.spec.id, self.spec)
         return make_vector_env(self.env, self.env_kwargs, num_envs, max_episode_steps=self.max_episode_steps)
 

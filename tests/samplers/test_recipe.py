@@ -1,7 +1,10 @@
 """What a child is to make its environment from is checked in the parent, before any process starts."""
 
 import pickle
+import sys
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -52,6 +55,23 @@ def test_environment_that_only_the_parent_has_registered_can_be_made_elsewhere()
     assert vector_env.max_episode_steps == 9
     vector_env.close()
     del gymnasium.registry["Elsewhere-v0"]
+
+
+@pytest.mark.parametrize("name", ["Newcomer-v0", "newcomer:Newcomer-v0"])
+def test_module_that_registers_its_id_itself_is_imported_elsewhere_without_a_warning(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = 'gymnasium.register("Newcomer-v0", entry_point="newcomer:FaultyEnv", max_episode_steps=9)'
+    (tmp_path / "newcomer.py").write_text(f"import gymnasium\nfrom faulty_env import FaultyEnv\n\n{register}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_module("newcomer")
+    recipe = Recipe.of(name, {"place": "nowhere"}, None).pickled()
+    # As in a child that has imported nothing yet.
+    del gymnasium.registry["Newcomer-v0"], sys.modules["newcomer"]
+    vector_env = pickle.loads(recipe).make(2)
+    assert vector_env.max_episode_steps == 9
+    vector_env.close()
+    del gymnasium.registry["Newcomer-v0"], sys.modules["newcomer"]
 
 
 def test_registration_that_cannot_be_pickled_is_named() -> None:
