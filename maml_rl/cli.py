@@ -149,7 +149,9 @@ def _check_env(options: Namespace) -> None:
             print(f"ok: {promises}")
     finally:
         env.close()
-    print(f"{options.env} is a task family; MultiTaskSampler({options.env!r}, ...) samples it")
+    # A class has no id that a config could name.
+    name = repr(options.env) if env.spec is not None else options.env.rpartition(":")[2]
+    print(f"{options.env} is a task family; MultiTaskSampler({name}, ...) samples it")
 
 
 def _make_env(name: str, kwargs: dict[str, Any]) -> Any:

@@ -132,12 +132,12 @@ def test_envs_tells_what_the_tasks_of_every_family_mean(capsys: pytest.CaptureFi
     assert all(len(line) <= 120 for line in shown.splitlines())
 
 
-@pytest.mark.parametrize("name", ["coins:Coin-v0", "coins:CoinEnv"])
+@pytest.mark.parametrize(("name", "argument"), [("coins:Coin-v0", "'coins:Coin-v0'"), ("coins:CoinEnv", "CoinEnv")])
 def test_family_of_ones_own_is_checked_from_the_current_folder(
-    coins: str, name: str, capsys: pytest.CaptureFixture[str]
+    coins: str, name: str, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code("check-env", name, "--env-kwargs", "{worth: 2.0}") == 0
-    assert f"{name} is a task family" in capsys.readouterr().out
+    assert f"{name} is a task family; MultiTaskSampler({argument}, ...)" in capsys.readouterr().out
 
 
 def test_family_that_forgets_its_task_is_told_so(coins: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,11 +69,17 @@ def find_spec(env_id: str) -> EnvSpec:
         ValueError: If there is no such module or id; the message names the closest one.
     """
     module, _, name = env_id.rpartition(":")
+    imported = None
     if module:
         try:
-            import_module(module)
+            imported = import_module(module)
         except ModuleNotFoundError as error:
             raise ValueError(f"cannot import the module of {env_id!r}: {error}") from error
+    if name not in gymnasium.registry and callable(getattr(imported, name, None)):
+        raise ValueError(
+            f"{env_id!r} is no id, but something that makes an environment; pass it itself, or give it an id in "
+            f"{module}: gymnasium.register('{name}-v0', entry_point='{env_id}', max_episode_steps=...)"
+        )
     if name not in gymnasium.registry:
         close = difflib.get_close_matches(name, [*FAMILIES, *gymnasium.registry], 1)
         hint = f"did you mean {close[0]!r}?" if close else f"the families are {', '.join(FAMILIES)}"
