@@ -149,6 +149,7 @@ class PhaseStreams(NamedTuple):
         phase: number of adaptation steps taken before these episodes.
         evaluation: draw from the evaluation's streams instead of the training's.
         first_task: number of the first task, for whoever samples only some tasks of the phase.
+        common: give every task the streams of task 0: common random numbers, for whoever compares tasks.
     """
 
     seed: int
@@ -156,6 +157,7 @@ class PhaseStreams(NamedTuple):
     phase: int
     evaluation: bool = False
     first_task: int = 0
+    common: bool = False
 
     def episode_seeds(self, num_tasks: int, episodes: range) -> NDArray[np.int64]:
         """Return one environment seed per episode, (M, len(episodes)) int64 in [0, 2**63)."""
@@ -192,7 +194,8 @@ class PhaseStreams(NamedTuple):
         tasks = range(self.first_task, self.first_task + num_tasks)
         last = StreamKey(self.seed, purpose, self.iteration, self.phase, tasks[-1], episodes[-1])
         seed, purpose_and_phase, iteration, _, _ = last.check().words()
-        words = (index, iteration, np.asarray(tasks)[:, None, None], np.asarray(episodes)[:, None])
+        numbers = np.zeros(num_tasks) if self.common else np.asarray(tasks)
+        words = (index, iteration, numbers[:, None, None], np.asarray(episodes)[:, None])
         return philox((seed, purpose_and_phase), words)
 
 

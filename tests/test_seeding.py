@@ -182,6 +182,16 @@ def test_first_task_picks_tasks_of_the_same_phase() -> None:
     assert np.array_equal(noise[:, 2:], part.action_noise("normal", 3, range(6), range(7), 3))
 
 
+def test_common_streams_are_those_of_task_zero_wherever_the_tasks_begin() -> None:
+    single, common = PhaseStreams(1, 2, 3), PhaseStreams(1, 2, 3, first_task=5, common=True)
+    seeds = common.episode_seeds(4, range(6))
+    assert seeds.shape == (4, 6)
+    assert (seeds == single.episode_seeds(1, range(6))).all()
+    noise = common.action_noise("normal", 4, range(6), range(7), 3)
+    assert noise.shape == (7, 4, 6, 3)
+    assert (noise == single.action_noise("normal", 1, range(6), range(7), 3)).all()
+
+
 @pytest.mark.parametrize("entry", ["seed", "iteration", "phase", "evaluation"])
 def test_phases_that_differ_in_one_entry_have_other_streams(entry: str) -> None:
     streams = PhaseStreams(0, 0, 0)
