@@ -29,7 +29,8 @@ class PopulationEvaluator:
     The members of a population are to a rollout what the tasks of a batch are: each acts under its own parameters, all
     in one batched pass. Randomness is keyed by (seed, generation, member, episode): every member has its own initial
     states and action noise, new ones in every generation, and the returns are the same for any number of workers and
-    after any child has been replaced.
+    after any child has been replaced. With `common_noise` the members of a generation have the same initial states
+    and noise, episode by episode, so that members differ in their returns only as far as their weights do.
 
     All members have one task, always the same, unless `evaluate` is given others. A population of another size than
     the one before needs other slots, which costs the start of the children: give those who alternate between two
@@ -53,6 +54,7 @@ class PopulationEvaluator:
         env_kwargs: keyword arguments of the environment.
         task: of all members; None for one that the environment draws with the seed.
         max_episode_steps: horizon; None for the environment's own.
+        common_noise: one set of random numbers for all members of a generation.
         inference: where the policy acts; see `MultiTaskSampler`.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
         step_timeout: seconds a child may take for one command, or one step, before it counts as hung.
@@ -79,6 +81,7 @@ class PopulationEvaluator:
         env_kwargs: Mapping[str, Any] | None = None,
         task: Task | None = None,
         max_episode_steps: int | None = None,
+        common_noise: bool = False,
         inference: Inference = "auto",
         start_method: str | None = None,
         step_timeout: float = 60.0,
@@ -94,7 +97,7 @@ class PopulationEvaluator:
             # Refused here rather than in the first generation.
             recipe.pickled()
         self._episodes, self._seed = check_count("episodes", episodes), check_seed(seed)
-        self._policy, self._task, self._timer = policy, task, timer
+        self._policy, self._task, self._common_noise, self._timer = policy, task, common_noise, timer
         self._dtype, self._device = own.dtype, own.device
         self.size, self.generation, self._num_draws = self._layout.size, 0, 0
         self._placement = Placement(
@@ -154,7 +157,7 @@ class PopulationEvaluator:
                 (self._task,) = self._draw_tasks(1, 0)
             tasks = [self._task] * num_members
         slot_tasks = [task for task in tasks for _ in range(self._episodes)]
-        streams = PhaseStreams(self._seed, self.generation, 0)
+        streams = PhaseStreams(self._seed, self.generation, 0, common=self._common_noise)
 
         def one_generation() -> NDArray[np.float64]:
             slots.reset_task(slot_tasks)

@@ -168,6 +168,20 @@ def test_members_with_equal_weights_have_noise_of_their_own() -> None:
     assert len(set(returns)) == 5
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("inference", ["auto", "central"])
+def test_with_common_noise_only_the_weights_make_a_difference(inference: Any, num_workers: int) -> None:
+    weights = np.repeat(members(navigator(), 2), [4, 1], axis=0)
+    common: dict[str, Any] = {"common_noise": True, "episodes": 3, "inference": inference}
+    first, second = generations(make_evaluator(num_workers, **common), weights)
+    for returns in (first, second):
+        assert len(set(returns[:4])) == 1
+        assert returns[4] != returns[0]
+    assert first[0] != second[0]
+    # The noise is that of the first member, who cannot tell.
+    assert first[0] == generations(make_evaluator(episodes=3), weights, 1)[0][0]
+
+
 def test_search_may_be_resumed_at_a_generation() -> None:
     weights = members(navigator(), 2)
     undisturbed = generations(make_evaluator(), weights, 3)
