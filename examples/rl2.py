@@ -10,7 +10,7 @@ fault, works as for any other policy.
     python examples/rl2.py
 
 On the bandit with five arms, after 40 iterations of 100 trials, the mean return of a pull grows within a trial from
-0.60 (first four pulls) to 0.74 (last four); it is 0.5 without learning.
+0.61 (first four pulls) to 0.74 (last four); it is 0.5 without learning.
 
 Source: Duan et al. 2016, https://arxiv.org/abs/1611.02779; trained here by PPO, https://arxiv.org/abs/1707.06347
 """
