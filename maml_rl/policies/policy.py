@@ -9,7 +9,7 @@ build distribution objects.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -63,6 +63,13 @@ class Policy(nn.Module, ABC):
             (..., *action shape) actions. With stacked parameters the actions of a task do not depend, to the last bit,
             on which other tasks are computed along with it.
         """
+
+    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return `act` as a function of observations and noise, for whoever acts many times under the same parameters.
+
+        A policy may compute once what depends on the parameters alone. The actions are those of `act`, to the last bit.
+        """
+        return lambda observations, noise: self.act(observations, noise, params)
 
     @abstractmethod
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:

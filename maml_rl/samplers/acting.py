@@ -1,6 +1,6 @@
 """Batched inference for a rollout: every task under its own parameters, every episode with its own noise."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -93,6 +93,8 @@ class Actor:
         self._params = {
             name: value.detach().to(self._device) for name, value in policy.stack_parameters(num_tasks, params).items()
         }
+        # By range of tasks: children that answer apart from each other are acted for apart from each other.
+        self._actors: dict[tuple[int, int], Callable[[Tensor, Tensor], Tensor]] = {}
         self._num_tasks = num_tasks
         self._slots_per_task = len(observations) // num_tasks
         self._rows = observations
@@ -117,18 +119,22 @@ class Actor:
             padded = np.zeros((num_rows, noise.shape[1]), np.float32)
             padded[rows] = noise
             noise = padded
-        params = self._params
-        if tasks != slice(0, self._num_tasks):
-            params = {name: value[tasks] for name, value in params.items()}
+        policy_act = self._actor_of(tasks)
         if self._link is None:
-            actions = self._policy.act(
-                self._observations[tasks], torch.from_numpy(noise).unflatten(0, (-1, per_task)), params
-            )
+            actions = policy_act(self._observations[tasks], torch.from_numpy(noise).unflatten(0, (-1, per_task)))
             result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
             return result
         whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
         there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
-        return self._link.fetch(self._policy.act(there, noise_there, params).flatten(0, 1)[rows])
+        return self._link.fetch(policy_act(there, noise_there).flatten(0, 1)[rows])
+
+    def _actor_of(self, tasks: slice) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return what acts for a range of tasks."""
+        key = (tasks.start, tasks.stop)
+        if key not in self._actors:
+            params = {name: value[tasks] for name, value in self._params.items()}
+            self._actors[key] = self._policy.actor(params)
+        return self._actors[key]
 
 
 def log_probs_of(policy: Policy, params: Mapping[str, Tensor] | None, episodes: TaskEpisodes) -> Tensor:
