@@ -231,6 +231,10 @@ class Launcher:
             server.bury()
 
     def _fork(self, ends: ParentEnds) -> ChildProcess:
+        # What is in the buffers would come out of the child, too.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
         with warnings.catch_warnings():
             # Whoever chooses fork has been told what it means with threads.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
