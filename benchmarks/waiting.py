@@ -7,16 +7,23 @@ The second takes minutes where the first takes an hour.
 
 Repeats a published experiment: 8 processes, 160 to 32,000 environments, a parent that waits for all children, or for at
 most so many seconds and then acts for those that have answered; with a small and a large network. Next to that the
-other ways of collecting: two groups of children that take turns, and policies that act within the children.
+other ways of collecting: two groups of children that take turns, policies that act within the children, and a policy on
+an accelerator where there is one.
+
+Collecting ahead makes no step faster: it does something else meanwhile. So its gain is measured in whole training
+iterations, at the fewest environments and with the first network, next to training that collects when it needs to. What
+populations cost is the question of `benchmarks.population`.
 """
 
 import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
-from benchmarks.measuring import Samples, machine, take_turns
+from benchmarks.measuring import Samples, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
 
 if TYPE_CHECKING:
@@ -29,6 +36,8 @@ MODES: dict[str, dict[str, Any]] = {
     "two groups": {"num_groups": 2},
     "policy in the children": {"inference": "worker"},
 }
+ACCELERATOR: dict[str, dict[str, Any]] = {"policy on the accelerator": {"device": "cuda"}}
+PREFETCH = {"training, collecting when needed": 0, "training, collecting one batch ahead": 1}
 NETWORKS = {"small": (64, 64), "large": (512, 512)}
 # Steps of an episode by number of environments: enough steps to time, in minutes rather than hours.
 HORIZONS = {160: 1_000, 4_000: 200, 32_000: 50}
@@ -37,6 +46,12 @@ QUANTITIES = {
     "children": ("Mean number of children per forward pass", "children"),
     "waiting": ("Share of the time that the parent waits", "share"),
 }
+TRAINING = {
+    "rate": ("Environment steps per second, update included", "steps/s"),
+    "waiting": ("Share of the time that the update waits", "share"),
+}
+GAIN = "Gain of collecting ahead"
+PARTS = ("steps", "training")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,25 +60,56 @@ def main(arguments: list[str] | None = None) -> None:
     check_packages(options)
     report = Report("waiting", machine(), chosen(options))
     rows: dict[str, Samples] = {}
-    for size in options.sizes:
-        for network in options.networks:
-            rows |= _measure(size, network, options)
-    for quantity, (title, unit) in QUANTITIES.items():
+    modes = modes_here()
+    if "steps" in options.only:
         for size in options.sizes:
             for network in options.networks:
-                for mode in MODES:
-                    name = _name(size, network, mode)
-                    report.add(
-                        title, Row(name, rows[f"{name}: {quantity}"], unit, str(_workload(size, network, options)))
-                    )
-    finish(report, options, chart=lambda _, __: _chart(report, rows, list(MODES), options))
+                rows |= _measure(size, network, modes, options)
+        for quantity, (title, unit) in QUANTITIES.items():
+            for size in options.sizes:
+                for network in options.networks:
+                    note = str(_workload(size, network, options))
+                    for mode in modes:
+                        name = _name(size, network, mode)
+                        report.add(title, Row(name, rows[f"{name}: {quantity}"], unit, note))
+    if "training" in options.only:
+        _add_training(report, options)
+    if "steps" in options.only:
+        finish(report, options, chart=lambda _, __: _chart(report, rows, list(modes), options))
+    else:
+        finish(report, options)
 
 
-def _measure(size: int, network: str, options: argparse.Namespace) -> dict[str, Samples]:
+def modes_here() -> dict[str, dict[str, Any]]:
+    """Return the sampler's arguments for every mode that this machine can run."""
+    return MODES | ACCELERATOR if torch.cuda.is_available() else MODES
+
+
+def _add_training(report: Report, options: argparse.Namespace) -> None:
+    """Let training that collects when it needs to, and training that collects ahead, take turns."""
+    workload = _workload(min(options.sizes), options.networks[0], options)
+    with ExitStack() as stack:
+        participants = []
+        for name, prefetch in PREFETCH.items():
+            make = "benchmarks.contenders.training_ahead:TrainingAhead"
+            host = Host(name, make, workload, name, prefetch, options.iterations)
+            stack.callback(host.close)
+            participants.append(host.participant())
+        rows = take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
+    for quantity, (title, unit) in TRAINING.items():
+        for name in PREFETCH:
+            report.add(title, Row(name, rows[f"{name}: {quantity}"], unit, str(workload)))
+    needed, ahead = (rows[f"{name}: rate"] for name in PREFETCH)
+    report.add(GAIN, Row("ahead / when needed", ratios(ahead, needed), "ratio", str(workload)))
+
+
+def _measure(
+    size: int, network: str, modes: dict[str, dict[str, Any]], options: argparse.Namespace
+) -> dict[str, Samples]:
     """Let the modes take turns at one size."""
     with ExitStack() as stack:
         participants = []
-        for mode, arguments in MODES.items():
+        for mode, arguments in modes.items():
             name = _name(size, network, mode)
             workload = _workload(size, network, options, arguments)
             host = Host(name, "benchmarks.contenders.own_sampler:WaitingMode", workload, name)
@@ -133,6 +179,8 @@ def _bars(panel: "Axes", samples: list[Samples], offset: int, count: int, label:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
     parser.set_defaults(repeats=3)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    parser.add_argument("--iterations", type=int, default=4, help="of training that are timed in a turn")
     parser.add_argument("--sizes", nargs="+", type=int, default=list(HORIZONS), help="environments")
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="policies")
     parser.add_argument("--horizons", nargs="+", type=int, help="steps of an episode for each of --sizes")
@@ -140,7 +188,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.sizes, options.networks, options.horizons, options.num_workers = [8], ["small"], [5], 2
-        options.repeats, options.warmup = 1, 0
+        options.repeats, options.warmup, options.iterations = 1, 0, 1
+    if options.iterations < 1:
+        parser.error(f"--iterations must be at least 1, got {options.iterations}")
     if options.horizons is None:
         options.horizons = [HORIZONS.get(size, 100) for size in options.sizes]
     if len(options.horizons) != len(options.sizes):

@@ -79,15 +79,36 @@ def test_waiting_measures_every_mode_there_is(files):
 
     for title, _ in waiting.QUANTITIES.values():
         names = [row["name"] for row in result["tables"][title]]
-        assert {name.rpartition(", ")[2] for name in names} == set(waiting.MODES)
+        assert {name.rpartition(", ")[2] for name in names} == set(waiting.modes_here())
     _, children, shares = (
         [row["median"] for row in result["tables"][title]] for title, _ in waiting.QUANTITIES.values()
     )
     # The parent acts for both children, for whoever has answered, for a group of one; or a child for itself.
     assert children[0] == 2.0
-    assert children[3:] == [1.0, 1.0]
+    assert children[3:5] == [1.0, 1.0]
     assert all(1.0 <= mean <= 2.0 for mean in children)
     assert all(0.0 < share <= 1.0 for share in shares)
+    for title, _ in waiting.TRAINING.values():
+        assert [row["name"] for row in result["tables"][title]] == list(waiting.PREFETCH)
+    rates, waits = ([row["median"] for row in result["tables"][title]] for title, _ in waiting.TRAINING.values())
+    assert all(rate > 0.0 for rate in rates)
+    assert all(0.0 <= share <= 1.0 for share in waits)
+    (gain,) = result["tables"][waiting.GAIN]
+    assert gain["median"] == pytest.approx(rates[1] / rates[0])
+
+
+@pytest.mark.timeout(120)
+def test_waiting_runs_the_part_that_is_asked_for(files):
+    result, _ = run(waiting.main, files, "--only", "training", positive=False)
+
+    assert list(result["tables"]) == [*(title for title, _ in waiting.TRAINING.values()), waiting.GAIN]
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_accelerator_is_a_mode_where_there_is_one(present, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: present)
+
+    assert list(waiting.modes_here()) == [*waiting.MODES, *(waiting.ACCELERATOR if present else ())]
 
 
 def test_sizes_that_the_children_cannot_share_equally_are_refused(capsys):
