@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +16,13 @@ from maml_rl.linearisation import ParameterLayout
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.modes import Inference, check_mode, fewest_tasks_to_act
-from maml_rl.samplers.placement import Placement, usable_cores
+from maml_rl.samplers.placement import Placed, Placement, usable_cores
 from maml_rl.samplers.recipe import Recipe
 from maml_rl.samplers.rollout import rollout
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 
 
-class PopulationEvaluator:
+class PopulationEvaluator(Placed):
     """Evaluates populations for evolution strategies and other methods that only need returns.
 
     The members of a population are to a rollout what the tasks of a batch are: each acts under its own parameters, all
@@ -200,20 +199,3 @@ class PopulationEvaluator:
             member = int(torch.nonzero(~finite)[0])
             raise ValueError(f"the weights of member {member} are not finite as {self._dtype}; take smaller steps")
         return self._layout.views(flat)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children that there are now."""
-        return self._placement.pids
-
-    def close(self) -> None:
-        """End all children; the evaluator cannot be used afterwards. Safe to call twice."""
-        self._placement.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

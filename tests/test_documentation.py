@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -15,12 +14,12 @@ from typing import Any
 import pytest
 
 import maml_rl
-from maml_rl import cli
 from maml_rl.config import Config
 from maml_rl.config_file import Mapping
 from maml_rl.envs import FAMILIES
 from maml_rl.training import train
 from tests.report.chromium import chromium
+from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -170,15 +169,7 @@ def test_python_is_run_or_stands_in_an_example_on_every_page() -> None:
 def test_command_lines_name_options_and_configs_that_there_are(
     page: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = shlex.split(line.replace("python -m maml_rl.", "maml-rl "))
-    name = words[1].removesuffix(".py")
-    with pytest.raises(SystemExit):
-        cli.main([name, "--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    assert {word for word in words if word.startswith("--")} <= known
-    for word in words:
-        if word.startswith("configs/"):
-            assert (ROOT / word).is_file()
+    check_command(line.replace("python -m maml_rl.", "maml-rl "), capsys)
 
 
 def test_every_family_is_described_and_has_a_picture() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from maml_rl import cli
 from maml_rl.config import Config
 from maml_rl.config_file import Mapping
 from maml_rl.training import train
+from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -62,12 +61,4 @@ def test_sampler_is_imported_as_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", command_lines())
 def test_command_lines_name_options_and_configs_that_there_are(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(line)
-    name = words[1].removesuffix(".py")
-    with pytest.raises(SystemExit):
-        cli.main([name, "--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    assert {word for word in words if word.startswith("--")} <= known
-    for word in words:
-        if word.startswith("configs/"):
-            assert (ROOT / word).is_file()
+    check_command(line, capsys)

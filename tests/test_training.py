@@ -15,28 +15,7 @@ from maml_rl.experiment import make_experiment
 from maml_rl.metrics import Metrics, read_metrics
 from maml_rl.training import combined_digest, train
 from tests.envs.third_party import WordEnv
-
-SMALL = {
-    "env-name": "2DNavigation-v0",
-    "max-episode-steps": 10,
-    "hidden-sizes": [8],
-    "fast-batch-size": 4,
-    "meta-batch-size": 3,
-    "num-batches": 5,
-    "cg-iters": 3,
-    "checkpoint-every": 2,
-}
-
-
-def config_of(**values: Any) -> Config:
-    settings = SMALL | {key.replace("_", "-"): value for key, value in values.items()}
-    return Config.from_mapping(parse_mapping(json.dumps(settings), "x.yaml"))
-
-
-def untimed(folder: Path) -> list[Metrics]:
-    """The metrics but the times."""
-    metrics = read_metrics(folder / "metrics.jsonl")
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in metrics]
+from tests.small_runs import config_of, untimed
 
 
 def parameters(folder: Path) -> dict[str, torch.Tensor]:

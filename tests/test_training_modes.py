@@ -1,6 +1,5 @@
 """Training in every way of collecting: where the results must agree, and what holds where they may not."""
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,35 +9,18 @@ import pytest
 import torch
 
 from maml_rl.config import Config
-from maml_rl.config_file import parse_mapping
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.experiment import make_experiment
-from maml_rl.metrics import Metrics, read_metrics
+from maml_rl.metrics import Metrics
 from maml_rl.training import train
+from tests import small_runs
+from tests.small_runs import untimed
 
 pytestmark = pytest.mark.timeout(240)
 
-SMALL = {
-    "env-name": "2DNavigation-v0",
-    "max-episode-steps": 10,
-    "hidden-sizes": [8],
-    "fast-batch-size": 4,
-    "meta-batch-size": 4,
-    "num-batches": 4,
-    "cg-iters": 3,
-    "checkpoint-every": 2,
-}
-
 
 def config_of(**values: Any) -> Config:
-    settings = SMALL | {key.replace("_", "-"): value for key, value in values.items()}
-    return Config.from_mapping(parse_mapping(json.dumps(settings), "x.yaml"))
-
-
-def rows_of(folder: Path) -> list[Metrics]:
-    """The metrics but the times."""
-    metrics = read_metrics(folder / "metrics.jsonl")
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in metrics]
+    return small_runs.config_of(**{"meta_batch_size": 4, "num_batches": 4, **values})
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +33,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}])
 def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(**mode), tmp_path, num_workers=2)
-    assert rows_of(tmp_path) == rows_of(undisturbed)
+    assert untimed(tmp_path) == untimed(undisturbed)
 
 
 def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(num_batches=2), tmp_path, num_workers=0)
     train(config_of(num_groups=2), tmp_path, num_workers=2, resume=True)
-    assert rows_of(tmp_path) == rows_of(undisturbed)
+    assert untimed(tmp_path) == untimed(undisturbed)
     with pytest.raises(ConfigError, match="was made with another 'prefetch'"):
         train(config_of(prefetch=1), tmp_path, num_workers=0, resume=True)
 
 
 def test_partial_waits_train(tmp_path: Path) -> None:
     train(config_of(recv_timeout=0.0001), tmp_path, num_workers=2)
-    assert len(rows_of(tmp_path)) == 4
+    assert len(untimed(tmp_path)) == 4
 
 
 LEARNING = {
@@ -81,7 +63,7 @@ LEARNING = {
 def learned(folder: Path, num_workers: int = 2, **mode: Any) -> tuple[float, float]:
     """Return the return after adaptation, at the beginning and, over five iterations, in the end."""
     train(config_of(**LEARNING, **mode), folder, num_workers=num_workers)
-    returns = [row["return/step_1"] for row in rows_of(folder)]
+    returns = [row["return/step_1"] for row in untimed(folder)]
     return returns[0], sum(returns[-5:]) / 5
 
 
@@ -123,18 +105,18 @@ def test_batches_collected_ahead_are_at_most_so_many_updates_old(
     threads = threading.active_count()
     train(config_of(prefetch=prefetch, num_batches=6), tmp_path, num_workers=num_workers)
     assert threading.active_count() == threads
-    rows = rows_of(tmp_path)
+    rows = untimed(tmp_path)
     assert [row["iteration"] for row in rows] == list(range(6))
     assert rows[0]["staleness"] == 0
     assert all(0 <= row["staleness"] <= prefetch for row in rows)
     # The first batch is that of any run; what follows depends on what was finished when.
-    assert rows[0]["digest"] == rows_of(undisturbed)[0]["digest"]
+    assert rows[0]["digest"] == untimed(undisturbed)[0]["digest"]
     assert len({row["digest"] for row in rows}) == 6
 
 
 def test_first_update_on_recorded_log_probabilities_is_that_on_computed_ones(tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(prefetch=1, num_batches=1), tmp_path, num_workers=0)
-    found, wanted = rows_of(tmp_path)[0], rows_of(undisturbed)[0]
+    found, wanted = untimed(tmp_path)[0], untimed(undisturbed)[0]
     for name in ("loss/before", "loss/after", "kl", "grad_norm"):
         assert found[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-6), name
 
@@ -144,7 +126,7 @@ def test_without_prefetch_nothing_is_stale_and_no_thread_is_started(
 ) -> None:
     monkeypatch.setattr("maml_rl.training.Prefetcher", None)
     train(config_of(num_batches=1), tmp_path, num_workers=0)
-    assert "staleness" not in rows_of(tmp_path)[0]
+    assert "staleness" not in untimed(tmp_path)[0]
 
 
 def test_run_with_prefetch_broken_off_and_resumed_has_every_iteration_once(tmp_path: Path) -> None:
@@ -160,7 +142,7 @@ def test_run_with_prefetch_broken_off_and_resumed_has_every_iteration_once(tmp_p
     assert threading.active_count() == threads
     assert not psutil.Process().children()
     train(config, tmp_path, num_workers=2, resume=True)
-    rows = rows_of(tmp_path)
+    rows = untimed(tmp_path)
     assert [row["iteration"] for row in rows] == list(range(6))
     # What is resumed begins with the parameters of the checkpoint.
     assert rows[2]["staleness"] == 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import gymnasium
 import torch
@@ -20,13 +19,13 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.modes import Inference, check_mode, fewest_tasks_to_act
-from maml_rl.samplers.placement import Placement, usable_cores
+from maml_rl.samplers.placement import Placed, Placement, usable_cores
 from maml_rl.samplers.rollout import rollout
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.threads import intra_op_threads
 
 
-class MultiTaskSampler:
+class MultiTaskSampler(Placed):
     """Samples tasks of one family, and episodes of a policy in them, on several processes.
 
     Randomness is keyed by (seed, iteration, phase, task, episode): the episodes are bit-identical for any number of
@@ -246,18 +245,6 @@ class MultiTaskSampler:
         """
         self._placement.interrupt(now=now)
 
-    def close(self) -> None:
-        """End all children; the sampler cannot be used afterwards. Safe to call twice."""
-        self._placement.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
         """Observation space of one environment."""
@@ -267,8 +254,3 @@ class MultiTaskSampler:
     def single_action_space(self) -> gymnasium.Space[Any]:
         """Action space of one environment."""
         return self._placement.slots().single_action_space
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children that there are now."""
-        return self._placement.pids

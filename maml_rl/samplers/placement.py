@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.samplers.closing import Closing
 from maml_rl.samplers.vector_env import ChildLost, ParallelVectorEnv
 
 Result = TypeVar("Result")
@@ -159,6 +160,21 @@ class Placement:
         if self._vector_env is not None:
             self._vector_env.close()
             self._vector_env = None
+
+
+class Placed(Closing):
+    """What samples in the slots of a placement, and ends with them."""
+
+    _placement: Placement
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that there are now."""
+        return self._placement.pids
+
+    def close(self) -> None:
+        """End all children; nothing can be sampled afterwards. Safe to call twice."""
+        self._placement.close()
 
 
 def usable_cores() -> int:

@@ -6,8 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,6 +21,7 @@ from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.channel import encode
 from maml_rl.samplers.child import ChildLost as ChildLost
 from maml_rl.samplers.child_phases import ChildPhases
+from maml_rl.samplers.closing import Closing
 from maml_rl.samplers.commands import GiveInfos, Infos, Reset, ResetBuffers, ResetTask, SampleTasks, Step, Tasks
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.infos import join_infos
@@ -35,7 +35,7 @@ START_METHODS = ("forkserver", "spawn", "fork")
 _CLOSE_SECONDS = 2.0
 
 
-class ParallelVectorEnv(MetaVectorEnv):
+class ParallelVectorEnv(MetaVectorEnv, Closing):
     """N slots of a family, stepped by W child processes.
 
     Environments are made in the children, from an id or a callable. Observations, actions and rewards lie in shared
@@ -267,14 +267,6 @@ class ParallelVectorEnv(MetaVectorEnv):
         """End all children: ask, then terminate, then kill."""
         self._crew.stop(_CLOSE_SECONDS)
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _settle(self) -> None:
         """Have all children there and idle."""

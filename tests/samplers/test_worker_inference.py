@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from faulty_env import HORIZON, FaultyEnv
+from iterations import digests
 
-from maml_rl import LinearFeatureBaseline, MultiTaskSampler, get_policy_for_env
+from maml_rl import MultiTaskSampler
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy
@@ -31,21 +32,6 @@ pytestmark = pytest.mark.timeout(120)
 FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
 # Forked children have the torch of this process, and so start at once.
 IN_CHILDREN: dict[str, Any] = {"inference": "worker", "start_method": "fork"}
-
-
-def digests(env_name: str, **options: Any) -> list[str]:
-    """Sample two iterations of two phases, the second under parameters of its own for every task."""
-    with closing(make_vector_env(env_name)) as env:
-        policy = get_policy_for_env(env, (8,), "tanh")
-    settings = {"batch_size": 4, "seed": 0, "max_episode_steps": 7, **options}
-    baseline = LinearFeatureBaseline(policy.input_size)
-    with MultiTaskSampler(env_name, {}, policy=policy, baseline=baseline, **settings) as sampler:
-        found = []
-        for _ in range(2):
-            train, valid = sampler.sample(sampler.sample_tasks(5), num_steps=1, fast_lr=0.5)
-            found += [train[0].digest(), valid.digest()]
-    assert len(set(found)) == len(found)
-    return found
 
 
 def sample_faulty(num_workers: int, options: dict[str, Any] | None = None, **fault: Any) -> str:
