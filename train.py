@@ -7,7 +7,7 @@ import sys
 if __name__ == "__main__":
     # While libraries load there is nothing to clean up, and not all of them take a KeyboardInterrupt for what it is.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from maml_rl.command_line import run_train
+    from maml_rl.cli.train_test import run_train
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run_train())

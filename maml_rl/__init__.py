@@ -11,26 +11,26 @@ from maml_rl import envs as envs
 if TYPE_CHECKING:
     from maml_rl.adaptation import adapt as adapt
     from maml_rl.baseline import LinearFeatureBaseline as LinearFeatureBaseline
-    from maml_rl.episode import BatchEpisodes as BatchEpisodes
-    from maml_rl.episode import TaskEpisodes as TaskEpisodes
+    from maml_rl.episode.task_episodes import BatchEpisodes as BatchEpisodes
+    from maml_rl.episode.task_episodes import TaskEpisodes as TaskEpisodes
+    from maml_rl.experiment.load_policy import adapt_to_task as adapt_to_task
+    from maml_rl.experiment.load_policy import load_policy as load_policy
     from maml_rl.metalearners import MAMLTRPO as MAMLTRPO
     from maml_rl.policies import get_policy_for_env as get_policy_for_env
-    from maml_rl.populations import PopulationEvaluator as PopulationEvaluator
     from maml_rl.samplers import MultiTaskSampler as MultiTaskSampler
-    from maml_rl.saved_policy import adapt_to_task as adapt_to_task
-    from maml_rl.saved_policy import load_policy as load_policy
+    from maml_rl.samplers.population import PopulationEvaluator as PopulationEvaluator
 
 _HOMES = {
-    "BatchEpisodes": "maml_rl.episode",
+    "BatchEpisodes": "maml_rl.episode.task_episodes",
     "LinearFeatureBaseline": "maml_rl.baseline",
     "MAMLTRPO": "maml_rl.metalearners",
     "MultiTaskSampler": "maml_rl.samplers",
-    "PopulationEvaluator": "maml_rl.populations",
-    "TaskEpisodes": "maml_rl.episode",
+    "PopulationEvaluator": "maml_rl.samplers.population",
+    "TaskEpisodes": "maml_rl.episode.task_episodes",
     "adapt": "maml_rl.adaptation",
-    "adapt_to_task": "maml_rl.saved_policy",
+    "adapt_to_task": "maml_rl.experiment.load_policy",
     "get_policy_for_env": "maml_rl.policies",
-    "load_policy": "maml_rl.saved_policy",
+    "load_policy": "maml_rl.experiment.load_policy",
 }
 
 __all__ = [

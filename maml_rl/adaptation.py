@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from maml_rl import functional
-from maml_rl.episode import TaskEpisodes
-from maml_rl.linearisation import (
+from maml_rl.derivatives import (
     ChunkWorkers,
     Linearisation,
     ParameterLayout,
@@ -24,6 +23,7 @@ from maml_rl.linearisation import (
     Workspace,
     cut,
 )
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies.policy import Params, Policy
 
 # (log_probs (M, T, B), something with advantages and mask (M, T, B)) -> one loss per task, (M,).

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from maml_rl.episode import BatchEpisodes, TaskEpisodes
+from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 
 Self = TypeVar("Self", bound="LinearFeatureBaseline")
 

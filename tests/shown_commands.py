@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from maml_rl import cli
+from maml_rl.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl.config import Config
-from maml_rl.config_file import parse_mapping
-from maml_rl.metrics import Metrics, read_metrics
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.runs.metrics import Metrics, read_metrics
 
 SMALL = {
     "env-name": "2DNavigation-v0",

@@ -15,9 +15,9 @@ import pytest
 
 import maml_rl
 from maml_rl.config import Config
-from maml_rl.config_file import Mapping
+from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
-from maml_rl.training import train
+from maml_rl.experiment.train import train
 from tests.report.chromium import chromium
 from tests.shown_commands import check_command
 

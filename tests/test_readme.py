@@ -10,8 +10,8 @@ import gymnasium
 import pytest
 
 from maml_rl.config import Config
-from maml_rl.config_file import Mapping
-from maml_rl.training import train
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.experiment.train import train
 from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ from benchmarks.contenders.layouts import Workload
 from benchmarks.measuring import Measurements
 from maml_rl.envs.making import make_vector_env
 from maml_rl.policies import get_policy_for_env
-from maml_rl.populations import PopulationEvaluator
+from maml_rl.samplers.population import PopulationEvaluator
 
 
 class Populations:

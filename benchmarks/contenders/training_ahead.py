@@ -7,9 +7,9 @@ from pathlib import Path
 from benchmarks.contenders.layouts import Workload
 from benchmarks.measuring import Measurements
 from maml_rl.config import Config
-from maml_rl.config_file import Mapping
-from maml_rl.metrics import Metrics
-from maml_rl.training import train
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.experiment.train import train
+from maml_rl.runs.metrics import Metrics
 
 
 class TrainingAhead:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from maml_rl.adaptation import InnerLoss, check_advantages, per_step, reinforce
-from maml_rl.episode import BatchEpisodes, TaskEpisodes
+from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.objectives import OuterObjective, surrogate
 from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import InnerLoop, InnerLoss
-from maml_rl.episode import TaskEpisodes
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, PolicyOnSamples, Samples, Workspace, cut, every_nth
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.linearisation import ChunkWorkers, ParameterLayout, PolicyOnSamples, Samples, Workspace, cut, every_nth
 from maml_rl.metalearners.objectives import OuterObjective
 from maml_rl.metalearners.task_chunk import TaskChunk
 from maml_rl.policies.policy import Policy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from maml_rl.adaptation import Adaptation, InnerLoop
-from maml_rl.linearisation import Linearisation, PolicyOnSamples, Workspace
+from maml_rl.derivatives import Linearisation, PolicyOnSamples, Workspace
 from maml_rl.metalearners.objectives import OuterObjective
 from maml_rl.policies.policy import DistributionParams
 

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 
 if TYPE_CHECKING:
     # A child that acts unpickles a policy, and needs no configs.
-    from maml_rl.config import Config
+    from maml_rl.config.config import Config
 
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]

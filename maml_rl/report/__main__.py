@@ -2,7 +2,7 @@
 
 import sys
 
-from maml_rl.cli import run_report
+from maml_rl.cli.main import run_report
 
 if __name__ == "__main__":
     sys.exit(run_report(prog="python -m maml_rl.report"))

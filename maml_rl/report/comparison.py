@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from maml_rl.evaluation import Evaluation, pooled_intervals, same_tasks
-from maml_rl.intervals import interquartile_mean, mean
+from maml_rl.experiment.evaluate import Evaluation, pooled_intervals, same_tasks
+from maml_rl.experiment.statistics import interquartile_mean, mean
 from maml_rl.report.curves import METHODS, figure, group_css, group_names, legend
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot

@@ -9,8 +9,8 @@ from importlib.resources import files
 
 import numpy as np
 
-from maml_rl.config import Config
-from maml_rl.evaluation import pooled_intervals
+from maml_rl.config.config import Config
+from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup, element, join

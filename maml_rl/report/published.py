@@ -1,6 +1,6 @@
 """Figures from the literature, to be drawn beside a run that keeps their protocol."""
 
-from maml_rl.config import Config
+from maml_rl.config.config import Config
 
 # Mean return over 40 test tasks after 0 ... 3 gradient steps of MAML, decoded from the authors' result files.
 # Source: Finn et al. 2017, figures 4 and 5, https://arxiv.org/abs/1703.03400

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config import Config, load_config
+from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
-from maml_rl.metrics import Metrics, read_metrics
-from maml_rl.run_folder import CONFIG, EVENTS, METRICS
+from maml_rl.runs.metrics import Metrics, read_metrics
+from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS
 from maml_rl.seeding import Purpose, StreamKey, generator
 
 # Runs that differ in nothing else are the same experiment.

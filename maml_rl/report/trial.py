@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from maml_rl.checkpoint import check_architecture, latest_intact
-from maml_rl.config import Config
-from maml_rl.episode import TaskEpisodes
+from maml_rl.config.config import Config
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
-from maml_rl.evaluation import Evaluation, Task, same_tasks, step_schedule
-from maml_rl.experiment import make_experiment
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import Evaluation, Task, same_tasks, step_schedule
+from maml_rl.experiment.task_files import load_tasks
 from maml_rl.report.runs import Run, RunGroup
-from maml_rl.run_folder import CHECKPOINTS
+from maml_rl.runs.checkpoint import check_architecture, latest_intact
+from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.seeding import PhaseStreams
-from maml_rl.task_files import load_tasks
 
 EVALUATION = "evaluation.npz"
 

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config import Config
+from maml_rl.config.config import Config
 from maml_rl.envs.making import make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv

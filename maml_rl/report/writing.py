@@ -5,15 +5,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from maml_rl.atomic_files import replace_file
 from maml_rl.errors import ConfigError, MamlRLError
-from maml_rl.experiment import make_experiment
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.task_files import load_tasks
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.runs import RunGroup, read_runs
 from maml_rl.report.trial import Findings, find_out
 from maml_rl.report.videos import videos
-from maml_rl.task_files import load_tasks
+from maml_rl.runs.atomic_files import replace_file
 
 FILE = "report.html"
 # The mark that a report carries stands near its beginning.

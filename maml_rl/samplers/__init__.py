@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maml_rl.samplers.multi_task_sampler import MultiTaskSampler as MultiTaskSampler
-    from maml_rl.samplers.rollout import rollout as rollout
-    from maml_rl.samplers.vector_env import ParallelVectorEnv as ParallelVectorEnv
+    from maml_rl.samplers.parent.vector_env import ParallelVectorEnv as ParallelVectorEnv
+    from maml_rl.samplers.rollout.rollout import rollout as rollout
 
 _HOMES = {
     "MultiTaskSampler": "maml_rl.samplers.multi_task_sampler",
-    "ParallelVectorEnv": "maml_rl.samplers.vector_env",
-    "rollout": "maml_rl.samplers.rollout",
+    "ParallelVectorEnv": "maml_rl.samplers.parent.vector_env",
+    "rollout": "maml_rl.samplers.rollout.rollout",
 }
 
 __all__ = ["MultiTaskSampler", "ParallelVectorEnv", "rollout"]

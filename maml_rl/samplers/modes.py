@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 
 from maml_rl.policies import Policy
-from maml_rl.samplers.worker_inference import pickle_policy
+from maml_rl.samplers.rollout.in_children import pickle_policy
 
 # Where the policy acts: in the parent for all children, or in each child for itself; or whichever is faster.
 Inference = Literal["auto", "central", "worker"]

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
-from maml_rl.episode import TaskEpisodes
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.modes import Inference, check_mode, fewest_tasks_to_act
 from maml_rl.samplers.placement import Placed, Placement, usable_cores
-from maml_rl.samplers.rollout import rollout
+from maml_rl.samplers.rollout.rollout import rollout
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
-from maml_rl.threads import intra_op_threads
 
 
 class MultiTaskSampler(Placed):

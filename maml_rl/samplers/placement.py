@@ -10,7 +10,7 @@ from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.samplers.closing import Closing
-from maml_rl.samplers.vector_env import ChildLost, ParallelVectorEnv
+from maml_rl.samplers.parent.vector_env import ChildLost, ParallelVectorEnv
 
 Result = TypeVar("Result")
 
@@ -111,7 +111,7 @@ class Placement:
             max_restarts=self._max_restarts,
             granularity=self._slots_per_task if children_act else 1,
             # It brings torch, whose import takes longer than all else that a child begins with.
-            preload=("maml_rl.samplers.phase_runner",) if children_act else (),
+            preload=("maml_rl.samplers.child.phase_runner",) if children_act else (),
         )
 
     def horizon(self) -> int:

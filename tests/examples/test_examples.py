@@ -18,8 +18,8 @@ import torch
 
 from maml_rl import MultiTaskSampler
 from maml_rl.config import Config
-from maml_rl.config_file import Mapping
-from maml_rl.training import train
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.experiment.train import train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUMBER = r"(-?\d+\.\d+)"
@@ -59,7 +59,7 @@ def test_custom_family_takes_about_forty_lines() -> None:
 def test_custom_family_can_be_named_in_a_config(
     example: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from maml_rl.command_line import run_train
+    from maml_rl.cli.train_test import run_train
 
     config = tmp_path / "tram.yaml"
     config.write_text(

@@ -8,8 +8,8 @@ import pytest
 from chromium import CHROMIUM, DRIVER, Browser, chromium
 
 from maml_rl.config import Config
-from maml_rl.config_file import Mapping
-from maml_rl.training import train
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.experiment.train import train
 
 NAVIGATION = {
     "env-name": "2DNavigation-v0",

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from maml_rl.evaluation import Evaluation
+from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from maml_rl.config import Config
-from maml_rl.config_file import Mapping
+from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
 from maml_rl.report.runs import RunGroup, read_runs
 

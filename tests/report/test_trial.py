@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maml_rl.evaluation import Evaluation, evaluate, step_schedule
-from maml_rl.experiment import make_experiment
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import Evaluation, evaluate, step_schedule
+from maml_rl.experiment.task_files import save_tasks
 from maml_rl.report.runs import read_runs
 from maml_rl.report.trial import find_out
-from maml_rl.task_files import save_tasks
 
 
 def made_up(returns: np.ndarray) -> Evaluation:

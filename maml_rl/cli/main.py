@@ -1,0 +1,229 @@
+"""The command `maml-rl`: training, testing, reports, the list of families, benchmarks, a check for one's own family."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import warnings
+from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from maml_rl.cli.console import BAD_INPUT, Parser, add_log_level, not_negative, run_command
+from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.errors import ConfigError, MamlRLError
+
+# What Gymnasium puts around its remarks to make them yellow.
+_ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
+_BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One of the commands.
+
+    Attributes:
+        purpose: in a line.
+        run: takes the arguments after the command's name, and that name in full; returns the exit code.
+    """
+
+    purpose: str
+    run: Callable[[Sequence[str], str], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `maml-rl`, and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    lines = "\n".join(f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items())
+    parser = Parser(
+        prog="maml-rl",
+        usage="maml-rl [--version] COMMAND ...",
+        description=f"Meta-reinforcement learning. Commands:\n\n{lines}\n\nmaml-rl COMMAND --help tells more.",
+    )
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.add_argument("--version", action="version", version=f"maml-rl {_version()}")
+    parser.add_argument("command", help=SUPPRESS)
+    # What follows the command is its own.
+    name = parser.parse_args(arguments[:1]).command
+    if name not in COMMANDS:
+        parser.error(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+    # As `python -m` does: families in modules of the current folder are found, by children, too.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return COMMANDS[name].run(arguments[1:], f"maml-rl {name}")
+
+
+def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl report") -> int:
+    """Write a report, and return the exit code."""
+    parser = Parser(prog=prog, description="Write a self-contained HTML page about one or several training runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of several runs")
+    parser.add_argument("--output", type=Path, help="the file (default: report.html in the folder, or here if several)")
+    parser.add_argument("--title", help="of the page (default: the names of the runs)")
+    parser.add_argument(
+        "--tasks",
+        type=_count_or_file,
+        default=40,
+        metavar="COUNT|FILE",
+        help="new tasks to try, 0 for none, or those in a file (default: 40)",
+    )
+    parser.add_argument("--videos", type=not_negative, default=2, help="tasks to film; 0 for none (default: 2)")
+    parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
+    add_log_level(parser)
+    return run_command(parser, arguments, _report)
+
+
+def _report(options: Namespace) -> None:
+    from maml_rl.report import write_report
+
+    path = write_report(
+        options.runs,
+        options.output,
+        title=options.title,
+        num_tasks=options.tasks if isinstance(options.tasks, int) else 0,
+        task_file=None if isinstance(options.tasks, int) else options.tasks,
+        num_videos=options.videos,
+        num_workers=options.num_workers,
+    )
+    print(f"the report is {path}; open it in any browser")
+
+
+def _count_or_file(text: str) -> int | Path:
+    return not_negative(text) if re.fullmatch(r"-?\d+", text) else Path(text)
+
+
+def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs") -> int:
+    """List the families, and return the exit code."""
+    parser = Parser(prog=prog, description="List the task families and what their tasks mean.")
+    add_log_level(parser)
+    return run_command(parser, arguments, _envs)
+
+
+def _envs(options: Namespace) -> None:
+    from maml_rl.envs import FAMILIES
+
+    width = max(map(len, FAMILIES))
+    for env_id, family in FAMILIES.items():
+        description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
+        limit = f"{family.max_episode_steps} steps" if family.max_episode_steps else "1 step"
+        lines = textwrap.wrap(f"{description} ({limit})", 96 - width) or [""]
+        print(f"{env_id:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
+    print(
+        "\nAny gymnasium.Env with sample_tasks and reset_task is a family, too, as module:Id-v0; see maml-rl check-env."
+    )
+
+
+def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl check-env") -> int:
+    """Check somebody's environment, and return the exit code."""
+    parser = Parser(prog=prog, description="Check that an environment keeps the contract of a task family.")
+    parser.add_argument("env", help="a registered id, module:Id-v0, or module:Class")
+    parser.add_argument("--env-kwargs", default="{}", help="arguments of the environment, as YAML: '{size: 3}'")
+    add_log_level(parser)
+    return run_command(parser, arguments, _check_env)
+
+
+def _check_env(options: Namespace) -> None:
+    from gymnasium.utils.env_checker import check_env
+
+    from maml_rl.envs import check_meta_env
+
+    env = _make_env(options.env, _kwargs(options.env_kwargs))
+    try:
+        for check, promises in (
+            (check_meta_env, "tasks are drawn, set, kept over resets, and refused where malformed"),
+            (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
+        ):
+            try:
+                with warnings.catch_warnings(record=True) as remarks:
+                    warnings.simplefilter("always")
+                    check(env)
+            except Exception as error:
+                # Whatever somebody's environment raises, a check that fails is its answer.
+                raise MamlRLError(f"{options.env}: {' '.join(str(error).split()) or type(error).__name__}") from error
+            for remark in dict.fromkeys(_ESCAPE.sub("", str(remark.message)) for remark in remarks):
+                print(f"note: {remark}")
+            print(f"ok: {promises}")
+    finally:
+        env.close()
+    # A class has no id that a config could name.
+    name = repr(options.env) if env.spec is not None else options.env.rpartition(":")[2]
+    print(f"{options.env} is a task family; MultiTaskSampler({name}, ...) samples it")
+
+
+def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
+    """Make an environment from an id or a class."""
+    import gymnasium
+
+    from maml_rl.envs.registration import find_spec
+
+    module, _, attribute = name.rpartition(":")
+    make: Callable[..., Any]
+    try:
+        found = getattr(import_module(module), attribute, None) if module else None
+        make = found if callable(found) else lambda **arguments: gymnasium.make(find_spec(name).id, **arguments)
+        return make(**kwargs)
+    except (ImportError, TypeError, ValueError, gymnasium.error.Error) as error:
+        raise ConfigError(f"{name} cannot be made: {' '.join(str(error).split())}") from error
+
+
+def _kwargs(text: str) -> dict[str, Any]:
+    from maml_rl.config.yaml_source import parse_value
+
+    kwargs = parse_value(text, "--env-kwargs")
+    if not isinstance(kwargs, dict):
+        raise ConfigError(f"--env-kwargs must be a mapping as '{{size: 3}}', got {text!r}")
+    return kwargs
+
+
+def run_benchmark(arguments: Sequence[str] | None = None, prog: str = "maml-rl bench") -> int:
+    """Run a benchmark with its own arguments, and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    names = _benchmarks()
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} NAME ...",
+        description=f"Run a benchmark: {', '.join(names)}. {prog} NAME --help lists its options.",
+    )
+    parser.add_argument("name", help=SUPPRESS)
+    name = parser.parse_args(arguments[:1]).name
+    if not names:
+        print(f"{prog}: error: the benchmarks are in the repository; run this from a clone of it", file=sys.stderr)
+        return BAD_INPUT
+    if name not in names:
+        parser.error(f"there is no benchmark {name!r}; there are {', '.join(names)}")
+    paths = [str(_BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    try:
+        return subprocess.call([sys.executable, "-m", f"benchmarks.{name}", *arguments[1:]], env=environment)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _benchmarks() -> list[str]:
+    """Return the benchmarks of the repository that this package is part of; none where it was installed without."""
+    paths = sorted(_BENCHMARKS.glob("*.py"))
+    return [path.stem for path in paths if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+
+
+def _version() -> str:
+    try:
+        return version("maml-rl")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+COMMANDS = {
+    "train": Command("meta-train a policy", run_train),
+    "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
+    "report": Command("write an HTML page about training runs", run_report),
+    "envs": Command("list the task families and what their tasks mean", run_envs),
+    "bench": Command("run a benchmark", run_benchmark),
+    "check-env": Command("check that your environment is a task family", run_check_env),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""What a person sees while training runs and when it ends; nothing while it runs, where the output is no terminal."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from maml_rl.runs.metrics import Metrics
+
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+
+
+class TrainingProgress:
+    """A progress bar with the returns before and after adaptation, and the steps per second of the sampling.
+
+    Args:
+        num_batches: meta-updates in all.
+        num_steps: inner steps; 0 where training does not adapt.
+        name: of the run, if it is one of several.
+    """
+
+    def __init__(self, num_batches: int, num_steps: int, name: str | None = None) -> None:
+        self._last = num_steps
+        # disable=None is off unless standard error is a terminal.
+        self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, bar_format=_BAR, dynamic_ncols=True, disable=None)
+        self._seconds: dict[str, float] = {}
+        self._env_steps = 0.0
+        self.first: Metrics | None = None
+        self.latest: Metrics | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def __call__(self, metrics: Metrics) -> None:
+        """Show one more iteration."""
+        if self.latest is None:
+            self.first = metrics
+            self._bar.update(metrics["iteration"])
+        self.latest = metrics
+        for key, value in metrics.items():
+            if key.startswith("time/"):
+                self._seconds[key] = self._seconds.get(key, 0.0) + value
+        self._env_steps += metrics["time/steps_per_s"] * metrics["time/sample_s"]
+        # Short, so that the bar stays on one line of a terminal of 80 columns.
+        before, after = self._before_and_after(metrics)
+        shown = f"return {before:.1f}" + (f" -> {after:.1f}" if self._last else "")
+        self._bar.set_postfix_str(f"{shown}, {metrics['time/steps_per_s']:,.0f} steps/s", False)
+        self._bar.update()
+
+    def summary(self) -> str:
+        """Return the returns of the first and the latest iteration, for the end of a run."""
+        if self.first is None or self.latest is None:
+            return "no iteration was left to do"
+        lines = [
+            f"iteration {metrics['iteration']:>5}: {self._returns(metrics)}" for metrics in (self.first, self.latest)
+        ]
+        count = self.latest["iteration"] - self.first["iteration"] + 1
+        sample, update = (self._seconds[key] / count for key in ("time/sample_s", "time/update_s"))
+        speed = self._env_steps / (sample * count)
+        lines.append(
+            f"each iteration took {sample:.2f} s of sampling, at {speed:,.0f} steps/s, and {update:.2f} s of updating"
+        )
+        return "\n".join(lines)
+
+    def profile(self) -> str:
+        """Return the mean share of every stage as a table of text."""
+        if self.first is None or self.latest is None:
+            return ""
+        count = self.latest["iteration"] - self.first["iteration"] + 1
+        prefix = "time/share/"
+        shares = {key.removeprefix(prefix): self._seconds[key] / count for key in self._seconds if prefix in key}
+        rows = sorted(shares.items(), key=lambda entry: -entry[1])
+        return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
+
+    def _returns(self, metrics: Metrics) -> str:
+        before, after = self._before_and_after(metrics)
+        if self._last == 0:
+            return f"return {before:.1f}"
+        return f"return {before:.1f} before and {after:.1f} after adaptation"
+
+    def _before_and_after(self, metrics: Metrics) -> tuple[float, float]:
+        return metrics["return/step_0"], metrics[f"return/step_{self._last}"]

@@ -1,0 +1,270 @@
+"""The command line of train.py and test.py: arguments in, one function called."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from maml_rl.cli.console import Parser, add_log_level, not_negative, positive, run_command
+from maml_rl.config.config import Config, load_config
+from maml_rl.config.yaml_source import parse_value
+from maml_rl.errors import ConfigError
+
+# torch is imported inside the commands: a child that is spawned imports this module again, and must stay light.
+
+_ROOT = Path(__file__).resolve().parents[2]
+_DEFAULT_CONFIG = _ROOT / "configs" / "maml" / "2d-navigation.yaml"
+
+
+def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
+    """Run train.py, or the command that `prog` names, and return its exit code."""
+    parser = Parser(
+        prog=prog, description="Meta-train a policy by MAML-TRPO on a family of tasks, or one to compare it with."
+    )
+    parser.add_argument("--config", type=_config_path, help="YAML of the experiment (default: 2D navigation), or a run")
+    parser.add_argument("--output-folder", type=Path, help="where the run goes (default: runs/<name of the config>)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
+    parser.add_argument("--profile", action="store_true", help="measure the share of each stage")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=not_negative,
+        metavar="SEED",
+        help="train with each, one after the other, in folders seed-... of the output folder",
+    )
+    parser.set_defaults(prog=prog)
+    _add_common(parser)
+    settings = parser.add_argument_group("settings of the config, as YAML, to be replaced for this run")
+    for name, field in Config.model_fields.items():
+        settings.add_argument(f"--{field.alias}", dest=name, metavar="VALUE", help=field.description)
+    return run_command(parser, arguments, _train, _how_to_go_on)
+
+
+def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
+    """Run test.py, or the command that `prog` names, and return its exit code."""
+    parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
+    parser.add_argument("--config", type=_config_path, required=True, help="a run, its config.json, or a YAML")
+    parser.add_argument(
+        "--policy",
+        help="a checkpoint; or 'latest' (the default), 'best', or 'initial' (at random) of the config's run",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="the .npz file to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output file")
+    parser.add_argument("--tasks", type=Path, metavar="FILE", help="measure on the tasks in this file")
+    parser.add_argument("--save-tasks", type=Path, metavar="FILE", help="write the tasks that are drawn to this file")
+    parser.add_argument("--num-batches", type=positive, help="batches of tasks (default: 1, or all of a file)")
+    parser.add_argument("--meta-batch-size", type=positive, default=40, help="tasks in each (default: 40)")
+    parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
+    parser.add_argument("--fast-lr", help="step size (default: the config's)")
+    parser.add_argument("--fast-batch-size", help="episodes for each task and step (default: the config's)")
+    parser.add_argument(
+        "--halve-step-size",
+        choices=["never", "once", "always"],
+        help="halve it after the first step (once) or after every step (always; default: the config's)",
+    )
+    parser.add_argument("--seed", help="seed of tasks and episodes (default: the config's)")
+    _add_common(parser)
+    return run_command(parser, arguments, _test)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
+    parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
+    parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
+    add_log_level(parser)
+
+
+def _train(options: argparse.Namespace) -> None:
+    config_path, folder = options.config or _DEFAULT_CONFIG, _folder_of(options)
+    begun = [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
+    if options.resume and options.config is None and begun:
+        config_path = begun[0]
+    config = _overridden(load_config(config_path), {name: getattr(options, name) for name in Config.model_fields})
+    device = _device(options)
+    if options.seeds is None:
+        progress = _train_one(config, folder, options, device, resume=options.resume)
+        print(progress.summary())
+        if options.profile:
+            print(progress.profile())
+        print(f"the results lie in {folder}; to test the policy on new tasks:")
+        print(f"  {_command(options, 'test')} --config {folder}/config.json --output {folder}/evaluation.npz")
+        return
+
+    from maml_rl.runs.run_folder import check_run_folder
+
+    _check_seeds(options, begun)
+    runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
+    resumed = {run: options.resume and (run / "config.json").is_file() for _, run in runs}
+    # All of them before the first is trained.
+    for run, resume in resumed.items():
+        check_run_folder(run, resume=resume, overwrite=options.overwrite)
+    for number, (seeded, run) in enumerate(runs, start=1):
+        progress = _train_one(seeded, run, options, device, resume=resumed[run])
+        print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
+        if options.profile:
+            print(progress.profile())
+    print(f"the results lie in {folder}; to see the curves with their band over the seeds:")
+    print(f"  {_command(options, 'report')} {folder}")
+
+
+def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any, *, resume: bool) -> Any:
+    """Train with one seed, and return the progress that was made."""
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from maml_rl.cli.progress import TrainingProgress
+    from maml_rl.experiment.train import train
+
+    name = f"seed {config.seed}" if options.seeds else None
+    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, config.training_steps, name) as progress:
+        train(
+            config,
+            folder,
+            num_workers=options.num_workers,
+            device=device,
+            resume=resume,
+            overwrite=options.overwrite,
+            profile=options.profile,
+            on_iteration=progress,
+        )
+    return progress
+
+
+def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
+    if options.seed is not None:
+        raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
+    for seed in options.seeds:
+        if options.seeds.count(seed) > 1:
+            raise ConfigError(f"--seeds names {seed} more than once; leave out all but one")
+    folder = _folder_of(options)
+    if (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
+    if options.resume and not begun:
+        raise ConfigError(f"there is no run of these --seeds to resume in {folder}; start them without --resume")
+
+
+def _how_to_go_on(options: argparse.Namespace) -> str:
+    has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
+    return "; the same command with --resume goes on" if has_run else ""
+
+
+def _test(options: argparse.Namespace) -> None:
+    for name in ("output", "save_tasks"):
+        path = getattr(options, name)
+        option = f"--{name.replace('_', '-')}"
+        if path is not None and path.exists() and not options.overwrite:
+            raise ConfigError(f"{path} exists; replace it by --overwrite, or choose another {option}")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {path.parent} for the {option}; make it first")
+    for name in ("save_tasks", "num_batches"):
+        if options.tasks is not None and getattr(options, name) is not None:
+            raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
+    names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
+    config = _overridden(load_config(options.config), {name: getattr(options, name) for name in names})
+    num_steps = config.test_steps if options.num_steps is None else options.num_steps
+    if config.method == "oracle" and num_steps:
+        raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
+    device = _device(options)
+
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from maml_rl.experiment.build import make_experiment
+    from maml_rl.experiment.evaluate import evaluate, step_schedule
+    from maml_rl.experiment.task_files import load_tasks, save_tasks
+    from maml_rl.runs.checkpoint import check_architecture
+
+    experiment = make_experiment(config, device)
+    tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
+    if options.policy != "initial":
+        path, checkpoint = _find_checkpoint(options.policy, options.config.parent / "checkpoints")
+        check_architecture(checkpoint.tensors, experiment.policy.state_dict(), path)
+        experiment.policy.load_state_dict(checkpoint.tensors)
+    num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
+    with logging_redirect_tqdm(), tqdm(total=num_batches, unit="batch", disable=None) as bar:
+        evaluation = evaluate(
+            experiment,
+            num_batches=num_batches,
+            meta_batch_size=options.meta_batch_size,
+            step_sizes=step_schedule(config.fast_lr, num_steps, halve=config.halve_step_size),
+            tasks=tasks,
+            num_workers=options.num_workers,
+            on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
+            on_batch=bar.update,
+        )
+    evaluation.save(options.output)
+    kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
+    episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
+    print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
+    print(evaluation.table())
+    print(f"{evaluation.resampling()}; saved with the tasks in {options.output}")
+
+
+def _find_checkpoint(choice: str | None, folder: Path) -> Any:
+    from maml_rl.runs.checkpoint import best_intact, latest_intact, load_checkpoint
+
+    match choice:
+        case None | "latest":
+            return latest_intact(folder)
+        case "best":
+            return best_intact(folder)
+        case _:
+            return Path(choice), load_checkpoint(choice)
+
+
+def _config_path(text: str) -> Path:
+    """Return the file of a config; a run's folder stands for the one in it."""
+    path = Path(text)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{path} is no run, it has no config.json; give a run, or a YAML file")
+    return path / "config.json" if path.is_dir() else path
+
+
+def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
+    """Return the folder of the run of each of the --seeds, or of the only run."""
+    folder = _folder_of(options)
+    return {None: folder} if options.seeds is None else {seed: folder / f"seed-{seed}" for seed in options.seeds}
+
+
+def _folder_of(options: argparse.Namespace) -> Path:
+    """Return the folder of the run, by default named after the config; a run's config.json is named after its run."""
+    if options.output_folder is not None:
+        return Path(options.output_folder)
+    path: Path = options.config or _DEFAULT_CONFIG
+    return Path("runs") / (path.resolve().parent.name if path.name == "config.json" else path.stem)
+
+
+def _overridden(config: Config, values: dict[str, Any]) -> Config:
+    """Replace the settings that the command line gives, written as in a config."""
+    given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
+    return config.override(
+        {key: parse_value(value, f"--{key}") if isinstance(value, str) else value for key, value in given.items()}
+    )
+
+
+def _device(options: argparse.Namespace) -> Any:
+    """Return the torch device, having made sure that it is there."""
+    if options.device is not None and options.use_cuda and not options.device.startswith("cuda"):
+        raise ConfigError(f"--use-cuda contradicts --device {options.device}; give one of them")
+    name = options.device or ("cuda" if options.use_cuda else "cpu")
+
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the device {name!r} cannot be used ({reason}); leave --device out for the CPU") from None
+    return device
+
+
+def _command(options: argparse.Namespace, name: str) -> str:
+    """Return how to call another command, in the way in which this one was."""
+    if options.prog.startswith("maml-rl") or name == "report":
+        return f"maml-rl {name}"
+    path = Path(sys.executable)
+    interpreter = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return f"{interpreter} {name}.py"

@@ -1,0 +1,230 @@
+"""What an experiment is: strict, typed settings, read from YAML, written to `config.json`, refused where wrong."""
+
+import json
+import math
+import re
+from collections.abc import Mapping as AbstractMapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
+from pydantic_core import ErrorDetails
+
+from maml_rl.config.yaml_source import Mapping, read_mapping, suggest
+from maml_rl.errors import ConfigError
+
+# A value above this is a slip of the pen; the random streams count tasks, episodes and iterations in 32 bits.
+_MOST = 2**31 - 1
+# As many characters of a wrong value as an error of one line has room for.
+_SHOWN = 80
+# Characters that JSON may hold as they are, but that YAML refuses or folds into spaces.
+_NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Halving = Literal["never", "once", "always"]
+
+
+def _lower(value: object) -> object:
+    """Earlier code writes 'Tanh' for 'tanh'."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def _none_is_empty(value: object) -> object:
+    """A key without a value is null in YAML, and means no arguments here."""
+    return {} if value is None else value
+
+
+def _finite(value: Any) -> Any:
+    """Refuse numbers that JSON cannot write."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("numbers must be finite")
+    if isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            _finite(entry)
+    return value
+
+
+class Config(BaseModel):
+    """The settings of one experiment. A key of a file is the field's name with hyphens."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+    env_name: Annotated[str, Field(min_length=1, description="id of the task family")]
+    env_kwargs: Annotated[
+        dict[str, JsonValue],
+        BeforeValidator(_finite),
+        BeforeValidator(_none_is_empty),
+        Field(description="arguments of the environment"),
+    ] = {}
+    method: Annotated[
+        Literal["maml", "pretrain", "oracle"],
+        Field(description="maml; to compare with: pretrain (adapts after training only), oracle (observes its task)"),
+    ] = "maml"
+    max_episode_steps: Annotated[Count | None, Field(description="time limit; null for the family's own")] = None
+    gamma: Annotated[Fraction, Field(description="discount factor")] = 0.99
+    gae_lambda: Annotated[Fraction, Field(description="lambda of generalised advantage estimation")] = 1.0
+    bootstrap: Annotated[bool, Field(description="value of the final observation in truncated episodes")] = True
+    first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
+    hidden_sizes: Annotated[tuple[Count, ...], Field(strict=False, description="units of each hidden layer")] = (64, 64)
+    nonlinearity: Annotated[Literal["relu", "tanh"], BeforeValidator(_lower)] = "tanh"
+    fast_batch_size: Annotated[Count, Field(description="episodes for each task and phase")] = 20
+    num_steps: Annotated[Count, Field(description="inner steps in training")] = 1
+    fast_lr: Annotated[Positive, Field(description="inner step size")] = 0.1
+    num_batches: Annotated[Count, Field(description="meta-updates")] = 500
+    meta_batch_size: Annotated[Count, Field(description="tasks for each meta-update")] = 20
+    max_kl: Annotated[Positive, Field(description="trust region")] = 1e-2
+    cg_iters: Annotated[Count, Field(description="conjugate gradient iterations")] = 10
+    cg_damping: Annotated[float, Field(ge=0, description="damping of the curvature")] = 1e-5
+    curvature_fraction: Annotated[
+        float, Field(gt=0, le=1, description="share of the episodes that the curvature is computed from")
+    ] = 1.0
+    ls_max_steps: Annotated[Count, Field(description="tries of the line search")] = 15
+    ls_backtrack_ratio: Annotated[float, Field(gt=0, lt=1, description="shrinkage between tries")] = 0.8
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of every random stream")] = 0
+    slots_per_task: Annotated[Count | None, Field(description="environments for each task; null: one an episode")] = (
+        None
+    )
+    inference: Annotated[
+        Literal["auto", "central", "worker"],
+        Field(description="where the policy acts: main process (central), each child (worker), the faster one (auto)"),
+    ] = "auto"
+    num_groups: Annotated[Count, Field(description="groups of children that take turns")] = 1
+    recv_timeout: Annotated[
+        Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow children; null: wait for all")
+    ] = None
+    prefetch: Annotated[int, Field(ge=0, le=_MOST, description="batches collected ahead, during updates; 0: none")] = 0
+    checkpoint_every: Annotated[Count, Field(description="meta-updates between checkpoints")] = 10
+    keep_checkpoints: Annotated[Count, Field(description="newest checkpoints to keep, beside the best")] = 3
+    evaluation_steps: Annotated[Count, Field(description="inner steps in evaluation")] = 3
+    halve_step_size: Annotated[
+        Halving, Field(description="in evaluation, halve the step size after the first step (once) or every (always)")
+    ] = "never"
+
+    _source: Mapping = PrivateAttr(default_factory=lambda: Mapping("the config", {}))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping) -> Self:
+        """Check a mapping with hyphenated keys.
+
+        Raises:
+            ConfigError: If a key is unknown or missing, or a value has the wrong type or range; in one line, for the
+                first such key.
+        """
+        try:
+            config = cls.model_validate(mapping.values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error.errors(include_url=False), mapping)) from None
+        config._source = mapping
+        if config.max_episode_steps is not None and "max_episode_steps" in config.env_kwargs:
+            raise config.error("two time limits; keep the key 'max-episode-steps'", "env-kwargs", "max_episode_steps")
+        return config
+
+    @property
+    def training_steps(self) -> int:
+        """How many inner steps training takes."""
+        return self.num_steps if self.method == "maml" else 0
+
+    @property
+    def test_steps(self) -> int:
+        """How many inner steps an evaluation takes; an oracle knows its task already."""
+        return 0 if self.method == "oracle" else self.evaluation_steps
+
+    def override(self, values: AbstractMapping[str, Any], origin: str = "the command line") -> Self:
+        """Return this config with some hyphenated keys replaced.
+
+        Raises:
+            ConfigError: As `from_mapping`; a replaced key is blamed on `origin`.
+        """
+        replaced = Mapping(origin, dict(values))
+        try:
+            # On its own first, so that an error is blamed on the override and not on the file.
+            type(self).model_validate({"env-name": self.env_name, **values})
+        except ValidationError as error:
+            raise ConfigError(_explain(error.errors(include_url=False), replaced)) from None
+        lines = {path: line for path, line in self._source.lines.items() if path[0] not in values}
+        return self.from_mapping(Mapping(self._source.origin, {**self._source.values, **values}, lines))
+
+    def error(self, message: str, *path: str) -> ConfigError:
+        """Return an error about the value of a key, with its place: for checks that the config cannot make itself."""
+        return ConfigError(f"{'.'.join(path)!r} in {self._source.place(*path)}: {message}")
+
+    def to_json(self) -> str:
+        """Write every setting, defaults included, as JSON that `load_config` reads."""
+        values = self.model_dump(mode="json", by_alias=True)
+        text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return _NOT_YAML.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+    def differences(self, other: "Config") -> list[str]:
+        """Return the keys whose values differ."""
+        mine, theirs = self.model_dump(by_alias=True), other.model_dump(by_alias=True)
+        return [key for key in mine if mine[key] != theirs[key]]
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a config from YAML, or from a run's `config.json`.
+
+    Raises:
+        ConfigError: If the file cannot be read, or is no valid config; the message names file, line and key.
+    """
+    return Config.from_mapping(read_mapping(path))
+
+
+def _explain(errors: list[ErrorDetails], mapping: Mapping) -> str:
+    """Say in one line what is wrong, for the error that stands first in the file; unknown keys before the rest."""
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    ranked = unknown or sorted(errors, key=lambda error: mapping.lines.get((str(error["loc"][0]),), 0))
+    error = ranked[0]
+    path = [str(part) for part in error["loc"]]
+    key = path[0]
+    if error["type"] == "extra_forbidden":
+        known = [field.alias or name for name, field in Config.model_fields.items()]
+        free = [name for name in known if name not in mapping.values]
+        return f"unknown key {key!r} in {mapping.place(key)}{suggest(key, free or known)}"
+    if error["type"] == "missing":
+        return f"missing key {key!r} in {mapping.origin}; add a line `{key}: ...`"
+    field = next(field for field in Config.model_fields.values() if field.alias == key)
+    inner = f", entry {int(path[1]) + 1}" if path[1:] and path[1].isdigit() else ""
+    meaning = f" ({field.description})" if field.description else ""
+    got = repr(error["input"])
+    got = got if len(got) <= _SHOWN else got[:_SHOWN] + "..."
+    return f"{key!r} in {mapping.place(*path)}{inner}: expected {_wanted(error)}, got {got}{meaning}"
+
+
+def _wanted(error: ErrorDetails) -> str:
+    """Say what a value should have been."""
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than_equal":
+            return f"at least {limits['ge']}"
+        case "less_than_equal":
+            return f"at most {limits['le']}"
+        case "greater_than":
+            return f"more than {limits['gt']}"
+        case "less_than":
+            return f"less than {limits['lt']}"
+        case "int_type":
+            return "a whole number"
+        case "float_type":
+            return "a number"
+        case "bool_type":
+            return "true or false"
+        case "string_type":
+            return "text"
+        case "tuple_type":
+            return "a list"
+        case "dict_type":
+            return "a mapping"
+        case "invalid-json-value":
+            return "plain data: text, numbers, true, false, null, lists or mappings"
+        case "value_error":
+            return "finite numbers"
+        case _:
+            return error["msg"].removeprefix("Input should be ")

@@ -1,0 +1,22 @@
+"""First and second derivatives of policies on chunks of tasks: what adaptation and metalearners compute with.
+
+Any policy is differentiated automatically; the multi-layer perceptrons of this package by hand, several times faster.
+"""
+
+from maml_rl.derivatives.at_parameters import PolicyOnSamples
+from maml_rl.derivatives.contract import Linearisation, Loss
+from maml_rl.derivatives.layout import ParameterLayout
+from maml_rl.derivatives.samples import Samples, cut, every_nth
+from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+
+__all__ = [
+    "ChunkWorkers",
+    "Linearisation",
+    "Loss",
+    "ParameterLayout",
+    "PolicyOnSamples",
+    "Samples",
+    "Workspace",
+    "cut",
+    "every_nth",
+]

@@ -1,0 +1,37 @@
+"""Chooses who computes the derivatives of a policy."""
+
+from torch import Tensor
+
+from maml_rl.derivatives.contract import Linearisation
+from maml_rl.derivatives.general import AutogradLinearisation
+from maml_rl.derivatives.layout import ParameterLayout
+from maml_rl.derivatives.mlp import MLPLinearisation, fits
+from maml_rl.derivatives.rows import Rows
+from maml_rl.derivatives.samples import Samples
+from maml_rl.derivatives.workers import Workspace
+from maml_rl.policies.mlp import MLPPolicy
+from maml_rl.policies.policy import Policy
+
+
+class PolicyOnSamples:
+    """A policy and the samples of k tasks, ready to be linearised at any parameters.
+
+    Args:
+        policy: any policy; the multi-layer perceptrons of this package get their own, faster derivatives.
+        layout: of its parameters.
+        samples: of k tasks.
+        automatic: differentiate automatically, whatever the policy.
+    """
+
+    def __init__(self, policy: Policy, layout: ParameterLayout, samples: Samples, *, automatic: bool = False) -> None:
+        self.samples = samples
+        self._policy, self._layout = policy, layout
+        self._rows = Rows.of(policy, samples) if isinstance(policy, MLPPolicy) and fits(policy) else None
+        if automatic:
+            self._rows = None
+
+    def at(self, parameters: Tensor, kept: Workspace) -> Linearisation:
+        """Return the linearisation at `parameters` (k, D), whose arrays lie in `kept` for as long as it is used."""
+        if self._rows is not None and isinstance(self._policy, MLPPolicy):
+            return MLPLinearisation(self._policy, self._layout, self._rows, parameters, kept)
+        return AutogradLinearisation(self._policy, self._layout, self.samples, parameters)

@@ -1,0 +1,59 @@
+"""What the derivatives of a policy on some tasks' samples look like, whoever computes them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor
+
+from maml_rl.derivatives.workers import Workspace
+from maml_rl.policies.policy import DistributionParams
+
+# (log_probs (k, T, B)) -> one loss per task, (k,).
+Loss = Callable[[Tensor], Tensor]
+
+
+class Linearisation(ABC):
+    """A policy on the samples of k tasks, each under its own parameters: values, first and second derivatives.
+
+    A loss is a function of the log-probabilities of the actions taken: so inner losses and outer objectives are
+    written once, without a word about how derivatives are computed. Vectors are flat, (k, D), one row per task.
+
+    Attributes:
+        log_probs: (k, T, B) log-probabilities of the actions, without gradient.
+        distribution: the distribution parameters, without gradient; their shape is the implementation's affair.
+    """
+
+    log_probs: Tensor
+    distribution: DistributionParams
+
+    @abstractmethod
+    def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
+        """Compute a loss and its gradient.
+
+        Args:
+            loss: maps log-probabilities (k, T, B) to one loss per task.
+            workspace: of the calling thread.
+            twice: also keep what `hessian_product` needs.
+
+        Returns:
+            Losses (k,) and gradients (k, D), each task's with respect to its own parameters.
+        """
+
+    @abstractmethod
+    def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+        """Multiply (k, D) vectors by the Hessian of the loss last passed to `differentiate(twice=True)`."""
+
+    @abstractmethod
+    def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+        """Multiply (k, D) vectors by each task's Fisher matrix, averaged over its real steps.
+
+        It is the Hessian of the mean of KL(these parameters, others) at these parameters.
+        """
+
+    @abstractmethod
+    def kl_from(self, old: DistributionParams) -> Tensor:
+        """Return KL(old, this), averaged over the real steps of each task: (k,).
+
+        Args:
+            old: the `distribution` of a linearisation of the same samples.
+        """

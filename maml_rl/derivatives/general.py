@@ -1,0 +1,73 @@
+"""Derivatives of any policy, by automatic differentiation."""
+
+import torch
+from torch import Tensor
+
+from maml_rl.derivatives.contract import Linearisation, Loss
+from maml_rl.derivatives.layout import ParameterLayout
+from maml_rl.derivatives.samples import Samples
+from maml_rl.derivatives.workers import Workspace
+from maml_rl.policies.policy import DistributionParams, Policy
+
+
+class AutogradLinearisation(Linearisation):
+    """Keeps the graphs of the forward and the backward pass, so that every further product is one pass back.
+
+    Args:
+        policy: any policy.
+        layout: of its parameters.
+        samples: of k tasks.
+        parameters: (k, D).
+    """
+
+    def __init__(self, policy: Policy, layout: ParameterLayout, samples: Samples, parameters: Tensor) -> None:
+        self._policy, self._samples = policy, samples
+        with torch.enable_grad():
+            self._parameters = parameters.detach().requires_grad_()
+            self._outputs = policy.distribution_parameters(samples.observations, layout.views(self._parameters))
+            self._log_probs = policy.log_prob_from(self._outputs, samples.actions)
+        self.distribution = tuple(output.detach() for output in self._outputs)
+        self.log_probs = self._log_probs.detach()
+        self._gradient: Tensor | None = None
+        self._pushed: tuple[tuple[Tensor, ...], Tensor] | None = None
+
+    def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
+        """See `Linearisation.differentiate`."""
+        with torch.enable_grad():
+            losses = loss(self._log_probs)
+            (gradient,) = torch.autograd.grad(losses.sum(), self._parameters, create_graph=twice, retain_graph=True)
+        self._gradient = gradient if twice else None
+        return losses.detach(), gradient.detach()
+
+    def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+        """See `Linearisation.hessian_product`; the Hessian is symmetric, so that a pass back multiplies by it."""
+        if self._gradient is None:
+            raise RuntimeError("hessian_product needs a call of differentiate(twice=True) first")
+        if not self._gradient.requires_grad:  # A loss that is linear in the parameters.
+            return torch.zeros_like(vectors)
+        (product,) = torch.autograd.grad(self._gradient, self._parameters, vectors, retain_graph=True)
+        return product
+
+    def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+        """See `Linearisation.fisher_product`."""
+        learned = [index for index, output in enumerate(self._outputs) if output.requires_grad]
+        outputs = [self._outputs[index] for index in learned]
+        if self._pushed is None:
+            # The derivative of a pass back with respect to what goes in is a pass forward.
+            with torch.enable_grad():
+                cotangents = tuple(torch.zeros_like(output, requires_grad=True) for output in outputs)
+                (pulled,) = torch.autograd.grad(outputs, self._parameters, cotangents, create_graph=True)
+            self._pushed = cotangents, pulled
+        cotangents, pulled = self._pushed
+        tangents = [torch.zeros_like(output) for output in self.distribution]
+        pushed = torch.autograd.grad(pulled, cotangents, vectors, retain_graph=True)
+        for index, tangent in zip(learned, pushed, strict=True):
+            tangents[index] = tangent
+        products = self._policy.fisher_product(self.distribution, tuple(tangents), self._samples.weights)
+        cotangents = tuple(products[index] for index in learned)
+        (product,) = torch.autograd.grad(outputs, self._parameters, cotangents, retain_graph=True)
+        return product
+
+    def kl_from(self, old: DistributionParams) -> Tensor:
+        """See `Linearisation.kl_from`."""
+        return (self._policy.kl(old, self.distribution) * self._samples.weights).sum((1, 2))

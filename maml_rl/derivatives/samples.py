@@ -1,0 +1,101 @@
+"""The part of some tasks' episodes that losses and derivatives are computed from, and how it is cut for the cache."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maml_rl.episode.task_episodes import TaskEpisodes
+
+# Samples times width of one chunk on a CPU: its largest arrays take half a megabyte, the size of a second-level cache.
+_CPU_CHUNK = 1 << 17
+# On an accelerator small pieces only cost launches; the bound is its memory.
+_DEVICE_CHUNK = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Steps of k tasks, on the device and in the precision of the computation; padding is zero.
+
+    Attributes:
+        observations: (k, T, B, *observation shape).
+        actions: (k, T, B, *action shape).
+        advantages: (k, T, B).
+        mask: (k, T, B) 1 for real steps, 0 for padding.
+        log_probs: (k, T, B) log-probabilities recorded while sampling, or None.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    advantages: Tensor
+    mask: Tensor
+    log_probs: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        episodes: TaskEpisodes,
+        tasks: slice,
+        *,
+        columns: Tensor | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "Samples":
+        """Take the samples of some tasks.
+
+        Args:
+            episodes: of all tasks, with advantages.
+            tasks: which tasks.
+            columns: indices of the episodes to take of each task; all by default.
+            dtype: of everything but observations and actions, which keep theirs.
+            device: where to put them.
+        """
+        lengths = episodes.lengths[tasks]
+        lengths = lengths if columns is None else lengths[:, columns]
+        steps = int(lengths.max())
+        real = torch.arange(steps, device=lengths.device).reshape(1, -1, 1) < lengths.unsqueeze(1)
+        complete = bool(real.all())
+
+        def take(values: Tensor) -> Tensor:
+            values = values[tasks, :steps]
+            values = values if columns is None else values[:, :, columns]
+            if not complete:
+                # Whatever lies under the padding, NaN included, must not reach a matrix product.
+                values = values.masked_fill(~real.reshape(*real.shape, *(1,) * (values.dim() - 3)), 0)
+            return values.to(device)
+
+        return cls(
+            observations=take(episodes.observations),
+            actions=take(episodes.actions),
+            advantages=take(episodes.advantages).to(dtype),
+            mask=real.to(device, dtype),
+            log_probs=None if episodes.log_probs is None else take(episodes.log_probs).to(dtype),
+        )
+
+    @property
+    def weights(self) -> Tensor:
+        """(k, T, B) weight of each step in the mean over its task's real steps."""
+        return self.mask / self.mask.sum((1, 2), keepdim=True).clamp(min=1.0)
+
+
+def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device) -> list[slice]:
+    """Cut a batch of tasks into chunks whose arrays fit into the cache; it depends on nothing but the arguments.
+
+    Args:
+        num_tasks: M.
+        samples_per_task: T * B.
+        width: number of outputs of the widest layer.
+        device: where the computation runs.
+
+    Returns:
+        Slices of tasks, in order.
+    """
+    room = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
+    size = max(1, min(num_tasks, room // max(1, samples_per_task * width)))
+    return [slice(start, min(start + size, num_tasks)) for start in range(0, num_tasks, size)]
+
+
+def every_nth(count: int, fraction: float) -> Tensor | None:
+    """Return the indices of a `fraction` of `count` episodes, evenly spread; None for all of them."""
+    kept = max(1, round(fraction * count))
+    return None if kept == count else torch.arange(kept) * count // kept

@@ -1,0 +1,102 @@
+"""Work on chunks of tasks: one thread per core, each with memory that it uses again and again."""
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Workspace:
+    """Named arrays that are allocated once: the pages of a fresh one cost more than the arithmetic on it."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return an array of undefined content, with the dtype and device of `like`.
+
+        It is valid until the same name is taken again.
+        """
+        size = math.prod(shape)
+        array = self._arrays.get(name)
+        if array is None or array.numel() < size or array.dtype != like.dtype or array.device != like.device:
+            self._arrays[name] = array = torch.empty(size, dtype=like.dtype, device=like.device)
+        return array[:size].view(shape)
+
+
+class ChunkWorkers:
+    """Threads that work on chunks of tasks, as many as torch may use in the caller's thread.
+
+    Inside the `with` block torch computes every operation on one core, and the chunks run side by side: that is faster
+    than cutting every operation in two, and makes the results independent of the number of cores. The caller's
+    number of threads is put back on leaving.
+
+    Args:
+        device: where the computation runs; on an accelerator there is nothing to share out, and no thread is started.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stack = ExitStack()
+        self._pool: ThreadPoolExecutor | None = None
+        self._local = threading.local()
+
+    def __enter__(self) -> Self:
+        if self._device.type == "cpu":
+            count = torch.get_num_threads()
+            self._stack.enter_context(intra_op_threads(1))
+            if count > 1:
+                self._pool = ThreadPoolExecutor(count, "maml_rl-update")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._stack.close()
+
+    def map(self, function: Callable[[Item, Workspace], Result], items: Iterable[Item]) -> list[Result]:
+        """Return `function(item, workspace)` for every item, in their order, computed without gradient recording.
+
+        Raises:
+            Exception: What the first item that failed raised.
+        """
+
+        def run(item: Item) -> Result:
+            if not hasattr(self._local, "workspace"):
+                self._local.workspace = Workspace()
+            with torch.no_grad():
+                return function(item, self._local.workspace)
+
+        items = list(items)
+        if self._pool is None or len(items) < 2:
+            return [run(item) for item in items]
+        return list(self._pool.map(run, items))
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Run the `with` block with `count` torch intra-op threads, then restore the caller's number.
+
+    Args:
+        count: at least 1.
+    """
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,6 @@
+"""Episodes as tensors: of a batch of tasks, and of one task; and the advantages of their steps."""
+
+from maml_rl.episode.batch_episodes import BatchEpisodes
+from maml_rl.episode.task_episodes import TaskEpisodes
+
+__all__ = ["BatchEpisodes", "TaskEpisodes"]

@@ -1,0 +1,251 @@
+"""Episodes as tensors: `TaskEpisodes` (M, T, B, ...) of a batch of tasks, `BatchEpisodes` (T, B, ...) of one task.
+
+M tasks, T time steps, B episodes per task. Every entry past the end of an episode is padding, and zero.
+"""
+
+import copy
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maml_rl import functional
+from maml_rl.episode.advantages import Baseline, estimate_advantages, known_advantages, known_gamma
+from maml_rl.episode.batch_episodes import Array, BatchEpisodes, Task, as_tensor, make_mask
+
+__all__ = ["Baseline", "BatchEpisodes", "TaskEpisodes"]
+
+# What the digest covers: the sampled data, not what is derived from them.
+_SAMPLED = ("observations", "actions", "rewards", "lengths", "terminated", "truncated", "final_observations")
+_STEPWISE = ("observations", "actions", "rewards")
+
+
+class TaskEpisodes:
+    """Episodes of a batch of tasks. It holds tensors and computes with all tasks at once.
+
+    NumPy arrays are wrapped, not copied. The steps past the longest episode are cut off, so that the same episodes
+    always have the same shape.
+
+    Args:
+        observations: (M, T, B, *observation shape), seen before each action.
+        actions: (M, T, B, *action shape), as the policy put them out.
+        rewards: (M, T, B), kept as float32.
+        lengths: (M, B) number of real steps.
+        terminated: (M, B) whether the episode ended in a terminal state.
+        truncated: (M, B) whether it was cut off, by a time limit or by the sampler's horizon.
+        final_observations: (M, B, *observation shape), seen after the last step.
+        log_probs: (M, T, B) log-probabilities recorded while sampling, if they were.
+        tasks: the M tasks.
+        gamma: discount of `returns` and `advantages`.
+        fast_lr: step size of the adaptation that these episodes were sampled for.
+
+    Attributes:
+        mask: (M, T, B) float32, 1 for real steps, 0 for padding.
+
+    Raises:
+        ValueError: If the shapes do not fit each other.
+    """
+
+    def __init__(
+        self,
+        observations: Array,
+        actions: Array,
+        rewards: Array,
+        lengths: Array,
+        terminated: Array,
+        truncated: Array,
+        final_observations: Array,
+        *,
+        log_probs: Array | None = None,
+        tasks: Sequence[Task] = (),
+        gamma: float | None = None,
+        fast_lr: float | None = None,
+    ) -> None:
+        self.lengths = as_tensor(lengths).long()
+        self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
+        self.final_observations = as_tensor(final_observations)
+        self.rewards = as_tensor(rewards)
+        self.observations, self.actions = as_tensor(observations), as_tensor(actions)
+        self.log_probs = None if log_probs is None else as_tensor(log_probs)
+        self._check_shapes()
+        steps = int(self.lengths.max())
+        self.observations, self.actions = self.observations[:, :steps], self.actions[:, :steps]
+        self.rewards = self.rewards[:, :steps].float()
+        self.log_probs = None if self.log_probs is None else self.log_probs[:, :steps]
+        self.mask = make_mask(self.lengths, steps)
+        if tasks and len(tasks) != len(self):
+            raise ValueError(f"expected {len(self)} tasks, one per row of the arrays, got {len(tasks)}")
+        self.tasks = tuple(tasks)
+        self.gamma, self.fast_lr = gamma, fast_lr
+        self._advantages: Tensor | None = None
+
+    def _check_shapes(self) -> None:
+        if self.rewards.dim() != 3:
+            raise ValueError(f"rewards must have the shape (M, T, B), got {tuple(self.rewards.shape)}")
+        num_tasks, steps, num_episodes = self.rewards.shape
+        if num_tasks == 0 or num_episodes == 0:
+            raise ValueError(f"expected at least one task and one episode, got {num_tasks} and {num_episodes}")
+        for name in ("observations", "actions", "log_probs"):
+            if getattr(self, name) is not None:
+                _check_lead(name, getattr(self, name), (num_tasks, steps, num_episodes))
+        for name in ("lengths", "terminated", "truncated", "final_observations"):
+            _check_lead(name, getattr(self, name), (num_tasks, num_episodes))
+        if self.lengths.max() == 0:
+            raise ValueError("expected at least one step, but every episode has length 0")
+        if self.lengths.min() < 0 or self.lengths.max() > steps:
+            raise ValueError(f"lengths must lie in [0, {steps}], got {self.lengths.min()} to {self.lengths.max()}")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> "BatchEpisodes":
+        """Return the episodes of one task, as views."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        return BatchEpisodes.of_arrays(
+            **{name: getattr(self, name)[index] for name in _SAMPLED},
+            log_probs=None if self.log_probs is None else self.log_probs[index],
+            advantages=None if self._advantages is None else self._advantages[index],
+            task=self.tasks[index] if self.tasks else None,
+            gamma=self.gamma,
+            fast_lr=self.fast_lr,
+        )
+
+    def __iter__(self) -> Iterator["BatchEpisodes"]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return self.rewards.device
+
+    @property
+    def num_steps(self) -> int:
+        """Number of real steps, all tasks and episodes together."""
+        return int(self.lengths.sum())
+
+    @property
+    def returns(self) -> Tensor:
+        """(M, T, B) discounted sum of the rewards from each step on, computed at each use."""
+        return functional.discounted_returns(self.rewards, self.mask, discount=known_gamma(self.gamma))
+
+    @property
+    def advantages(self) -> Tensor:
+        """(M, T, B), what `compute_advantages` left, or what was assigned."""
+        return known_advantages(self._advantages)
+
+    @advantages.setter
+    def advantages(self, advantages: Tensor | None) -> None:
+        self._advantages = advantages
+
+    def episode_returns(self) -> Tensor:
+        """Return the undiscounted sum of rewards of each episode, (M, B)."""
+        return self.rewards.sum(1)
+
+    def compute_advantages(
+        self,
+        baseline: Baseline | None,
+        *,
+        gamma: float | None = None,
+        gae_lambda: float = 1.0,
+        normalize: bool = True,
+        bootstrap: bool = True,
+        fit: bool = True,
+    ) -> Tensor:
+        """Fit the baseline to these episodes, and estimate the advantages by GAE with its values.
+
+        A terminated episode has no value after its last step. After a truncated one there would have been more reward:
+        with `bootstrap` the baseline's value of the final observation stands in for it; without, truncation is treated
+        as termination, as in earlier systems. The baseline itself is fitted to the plain returns in both cases; see
+        `LinearFeatureBaseline` for why.
+
+        Args:
+            baseline: predicts values; None for zero everywhere.
+            gamma: discount per step, kept in `gamma`; by default the one that is there.
+            gae_lambda: in [0, 1].
+            normalize: give the real steps of each task mean 0 and standard deviation 1.
+            bootstrap: whether a truncated episode goes on with the value of its final observation.
+            fit: whether to fit the baseline first.
+
+        Returns:
+            (M, T, B) advantages, zero on padding; also kept in `advantages`.
+
+        Raises:
+            ValueError: If `gamma` is not known, or a factor is outside [0, 1].
+        """
+        self.gamma = known_gamma(self.gamma if gamma is None else gamma)
+        if fit and baseline is not None:
+            baseline.fit(self)
+        self._advantages = estimate_advantages(self, baseline, self.gamma, gae_lambda, normalize, bootstrap)
+        return self._advantages
+
+    def to(self, device: torch.device | str) -> "TaskEpisodes":
+        """Return the same episodes on `device`; tensors that lie there already are shared."""
+        moved = copy.copy(self)
+        vars(moved).update({name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
+        return moved
+
+    def digest(self) -> str:
+        """Return the SHA-256, in hex, over names, types, shapes and bytes of the sampled arrays.
+
+        It depends on neither the device, nor the number of padded steps, nor the advantages.
+        """
+        digest = hashlib.sha256()
+        for name in _SAMPLED:
+            array = np.ascontiguousarray(getattr(self, name).detach().cpu().numpy())
+            array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(array.data)
+        return digest.hexdigest()
+
+    @classmethod
+    def stack(cls, batches: Sequence["BatchEpisodes"]) -> "TaskEpisodes":
+        """Put the episodes of single tasks together, with a copy; shorter ones are padded.
+
+        Raises:
+            ValueError: If there is none, if they differ in the number of episodes, in gamma or fast_lr, or if only
+                some have log-probabilities or advantages.
+        """
+        if not batches:
+            raise ValueError("expected the episodes of at least one task, got none")
+        common = {}
+        for name in ("batch_size", "gamma", "fast_lr"):
+            values = {getattr(batch, name) for batch in batches}
+            if len(values) > 1:
+                raise ValueError(f"episodes of different {name} cannot be stacked: {sorted(values, key=str)}")
+            common[name] = values.pop()
+        sampled = {name: [getattr(batch, name) for batch in batches] for name in _SAMPLED}
+        tasks = [batch.task for batch in batches if batch.task is not None]
+        episodes = cls(
+            **{name: _pad(tensors) if name in _STEPWISE else torch.stack(tensors) for name, tensors in sampled.items()},
+            log_probs=_pad_known("log_probs", [batch.log_probs for batch in batches]),
+            gamma=common["gamma"],
+            fast_lr=common["fast_lr"],
+            tasks=tasks if len(tasks) == len(batches) else (),
+        )
+        known = [batch.advantages if batch.has_advantages else None for batch in batches]
+        episodes.advantages = _pad_known("advantages", known)
+        return episodes
+
+
+def _pad(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack (T_m, B, ...) to (M, T, B, ...), zero where T_m is shorter."""
+    first = tensors[0]
+    padded = first.new_zeros((len(tensors), max(len(tensor) for tensor in tensors), *first.shape[1:]))
+    for row, tensor in zip(padded, tensors, strict=True):
+        row[: len(tensor)] = tensor
+    return padded
+
+
+def _pad_known(name: str, tensors: Sequence[Tensor | None]) -> Tensor | None:
+    known = [tensor for tensor in tensors if tensor is not None]
+    if known and len(known) < len(tensors):
+        raise ValueError(f"either all episodes must have {name}, or none; {len(known)} of {len(tensors)} have")
+    return _pad(known) if known else None
+
+
+def _check_lead(name: str, array: Tensor, lead: tuple[int, ...]) -> None:
+    if tuple(array.shape[: len(lead)]) != lead:
+        raise ValueError(f"{name} must have the leading axes {lead}, got the shape {tuple(array.shape)}")

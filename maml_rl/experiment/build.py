@@ -1,0 +1,150 @@
+"""From a config to an experiment: the environment is checked before any process starts; policy and sampler are made."""
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.config.config import Config
+from maml_rl.config.yaml_source import suggest
+from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
+from maml_rl.envs.registration import find_spec
+from maml_rl.errors import ConfigError, TaskError
+from maml_rl.policies import Policy, get_policy_for_env
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.modes import check_mode
+from maml_rl.samplers.placement import usable_cores
+
+# Arguments that the sampler gives, and those of Gymnasium: right, but not what somebody meant to write into a config.
+_NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps"}
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What a config describes.
+
+    Attributes:
+        config: the settings.
+        policy: with its initial parameters, which depend on the config's seed alone.
+        baseline: fits the policy's observations.
+        device: where the policy lies.
+    """
+
+    config: Config
+    policy: Policy
+    baseline: LinearFeatureBaseline
+    device: torch.device
+
+    @property
+    def env_maker(self) -> EnvMaker:
+        """What the policy acts in: the config's family, which shows an oracle its tasks."""
+        return _env_maker(self.config)
+
+    def make_sampler(
+        self, *, num_workers: int | None = None, evaluation: bool = False, timer: StageTimer = NULL_TIMER
+    ) -> MultiTaskSampler:
+        """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments.
+
+        An evaluation is sampled in the default mode, whatever the config says. With `prefetch` the sampler has a
+        policy of its own, since the experiment's changes meanwhile.
+
+        Raises:
+            ConfigError: If the config's way of collecting makes no sense.
+        """
+        config = self.config
+        modes = {} if evaluation else self._modes(num_workers)
+        return MultiTaskSampler(
+            self.env_maker,
+            config.env_kwargs,
+            batch_size=config.fast_batch_size,
+            policy=copy.deepcopy(self.policy) if config.prefetch and not evaluation else self.policy,
+            baseline=self.baseline,
+            seed=config.seed,
+            num_workers=num_workers,
+            slots_per_task=config.slots_per_task,
+            max_episode_steps=config.max_episode_steps,
+            evaluation=evaluation,
+            timer=timer,
+            **{"device": self.device, **modes},
+        )
+
+    def _modes(self, num_workers: int | None) -> dict[str, Any]:
+        """Return the sampler's arguments for the config's way of collecting."""
+        config = self.config
+        modes: dict[str, Any] = {
+            name: getattr(config, name)
+            for name in ("inference", "num_groups", "recv_timeout")
+            if getattr(config, name) != type(config).model_fields[name].default
+        }
+        if config.inference == "worker":
+            # The update may still run elsewhere.
+            modes["device"] = "cpu"
+        try:
+            check_mode(num_workers=usable_cores() if num_workers is None else num_workers, **modes)
+        except ValueError as error:
+            raise config.error(str(error), next(iter(modes)).replace("_", "-")) from error
+        return {**modes, "record_log_probs": config.prefetch > 0}
+
+
+def make_experiment(config: Config, device: torch.device | str = "cpu") -> Experiment:
+    """Make what a config describes, having tried its environment in this process.
+
+    Raises:
+        ConfigError: If the environment is not registered, is no task family, or refuses its arguments.
+    """
+    device = torch.device(device)
+    if config.fast_batch_size % (config.slots_per_task or 1):
+        raise config.error(f"must divide fast-batch-size, which is {config.fast_batch_size}", "slots-per-task")
+    try:
+        spec = find_spec(config.env_name)
+    except ValueError as error:
+        raise config.error(_one_line(error), "env-name") from error
+    _check_env_kwargs(config, spec)
+    try:
+        env = make_vector_env(_env_maker(config), config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
+    except (TypeError, ValueError, AttributeError, ImportError, gymnasium.error.Error) as error:
+        key = "env-kwargs" if config.env_kwargs else "env-name"
+        if config.method == "oracle" and isinstance(error, TaskError):
+            key = "method"
+        raise config.error(f"{config.env_name} cannot be made: {_one_line(error)}", key) from error
+    try:
+        if env.max_episode_steps is None and config.max_episode_steps is None:
+            raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
+        policy = get_policy_for_env(env, config.hidden_sizes, config.nonlinearity, seed=config.seed)
+        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise config.error(_one_line(error), "env-name") from error
+    finally:
+        env.close()
+    return Experiment(config, policy.to(device), baseline, device)
+
+
+def _env_maker(config: Config) -> EnvMaker:
+    return ObservedTask(config.env_name) if config.method == "oracle" else config.env_name
+
+
+def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
+    """Refuse arguments that the environment's signature does not have."""
+    entry_point = spec.vector_entry_point or spec.entry_point
+    if entry_point is None:
+        return
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    parameters = inspect.signature(creator).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in config.env_kwargs:
+        if name not in parameters:
+            hint = suggest(name, [known for known in parameters if known not in _NOT_SUGGESTED])
+            raise config.error(f"{config.env_name} takes no argument {name!r}{hint}", "env-kwargs", name)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

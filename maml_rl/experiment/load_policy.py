@@ -1,0 +1,154 @@
+"""A trained policy outside of the scripts: load it from its run, adapt it to one task, let it act."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from maml_rl.adaptation import adapt
+from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.config.config import Config, load_config
+from maml_rl.envs.making import EnvMaker
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import step_schedule
+from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
+from maml_rl.runs.checkpoint import best_intact, check_architecture, latest_intact, load_checkpoint
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
+from maml_rl.samplers import MultiTaskSampler
+
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
+
+
+def load_policy(run: str | Path, checkpoint: str | Path = "latest", device: torch.device | str = "cpu") -> Policy:
+    """Load the policy of a training run.
+
+    Args:
+        run: the run's folder.
+        checkpoint: "latest", "best" (the highest return after adaptation), or the folder of a checkpoint.
+        device: where the policy goes.
+
+    Returns:
+        The policy; its attribute `trained_with` is the config of the run.
+
+    Raises:
+        ConfigError: If the folder is no run, or its environment cannot be made.
+        CheckpointError: If the checkpoint is missing, broken, or of another architecture.
+    """
+    folder = Path(run)
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
+    config = load_config(folder / CONFIG)
+    policy = make_experiment(config, device).policy
+    match checkpoint:
+        case "latest":
+            path, saved = latest_intact(folder / CHECKPOINTS)
+        case "best":
+            path, saved = best_intact(folder / CHECKPOINTS)
+        case _:
+            path, saved = Path(checkpoint), load_checkpoint(checkpoint)
+    check_architecture(saved.tensors, policy.state_dict(), path)
+    policy.load_state_dict(saved.tensors)
+    policy.trained_with = config
+    return policy
+
+
+def adapt_to_task(
+    policy: AnyPolicy,
+    env_name: EnvMaker,
+    task: Task,
+    num_steps: int = 1,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    step_size: float | None = None,
+    num_episodes: int | None = None,
+    max_episode_steps: int | None = None,
+    gamma: float | None = None,
+    gae_lambda: float | None = None,
+    seed: int = 0,
+    num_workers: int = 0,
+) -> AnyPolicy:
+    """Adapt a policy to one task by gradient steps, with new episodes before each.
+
+    What is None is taken from the config of the run that the policy was loaded from; for a policy of no run, from the
+    defaults of `Config`.
+
+    Args:
+        policy: where to start; it is left as it is.
+        env_name: registered id, "module:id", or a callable that makes a `gymnasium.Env`.
+        task: of that family.
+        num_steps: gradient steps.
+        env_kwargs: keyword arguments of the environment; None for those of the run, where it was of this family.
+        step_size: of each gradient step.
+        num_episodes: sampled before each step.
+        max_episode_steps: time limit; None for the run's, where it was of this family, or the environment's own.
+        gamma: discount in [0, 1].
+        gae_lambda: in [0, 1].
+        seed: of the episodes.
+        num_workers: child processes; 0 samples in this process.
+
+    Returns:
+        An adapted copy of the policy, ready to act.
+
+    Raises:
+        ConfigError: If the number of steps is negative, or the policy is an oracle.
+        TaskError: If the task is malformed, or of another family.
+        ValueError: If the policy does not fit the environment, or an argument is out of range.
+        ChildEnvError: If the environment fails.
+    """
+    config = policy.trained_with or Config.model_validate({"env-name": "none"})
+    if config.method == "oracle":
+        raise ConfigError(
+            "the policy is an oracle, which observes its task and has nothing to adapt to; load that of another run"
+        )
+    same_family = config.env_name == env_name
+    step_sizes = step_schedule(
+        config.fast_lr if step_size is None else step_size, num_steps, halve=config.halve_step_size
+    )
+    device = next(policy.parameters()).device
+    adapted: Mapping[str, Tensor] | None = None
+    with MultiTaskSampler(
+        env_name,
+        config.env_kwargs if env_kwargs is None and same_family else env_kwargs,
+        batch_size=config.fast_batch_size if num_episodes is None else num_episodes,
+        policy=policy,
+        seed=seed,
+        num_workers=num_workers,
+        max_episode_steps=config.max_episode_steps if max_episode_steps is None and same_family else max_episode_steps,
+        evaluation=True,
+        device=device,
+    ) as sampler:
+        _check_spaces(policy, sampler, env_name)
+        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(sampler.single_observation_space))
+        for size in step_sizes:
+            episodes = sampler.rollout([task], adapted).to(device)
+            episodes.compute_advantages(
+                baseline,
+                gamma=config.gamma if gamma is None else gamma,
+                gae_lambda=config.gae_lambda if gae_lambda is None else gae_lambda,
+                bootstrap=config.bootstrap,
+            )
+            adapted = adapt(policy, episodes, adapted, step_size=size, create_graph=False)
+    ready = copy.deepcopy(policy)
+    if adapted is not None:
+        ready.load_state_dict({name: param.squeeze(0) for name, param in adapted.items()}, strict=False)
+    return ready
+
+
+def _check_spaces(policy: Policy, sampler: MultiTaskSampler, env_name: EnvMaker) -> None:
+    """Refuse a policy that was made for another family; policies of one's own know best themselves."""
+    if not isinstance(policy, MLPPolicy):
+        return
+    fitting = get_policy_for_env(sampler)
+    mine, theirs = ((made.observation_shape, made.noise_kind, made.noise_size) for made in (policy, fitting))
+    if mine != theirs:
+        raise ValueError(
+            f"the policy is for observations of shape {policy.observation_shape} and actions of {policy.noise_size} "
+            f"entries, {env_name} has observations of shape {fitting.observation_shape} and {fitting.noise_size}; "
+            "load the policy of a run of this family"
+        )

@@ -1,0 +1,137 @@
+"""Tasks in files, so that policies can be measured on the very same ones: JSON that gives every number back to the bit.
+
+`{"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.1, -0.3]}, ...]}`. A list stays a list; what was an array or a
+number of NumPy's is written with its type, as `{"dtype": "float64", "values": [0.1, -0.3]}`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import Experiment
+from maml_rl.runs.atomic_files import replace_file
+
+_ENV_NAME, _TASKS = "env-name", "tasks"
+_ARRAY = ({"dtype", "values"}, {"dtype", "values", "shape"})
+_NUMBER = {"dtype", "value"}
+_LOOKS_LIKE = f'a file of tasks looks like {{"{_ENV_NAME}": "2DNavigation-v0", "{_TASKS}": [{{"goal": [0.1, -0.3]}}]}}'
+
+
+def save_tasks(path: str | Path, env_name: str, tasks: Sequence[Task]) -> None:
+    """Write tasks, one a line; the file appears whole or not at all.
+
+    Raises:
+        ConfigError: If a task holds anything but finite numbers, arrays of them, truth values, text, lists and dicts.
+    """
+    lines = []
+    for index, task in enumerate(tasks):
+        try:
+            lines.append(json.dumps(_encode(task), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"task {index + 1} of {env_name} cannot be written to {path}: {error}") from error
+    body = ",\n    ".join(lines)
+    text = f'{{\n  "{_ENV_NAME}": {json.dumps(env_name)},\n  "{_TASKS}": [\n    {body}\n  ]\n}}\n'
+    replace_file(Path(path), text.encode())
+
+
+def load_tasks(path: str | Path, experiment: Experiment) -> list[Task]:
+    """Read tasks, and try them all in the experiment's environment.
+
+    Raises:
+        ConfigError: If the file cannot be read, is no file of tasks, is of another family, or a task is malformed; in
+            one line, which names the task.
+    """
+    try:
+        content = json.loads(
+            Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_repetition, parse_constant=_not_finite
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON that tasks can be read from ({error}); {_LOOKS_LIKE}") from error
+    if not isinstance(content, dict) or set(content) != {_ENV_NAME, _TASKS}:
+        raise ConfigError(f"{path} is no file of tasks; {_LOOKS_LIKE}")
+    config, tasks = experiment.config, content[_TASKS]
+    if content[_ENV_NAME] != config.env_name:
+        raise ConfigError(f"{path} holds tasks of {content[_ENV_NAME]!r}, the policy is of {config.env_name!r}")
+    if not isinstance(tasks, list) or not tasks:
+        raise ConfigError(f"{path} holds no list of tasks; {_LOOKS_LIKE}")
+    env = make_vector_env(experiment.env_maker, config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
+    decoded: list[Task] = []
+    try:
+        for index, task in enumerate(tasks):
+            try:
+                decoded.append(_decode(task))
+                if not isinstance(task, dict):
+                    raise TypeError(f"expected a mapping from names to values, got {task!r}")
+                env.reset_task([decoded[-1]])
+            # What a stranger's environment raises for a task that it cannot use.
+            except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+                reason = " ".join(str(error).split()).removeprefix("slot 0: ") or type(error).__name__
+                raise ConfigError(f"task {index + 1} in {path}: {reason}") from error
+    finally:
+        env.close()
+    return decoded
+
+
+def _encode(value: Any) -> Any:
+    """Return a value as JSON can hold it."""
+    if isinstance(value, np.ndarray | np.generic):
+        # Python's floats have 64 bits: wider ones would be cut off.
+        if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
+            raise TypeError(f"expected numbers of at most 64 bits, got the dtype {value.dtype}")
+        if isinstance(value, np.generic):
+            return {"dtype": value.dtype.name, "value": value.item()}
+        shape = {} if value.size else {"shape": list(value.shape)}
+        return {"dtype": value.dtype.name, "values": value.tolist(), **shape}
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError(f"expected names that are text, got {list(value)}")
+        return {name: _encode(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(entry) for entry in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"expected numbers, arrays, text, lists or dicts, got {value!r}")
+
+
+def _decode(value: Any) -> Any:
+    """Return what `_encode` was given."""
+    if isinstance(value, list):
+        return [_decode(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) in _ARRAY:
+        array = _array(value["values"], value["dtype"])
+        return array.reshape(value["shape"]) if "shape" in value else array
+    if set(value) == _NUMBER:
+        return _array(value["value"], value["dtype"])[()]
+    return {name: _decode(entry) for name, entry in value.items()}
+
+
+def _array(values: Any, name: Any) -> Any:
+    dtype = np.dtype(name) if isinstance(name, str) else np.dtype(object)
+    if dtype.kind not in "biuf":
+        raise TypeError(f"expected a dtype of numbers, got {name!r}")
+    array = np.array(values, dtype)
+    if array.tolist() != values:
+        raise ValueError(f"{values!r} are no numbers of the dtype {name}")
+    return array
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return entries
+
+
+def _not_finite(text: str) -> NoReturn:
+    raise ValueError(f"numbers must be finite, got {text}")

@@ -1,0 +1,250 @@
+"""Checkpoints that are either whole or absent: tensors in safetensors, the rest in JSON, a SHA-256 for every file.
+
+A checkpoint is a folder `iteration-000012` with three files: `tensors.safetensors`, `state.json`, and `SHA256SUMS`
+(for `sha256sum -c`). It is written to a temporary folder beside its place, synced to the disk, and renamed; a
+process killed at any moment leaves the earlier checkpoints as they were. Nothing is ever unpickled.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+
+from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
+from maml_rl.errors import CheckpointError
+
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+SUMS = "SHA256SUMS"
+_FORMAT = 1
+_NAME = re.compile(r"iteration-(\d{6,})")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a run needs to go on as if it had never stopped.
+
+    Attributes:
+        iteration: number of iterations that are finished.
+        tensors: parameters by name.
+        score: what the best checkpoint is best in, or None.
+        state: everything else, as JSON holds it.
+    """
+
+    iteration: int
+    tensors: dict[str, torch.Tensor]
+    score: float | None = None
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -> Path:
+    """Write a checkpoint below `folder`; then remove all but the newest `keep` and the one with the highest score.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        CheckpointError: If it cannot be written, say because the disk is full, or if an intact one of this iteration is
+            there already. Whatever was there before is left as it was.
+    """
+    folder = Path(folder)
+    target = folder / f"iteration-{checkpoint.iteration:06d}"
+    try:
+        remove_unfinished(folder)
+        _write(checkpoint, target)
+        _prune(folder, keep)
+    except OSError as error:
+        with suppress(OSError):
+            remove_unfinished(folder)
+        raise CheckpointError(
+            f"cannot write the checkpoint {target}: {error.strerror or error}; earlier checkpoints are as they were"
+        ) from error
+    return target
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint's folder (or a file in it), checking every byte.
+
+    Raises:
+        CheckpointError: If it is missing, truncated, altered, or no checkpoint; the message names file and reason.
+    """
+    path = Path(path)
+    folder = path.parent if path.is_file() else path
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no checkpoint {path}")
+    sums = _read(folder, SUMS).decode("ascii", errors="replace")
+    contents = {name: _read(folder, name) for name in (STATE, TENSORS)}
+    lines = sums.splitlines()
+    for name, data in contents.items():
+        if _sum_line(name, data) not in lines:
+            raise CheckpointError(f"{folder / name} is altered or truncated: its SHA-256 is not the one in {SUMS}")
+    if sums != _sums(contents):
+        raise CheckpointError(f"{folder / SUMS} is altered or truncated")
+    return _parse(contents, folder)
+
+
+def latest_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
+    """Return the newest intact checkpoint below `folder`; log which it is, and why newer ones were passed over.
+
+    Raises:
+        CheckpointError: If there is none; the message says what is wrong with each.
+    """
+    reasons = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            checkpoint = load_checkpoint(path)
+        except CheckpointError as error:
+            logger.warning("passing over a broken checkpoint: %s", error)
+            reasons.append(str(error))
+            continue
+        logger.info("loading the checkpoint %s", path)
+        return path, checkpoint
+    raise CheckpointError("; ".join([f"there is no intact checkpoint in {folder}, so train again", *reasons]))
+
+
+def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
+    """Return the intact checkpoint with the highest score below `folder`, the newest of equals.
+
+    Raises:
+        CheckpointError: If there is no intact checkpoint.
+    """
+    found = []
+    for path in list_checkpoints(folder):
+        with suppress(CheckpointError):
+            found.append((path, load_checkpoint(path)))
+    if not found:
+        raise CheckpointError(f"there is no intact checkpoint in {folder}, so train again")
+    path, checkpoint = max(found, key=lambda entry: _rank(entry[1]))
+    logger.info("loading the checkpoint %s", path)
+    return path, checkpoint
+
+
+def list_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the checkpoints below `folder`, intact or not, oldest first."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def check_architecture(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], origin: Path) -> None:
+    """Refuse tensors that do not fit a policy.
+
+    Raises:
+        CheckpointError: If a name is missing or too many, or if a shape or type differs; the message has both shapes.
+    """
+    for name in sorted({*tensors, *expected}):
+        if name not in tensors or name not in expected:
+            where = "the policy" if name in tensors else "the checkpoint"
+            detail = f"{where} has no {name!r}"
+        elif tensors[name].shape != expected[name].shape:
+            detail = f"{name!r} is {tuple(tensors[name].shape)} there and {tuple(expected[name].shape)} in the policy"
+        elif tensors[name].dtype != expected[name].dtype:
+            detail = f"{name!r} is {tensors[name].dtype} there and {expected[name].dtype} in the policy"
+        else:
+            continue
+        raise CheckpointError(
+            f"the checkpoint {origin} is of another architecture: {detail}; use the config.json of its own run"
+        )
+
+
+def _write(checkpoint: Checkpoint, target: Path) -> None:
+    """Write a checkpoint beside its place, and move it there."""
+    if target.exists():
+        if _is_intact(target):
+            raise FileExistsError("an intact one is there already")
+        discard(target)
+    temporary = target.with_name(f"{TEMPORARY}{target.name}")
+    os.makedirs(temporary)
+    contents = _contents(checkpoint)
+    for name, data in contents.items():
+        write_file(temporary / name, data)
+    write_file(temporary / SUMS, _sums(contents).encode("ascii"))
+    sync_folder(temporary)
+    os.rename(temporary, target)
+    sync_folder(target.parent)
+
+
+def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    state = {
+        "format": _FORMAT,
+        "iteration": checkpoint.iteration,
+        "score": checkpoint.score,
+        "state": checkpoint.state,
+    }
+    text = json.dumps(state, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    return {STATE: text.encode(), TENSORS: tensors_to_bytes(tensors)}
+
+
+def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
+    """Make a checkpoint of bytes whose sums are right; they may still have been made by somebody else's program."""
+    try:
+        state = json.loads(contents[STATE])
+        if state["format"] != _FORMAT:
+            raise CheckpointError(f"{folder / STATE} is of format {state['format']!r}, and only {_FORMAT} is known")
+        iteration, score, rest = state["iteration"], state["score"], state["state"]
+        if type(iteration) is not int or not isinstance(score, float | int | None) or not isinstance(rest, dict):
+            raise TypeError("an entry has the wrong type")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / STATE} holds no checkpoint's state: {error}") from error
+    try:
+        return Checkpoint(iteration, tensors_from_bytes(contents[TENSORS]), score, rest)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / TENSORS} is no safetensors file: {error}") from error
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder / name}: {error.strerror or error}") from error
+
+
+def _sum_line(name: str, data: bytes) -> str:
+    return f"{hashlib.sha256(data).hexdigest()}  {name}"
+
+
+def _sums(contents: dict[str, bytes]) -> str:
+    return "".join(_sum_line(name, data) + "\n" for name, data in contents.items())
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        load_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Remove the intact checkpoints that are neither the newest `keep` nor the best; broken ones are left alone."""
+    intact = {}
+    for path in list_checkpoints(folder):
+        with suppress(CheckpointError):
+            intact[path] = load_checkpoint(path)
+    kept = list(intact)[-keep:]
+    kept.extend(sorted(intact, key=lambda path: _rank(intact[path]))[-1:])
+    for path in intact:
+        if path not in kept:
+            discard(path)
+
+
+def _rank(checkpoint: Checkpoint) -> tuple[float, int]:
+    """Order checkpoints by score, then age; one without a score comes before all others."""
+    return (-math.inf if checkpoint.score is None else checkpoint.score, checkpoint.iteration)

@@ -1,0 +1,170 @@
+"""The folder of a training run: its config, metrics, events and checkpoints, and who may write there."""
+
+import logging
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from maml_rl.runs.atomic_files import discard, replace_file, sync_folder
+from maml_rl.runs.checkpoint import Checkpoint, check_architecture, latest_intact, save_checkpoint
+from maml_rl.config.config import Config, load_config
+from maml_rl.errors import ConfigError
+from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog
+from maml_rl.policies import Policy
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+EVENTS = "tensorboard"
+_LOCK = ".lock"
+
+# A resumed run may go further, keep more and be evaluated otherwise; what it computes has to stay the same.
+_MAY_CHANGE = {
+    "num-batches",
+    "checkpoint-every",
+    "keep-checkpoints",
+    "evaluation-steps",
+    "halve-step-size",
+    "inference",
+    "num-groups",
+}
+
+logger = logging.getLogger(__name__)
+
+
+class RunFolder:
+    """A run that is being written.
+
+    Args:
+        folder: the run's own.
+        config: what is run.
+        policy: a resumed run loads its parameters into it.
+        resume: go on from the newest intact checkpoint.
+        overwrite: remove the run that is there.
+
+    Attributes:
+        path: the folder.
+        iteration: number of finished iterations.
+        env_steps: environment steps taken in them.
+
+    Raises:
+        ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
+            else is there, if there is nothing to resume, or if a resumed run's config differs.
+        CheckpointError: If a run cannot be resumed because no checkpoint is intact.
+    """
+
+    def __init__(
+        self, folder: str | Path, config: Config, policy: Policy, *, resume: bool = False, overwrite: bool = False
+    ) -> None:
+        self.path = Path(folder)
+        self._config, self._policy = config, policy
+        self.iteration, self.env_steps = 0, 0
+        check_run_folder(self.path, resume=resume, overwrite=overwrite)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.path)
+        try:
+            if resume:
+                self._resume()
+            else:
+                self._create()
+            self._metrics = MetricsLog(self.path / METRICS, self.iteration)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._events = EventLog(self.path / EVENTS, self.iteration)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._metrics.close()
+        self._events.close()
+        os.close(self._lock)
+
+    def record(self, metrics: Metrics) -> None:
+        """Write down one more finished iteration."""
+        self._metrics.write(metrics)
+        self._events.write(metrics)
+        self.iteration, self.env_steps = metrics["iteration"] + 1, metrics["env_steps"]
+
+    def save(self, score: float | None) -> Path:
+        """Write a checkpoint of the policy after the finished iterations.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        # A checkpoint claims that its iterations are written down; so they have to be.
+        self._metrics.sync()
+        return self._save(score)
+
+    def _save(self, score: float | None) -> Path:
+        tensors = dict(self._policy.state_dict())
+        checkpoint = Checkpoint(self.iteration, tensors, score, {"env_steps": self.env_steps})
+        return save_checkpoint(checkpoint, self.path / CHECKPOINTS, self._config.keep_checkpoints)
+
+    def _create(self) -> None:
+        """Clear the folder of an earlier run, and begin with a checkpoint of the initial parameters."""
+        for name in (CHECKPOINTS, EVENTS):
+            if (self.path / name).exists():
+                discard(self.path / name)
+        (self.path / METRICS).unlink(missing_ok=True)
+        replace_file(self.path / CONFIG, self._config.to_json().encode())
+        self._save(None)
+        sync_folder(self.path)
+
+    def _resume(self) -> None:
+        before = load_config(self.path / CONFIG)
+        changed = [key for key in self._config.differences(before) if key not in _MAY_CHANGE]
+        if changed:
+            raise ConfigError(
+                f"the run in {self.path} was made with another {' and '.join(map(repr, changed))}; "
+                "resume it with its own config, or choose another --output-folder"
+            )
+        path, checkpoint = latest_intact(self.path / CHECKPOINTS)
+        check_architecture(checkpoint.tensors, self._policy.state_dict(), path)
+        self._policy.load_state_dict(checkpoint.tensors)
+        self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
+        replace_file(self.path / CONFIG, self._config.to_json().encode())
+
+
+def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuse to touch what is in a folder unless told to.
+
+    Raises:
+        ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
+            else is there, or if there is nothing to resume.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; choose another --output-folder")
+    is_run = (path / CONFIG).is_file()
+    if resume and overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+    if resume and not is_run:
+        raise ConfigError(f"there is no run to resume in {path}; start one without --resume")
+    if is_run and not (resume or overwrite):
+        raise ConfigError(
+            f"{path} holds another run; go on with it by --resume, replace it by --overwrite, "
+            "or choose another --output-folder"
+        )
+    if not is_run and path.is_dir() and set(os.listdir(path)) - {_LOCK}:
+        raise ConfigError(f"{path} is not empty and holds no run; choose another --output-folder")
+
+
+def _lock(folder: Path) -> int:
+    """Open a folder's lock, which lasts as long as this process; two runs in one folder would mix their files."""
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # Windows has no fcntl.
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"another process is training in {folder}; end it, or choose another folder") from None
+    except OSError as error:
+        logger.debug("the file system of %s has no locks: %s", folder, error)
+    return descriptor

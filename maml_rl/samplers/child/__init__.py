@@ -1,0 +1,1 @@
+"""The side of the process boundary that a worker is on: it makes environments and steps them."""

@@ -1,0 +1,137 @@
+"""A child's side of in-child inference: whole phases of its own tasks, by the same loop that the parent runs.
+
+Only a child that is told to do so imports this module, and torch with it.
+"""
+
+import pickle
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.child.process_setup import restore_interpreter
+from maml_rl.samplers.rollout.loop import collect
+from maml_rl.samplers.rollout.recorder import EpisodeRecorder
+from maml_rl.samplers.wire.commands import BindPhase, RunPhase
+from maml_rl.samplers.wire.shared_buffers import SharedBuffers
+from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, SharedPhase
+
+
+class PhaseAbandonedError(Exception):
+    """The parent has given up the phase."""
+
+
+class PhaseRunner:
+    """Samples phases of the tasks of one child.
+
+    Args:
+        command: policy and sizes.
+        env: the child's environment, of whole tasks.
+        shared: what the child shares with the parent at all times.
+        memory: descriptor of the shared file.
+        index: which child.
+        first_slot: its first slot, counted over all children.
+    """
+
+    def __init__(
+        self,
+        command: BindPhase,
+        env: MetaVectorEnv,
+        shared: SharedBuffers,
+        memory: int,
+        index: int,
+        first_slot: int,
+    ) -> None:
+        if command.interpreter is not None:
+            restore_interpreter(command.interpreter)
+        self._policy: Policy = pickle.loads(command.policy)
+        plan = command.plan
+        spaces, num_children = (env.single_observation_space, env.single_action_space), len(shared.heartbeats)
+        self._shared, self._index = SharedPhase(memory, shared.size, plan, *spaces, num_children), index
+        slots_per_task = len(shared.seeds) // plan.num_tasks
+        tasks = slice(first_slot // slots_per_task, (first_slot + env.num_envs) // slots_per_task)
+        self._params = {name: torch.from_numpy(array[tasks]) for name, array in self._shared.parameters.items()}
+        self._first_task, self._episodes = tasks.start, self._shared.episodes.of_tasks(tasks)
+        self._env, self._generation = _ReportingEnv(env, shared, index), shared.generation
+
+    def run(self, command: RunPhase) -> None:
+        """Sample the phase into the shared episodes, or break off if the parent has given it up.
+
+        Raises:
+            RuntimeError: If other parameters lie in the shared memory than those of the phase.
+            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+        """
+        if self._generation[0] != command.generation:
+            return
+        if self._shared.version[0] != command.version:
+            raise RuntimeError(
+                f"expected parameters of version {command.version}, but {self._shared.version[0]} are in the shared "
+                "memory; nobody but the parent may write there"
+            )
+        with torch.no_grad():
+            for name, constant in self._policy.named_buffers():
+                constant.copy_(torch.from_numpy(self._shared.constants[name]))
+        self._env.begin(command.generation)
+        streams = command.streams._replace(first_task=self._first_task)
+        timer = StageTimer() if command.timed else NULL_TIMER
+        try:
+            collect(
+                self._env,
+                self._policy,
+                self._params,
+                EpisodeRecorder(self._episodes, self._first_task),
+                streams=streams,
+                timer=timer,
+            )
+        except PhaseAbandonedError:
+            # The parent no longer waits for this phase, and drops the answer.
+            return
+        if command.timed:
+            seconds = timer.take()
+            self._shared.stage_seconds[self._index] = [seconds.get(stage, 0.0) for stage in CHILD_STAGES]
+
+
+class _ReportingEnv:
+    """An environment that, before each reset and step, tells the parent that it lives, and looks whether it is needed.
+
+    Args:
+        env: the environment itself.
+        shared: where to tell.
+        index: which child.
+    """
+
+    def __init__(self, env: MetaVectorEnv, shared: SharedBuffers, index: int) -> None:
+        self._env, self._index = env, index
+        self._generations, self._heartbeats, self._progress = shared.generation, shared.heartbeats, shared.progress
+        self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
+        self.physics_seconds = env.physics_seconds
+
+    def begin(self, generation: int) -> None:
+        """Take `generation` for what the parent wants from here on."""
+        self._generation = generation
+
+    def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
+        self._report(-1)
+        self._env.reset_buffers(seeds)
+        self._progress[self._index] = 0
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        self._report(self._steps)
+        self._env.step_send(index, actions)
+        self._steps += 1
+
+    def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
+        return self._env.step_recv(timeout, indices)
+
+    def _report(self, steps: int) -> None:
+        if self._generations[0] != self._generation:
+            raise PhaseAbandonedError
+        self._steps = max(steps, 0)
+        self._progress[self._index] = steps
+        self._heartbeats[self._index] = monotonic()

@@ -1,0 +1,295 @@
+"""ParallelVectorEnv: the parent's side of W children, each of which steps a range of the slots."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.envs.arguments import check_count
+from maml_rl.envs.making import env_id
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
+from maml_rl.errors import ChildEnvError, TaskError
+from maml_rl.samplers.closing import Closing
+from maml_rl.samplers.parent.infos import join_infos
+from maml_rl.samplers.parent.parts import split_slots
+from maml_rl.samplers.parent.phases import ChildPhases
+from maml_rl.samplers.parent.startup import Startup
+from maml_rl.samplers.parent.worker import ChildLost as ChildLost
+from maml_rl.samplers.parent.worker_pool import Crew
+from maml_rl.samplers.wire.channel import encode
+from maml_rl.samplers.wire.commands import GiveInfos, Infos, Reset, ResetBuffers, ResetTask, SampleTasks, Step, Tasks
+from maml_rl.samplers.wire.describing import describe_env
+from maml_rl.samplers.wire.env_recipe import Recipe, require_picklable_tasks
+from maml_rl.samplers.wire.shared_buffers import create_shared_file
+
+START_METHODS = ("forkserver", "spawn", "fork")
+_CLOSE_SECONDS = 2.0
+
+
+class ParallelVectorEnv(MetaVectorEnv, Closing):
+    """N slots of a family, stepped by W child processes.
+
+    Environments are made in the children, from an id or a callable. Observations, actions and rewards lie in shared
+    memory; sockets carry only commands. A child that dies costs a `ChildLost`, after which `recover` replaces it; one
+    that raises or hangs costs an error and all children, and the next `reset_task`, `reset` or `sample_tasks` starts
+    new ones.
+
+    Not to be used by several threads at once.
+
+    Args:
+        env: a registered id, "module:id", or a picklable callable that makes a `gymnasium.Env`.
+        env_kwargs: keyword arguments of the environment.
+        num_envs: N.
+        num_workers: W, at least 1; with more workers than slots, every slot has one.
+        max_episode_steps: time limit; None for the environment's own.
+        start_method: "forkserver" (the default) or "spawn", which are safe with threads, or "fork", which is not.
+        step_timeout: seconds that a child may take for one command; for making the environment at least 10.
+        max_restarts: how often one child may die in one phase.
+        granularity: number of slots that stay together in one child, a divisor of N.
+        preload: modules that are imported once for all children, if the start method is "forkserver".
+
+    Attributes:
+        phases: has the children sample whole phases by themselves.
+
+    Raises:
+        TypeError: If `env` is an environment object or cannot be pickled, or a space is neither Box nor Discrete.
+        ValueError: If a number is out of range, the id is unknown, or the environments' spaces differ.
+        ChildEnvError: If the environment cannot be made, or there is not enough memory.
+        ChildEnvTimeout: If making it takes too long.
+    """
+
+    # Until there is something to close.
+    closed = True
+
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_envs: int = 1,
+        num_workers: int = 1,
+        *,
+        max_episode_steps: int | None = None,
+        start_method: str | None = None,
+        step_timeout: float = 60.0,
+        max_restarts: int = 3,
+        granularity: int = 1,
+        preload: Sequence[str] = (),
+    ) -> None:
+        num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", num_workers)
+        check_count("max_restarts", max_restarts, 0)
+        if not 0.0 < step_timeout < inf:
+            raise ValueError(f"step_timeout must be a positive number of seconds, got {step_timeout}")
+        if start_method not in (None, *START_METHODS):
+            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}")
+        if os.name != "posix":
+            raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
+        from maml_rl.samplers.parent.launcher import Launcher
+
+        recipe = Recipe.of(env, env_kwargs, max_episode_steps)
+        start_method = start_method or START_METHODS[0]
+        self.parts = split_slots(num_envs, num_workers, granularity)
+        self.num_envs, self.num_workers = num_envs, len(self.parts)
+        self.spec, self.render_mode = recipe.spec, None
+        self._step_timeout = step_timeout
+        memory = create_shared_file()
+        self._crew = Crew(
+            Launcher(start_method, memory, env_id(env), preload),
+            self.parts,
+            describe_env(env),
+            max_restarts,
+        )
+        # Whoever forgets to close: the children end with this object or with the interpreter.
+        self._finalizer = weakref.finalize(self, _end, self._crew, memory)
+        self._tasks: tuple[Task, ...] | None = None
+        self._step_message = (-1, b"")
+        self.closed = False
+        try:
+            self._startup = Startup(
+                recipe, needs_main=start_method != "fork", parts=self.parts, memory=memory, step_timeout=step_timeout
+            )
+            self._startup.complete(self._crew, None)
+        except BaseException:
+            self.close()
+            raise
+        ready, self._shared = self._startup.ready, self._startup.shared
+        self.single_observation_space, self.single_action_space = ready.observation_space, ready.action_space
+        self.observation_space = batch_space(ready.observation_space, num_envs)
+        self.action_space = batch_space(ready.action_space, num_envs)
+        self.max_episode_steps = ready.max_episode_steps
+        self.buffers, self.physics_seconds = self._shared.step, self._shared.physics_seconds
+        self.phases = ChildPhases(self._crew, self._startup, self.parts, memory, step_timeout)
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
+        """Draw tasks from the generator of the first child's environment; see `MetaVectorEnv`."""
+        check_count("num_tasks", num_tasks, 0)
+        self._settle()
+        command = SampleTasks(self._crew.generation, num_tasks, seed)
+        (reply,) = self._crew.ask([0], self._step_timeout, [command])
+        assert isinstance(reply, Tasks)
+        return reply.tasks
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`. Unfinished steps are dropped.
+
+        Raises:
+            TypeError: If a task cannot be pickled.
+            TaskError: If a task is malformed, or there is not one per slot.
+        """
+        if len(tasks) != self.num_envs:
+            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        all_tasks = tuple(tasks)
+        self._settle()
+        generation = self._crew.generation
+        commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
+        try:
+            messages = [encode(command) for command in commands]
+        except Exception:
+            require_picklable_tasks(all_tasks)
+            raise
+        self._crew.tasks = all_tasks
+        self._crew.ask(range(self.num_workers), self._step_timeout, commands, messages)
+        self._tasks = all_tasks
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
+        array = np.asarray(seeds, np.int64)
+        if array.shape != (self.num_envs,):
+            raise ValueError(f"expected one seed for each of the {self.num_envs} slots, got shape {array.shape}")
+        self._settle()
+        self._shared.seeds[:] = array
+        self._reset([ResetBuffers(self._crew.generation)] * self.num_workers)
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, or those of the boolean array `options["reset_mask"]`, as Gymnasium does."""
+        seeds = slot_seeds(seed, self.num_envs)
+        mask = (options or {}).get("reset_mask")
+        if mask is not None and np.shape(mask) != (self.num_envs,):
+            raise ValueError(f"reset_mask must be a boolean array of shape ({self.num_envs},), got {mask!r}")
+        self._settle()
+        generation = self._crew.generation
+        self._reset(
+            [
+                Reset(
+                    generation,
+                    tuple(seeds[part]),
+                    options if options is None or mask is None else {**options, "reset_mask": np.asarray(mask)[part]},
+                )
+                for part in self.parts
+            ]
+        )
+        return self.buffers.observations.copy(), self._infos()
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step of child `index` and return at once.
+
+        Args:
+            index: which child.
+            actions: (slots of the child, *act).
+
+        Raises:
+            ResetNeeded: If the child's slots have not been reset.
+            AlreadyPendingCallError: If nobody has received the child's last step yet.
+            ChildLost: If it is dead.
+        """
+        child = self._crew.child(index)
+        if child.steps is None:
+            raise ResetNeeded("cannot step before the first reset; call reset first")
+        if child.outstanding:
+            raise AlreadyPendingCallError(f"nobody has received the last step of child {index}; call step_recv", "step")
+        target = self._shared.actions[self.parts[index]]
+        actions = np.asarray(actions)
+        if actions.shape != target.shape:
+            raise ValueError(f"expected actions of shape {target.shape} for child {index}, got {actions.shape}")
+        target[...] = actions
+        command = Step(self._crew.generation)
+        if self._step_message[0] != command.generation:
+            self._step_message = (command.generation, encode(command))
+        self._crew.send(index, command, self._step_timeout, self._step_message[1])
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Wait for steps that were started; see `MetaVectorEnv`.
+
+        Raises:
+            NoAsyncCallError: If no step was started.
+            ChildLost: If a child died.
+            ChildEnvError: If an environment raised.
+            ChildEnvTimeout: If a child takes longer than `step_timeout`.
+        """
+        outstanding = self._crew.outstanding()
+        indices = outstanding if indices is None else indices
+        if not indices or not set(indices).issubset(outstanding):
+            raise NoAsyncCallError("no step was started; call step_send first", "step")
+        answered = self._crew.wait(indices, inf if timeout is None else timeout)
+        for index in answered:
+            self._crew.take(index)
+            self._crew.child(index).count_step()
+        return answered
+
+    def start_phase(self) -> None:
+        """Count from here on how often children die."""
+        self._crew.start_phase()
+
+    def recover(self) -> None:
+        """Replace the children that have died and drop unfinished work; then the phase can be repeated.
+
+        Raises:
+            ChildEnvError: If one child has died more than `max_restarts` times since `start_phase`.
+        """
+        while True:
+            try:
+                self._crew.check_restarts()
+                self._settle()
+            except ChildLost:
+                continue
+            return
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that are running."""
+        return [child.process.pid for child in self._crew.living()]
+
+    def kill(self) -> None:
+        """Kill all children; a thread that waits for them gets a `ChildLost`. Any other thread may call this."""
+        self._crew.kill()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End all children: ask, then terminate, then kill."""
+        self._crew.stop(_CLOSE_SECONDS)
+        self._finalizer()
+
+    def _settle(self) -> None:
+        """Have all children there and idle."""
+        if self.closed:
+            raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
+        self._startup.complete(self._crew, self._tasks)
+        self._crew.abandon()
+
+    def _reset(self, commands: Sequence[Reset | ResetBuffers]) -> None:
+        indices = range(self.num_workers)
+        for index in indices:
+            self._crew.child(index).steps = None
+        self._crew.ask(indices, self._step_timeout, commands)
+        for index in indices:
+            self._crew.child(index).steps = 0
+
+    def _infos(self) -> dict[str, Any]:
+        commands = [GiveInfos(self._crew.generation)] * self.num_workers
+        replies = self._crew.ask(range(self.num_workers), self._step_timeout, commands)
+        infos = [reply.infos for reply in replies if isinstance(reply, Infos)]
+        return join_infos(infos, [part.stop - part.start for part in self.parts])
+
+
+def _end(crew: Crew, memory: int) -> None:
+    crew.stop(_CLOSE_SECONDS)
+    os.close(memory)

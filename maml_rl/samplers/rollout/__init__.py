@@ -1,0 +1,1 @@
+"""The loop of one phase, wherever it runs: observe, act, step, record."""

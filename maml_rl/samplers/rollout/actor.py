@@ -1,0 +1,163 @@
+"""Batched inference for a rollout: every task under its own parameters, every episode with its own noise."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maml_rl.derivatives import ParameterLayout, cut
+from maml_rl.derivatives.workers import intra_op_threads
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Policy
+from maml_rl.samplers.rollout.device_transfer import DeviceLink
+from maml_rl.seeding import PhaseStreams
+
+# Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to
+# stay in the cache.
+_NUMBERS_PER_BLOCK = 65_536
+
+
+class EpisodeNoise:
+    """The action noise of one wave of episodes, drawn ahead in blocks of steps.
+
+    Args:
+        policy: says which noise an action takes.
+        streams: the phase's streams.
+        num_tasks: M.
+        episodes: the wave's range of episodes, S of them.
+    """
+
+    def __init__(self, policy: Policy, streams: PhaseStreams, num_tasks: int, episodes: range) -> None:
+        self._policy, self._streams = policy, streams
+        self._num_tasks, self._episodes = num_tasks, episodes
+        numbers_per_step = max(1, num_tasks * len(episodes) * policy.noise_size)
+        self._steps_per_block = max(1, _NUMBERS_PER_BLOCK // numbers_per_step)
+        self._blocks: dict[int, NDArray[np.float32]] = {}
+
+    def rows(self, slots: slice, steps: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the noise of `slots`, each at its own step, (len(slots), noise_size)."""
+        first = int(steps[0])
+        if (steps == first).all():
+            return self._at(first)[slots]
+        rows = np.empty((len(steps), self._policy.noise_size), np.float32)
+        for step in np.unique(steps):
+            rows[steps == step] = self._at(int(step))[slots][steps == step]
+        return rows
+
+    def _at(self, step: int) -> NDArray[np.float32]:
+        """Return the noise of one step, (M * S, noise_size)."""
+        block, offset = divmod(step, self._steps_per_block)
+        if block not in self._blocks:
+            # Children may be some steps apart, so the block before stays; an older one is drawn again if ever needed.
+            self._blocks = {number: noise for number, noise in self._blocks.items() if number == block - 1}
+            start = block * self._steps_per_block
+            noise = self._streams.action_noise(
+                self._policy.noise_kind,
+                self._num_tasks,
+                self._episodes,
+                range(start, start + self._steps_per_block),
+                self._policy.noise_size,
+            )
+            self._blocks[block] = noise.reshape(self._steps_per_block, -1, self._policy.noise_size)
+        rows: NDArray[np.float32] = self._blocks[block][offset]
+        return rows
+
+
+class Actor:
+    """Turns the observations of a range of slots into actions, one batched forward pass at a time.
+
+    The pass always takes whole tasks, (tasks, S, ...) against stacked parameters (tasks, ...): a task's rows are
+    multiplied in the same shape and order whoever else is in the batch, which is what makes groups of children
+    bit-identical to all at once.
+
+    Args:
+        policy: whose `act` is called.
+        params: parameters by name, each (M, ...) or as the policy's own; None for the policy's own.
+        observations: (N, *obs) array that the environments write; read anew at every call.
+        num_tasks: M; N = M * S.
+        device: where the policy runs.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        params: Mapping[str, Tensor] | None,
+        observations: NDArray[np.generic],
+        num_tasks: int,
+        device: torch.device | str,
+    ) -> None:
+        self._policy = policy
+        self._device = torch.device(device)
+        self._params = {
+            name: value.detach().to(self._device) for name, value in policy.stack_parameters(num_tasks, params).items()
+        }
+        # By range of tasks: children that answer apart from each other are acted for apart from each other.
+        self._actors: dict[tuple[int, int], Callable[[Tensor, Tensor], Tensor]] = {}
+        self._num_tasks = num_tasks
+        self._slots_per_task = len(observations) // num_tasks
+        self._rows = observations
+        self._observations = torch.from_numpy(observations).unflatten(0, (num_tasks, self._slots_per_task))
+        self._link: DeviceLink | None = None
+        if self._device.type != "cpu":
+            self._link = DeviceLink(observations, policy.noise_size, self._device)
+
+    def act(self, slots: slice, noise: NDArray[np.float32]) -> NDArray[np.generic]:
+        """Return the actions of `slots`, (len(slots), *act), which the next call may overwrite.
+
+        Args:
+            slots: range of slots.
+            noise: (len(slots), noise_size).
+        """
+        per_task = self._slots_per_task
+        tasks = slice(slots.start // per_task, -(-slots.stop // per_task))
+        rows = slice(slots.start - tasks.start * per_task, slots.stop - tasks.start * per_task)
+        num_rows = (tasks.stop - tasks.start) * per_task
+        if len(noise) != num_rows:
+            # A range that cuts a task still passes the whole task; what the policy says to the other rows is dropped.
+            padded = np.zeros((num_rows, noise.shape[1]), np.float32)
+            padded[rows] = noise
+            noise = padded
+        policy_act = self._actor_of(tasks)
+        if self._link is None:
+            actions = policy_act(self._observations[tasks], torch.from_numpy(noise).unflatten(0, (-1, per_task)))
+            result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
+            return result
+        whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
+        there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
+        return self._link.fetch(policy_act(there, noise_there).flatten(0, 1)[rows])
+
+    def _actor_of(self, tasks: slice) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return what acts for a range of tasks."""
+        key = (tasks.start, tasks.stop)
+        if key not in self._actors:
+            params = {name: value[tasks] for name, value in self._params.items()}
+            self._actors[key] = self._policy.actor(params)
+        return self._actors[key]
+
+
+def log_probs_of(policy: Policy, params: Mapping[str, Tensor] | None, episodes: TaskEpisodes) -> Tensor:
+    """Return the log-probability of every action under the parameters that it was chosen with.
+
+    These are the same for all steps of a phase: in one pass afterwards it costs less than step by step.
+
+    Args:
+        policy: has chosen the actions.
+        params: as the policy had them.
+        episodes: of M tasks, on the CPU.
+
+    Returns:
+        (M, T, B) float32, zero on padding.
+    """
+    _, steps, num_episodes = episodes.rewards.shape
+    device = next(policy.parameters()).device
+    chunks = cut(len(episodes), steps * num_episodes, ParameterLayout(policy).width, device)
+    with torch.no_grad(), intra_op_threads(1):
+        stacked = policy.stack_parameters(len(episodes), params)
+        parts = []
+        for tasks in chunks:
+            of_chunk = {name: value[tasks].to(device) for name, value in stacked.items()}
+            data = episodes.observations[tasks].to(device), episodes.actions[tasks].to(device)
+            parts.append(policy.log_prob(*data, of_chunk).float().cpu())
+        return torch.cat(parts) * episodes.mask

@@ -1,0 +1,95 @@
+"""In-child inference as `rollout` sees it: parameters to the children, episodes back."""
+
+import copy
+import pickle
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
+from maml_rl.samplers.rollout.loop import CHILDREN_PER_INFERENCE
+from maml_rl.samplers.rollout.recorder import EpisodeArrays
+from maml_rl.samplers.wire.shared_buffers import Layout
+from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, PhasePlan
+from maml_rl.seeding import PhaseStreams
+
+
+def collect_in_children(
+    vector_env: MetaVectorEnv,
+    policy: Policy,
+    params: Mapping[str, Tensor] | None,
+    sizes: tuple[int, int, int],
+    streams: PhaseStreams,
+    timer: StageTimer,
+) -> EpisodeArrays:
+    """Have each child sample the episodes of its tasks.
+
+    Args:
+        vector_env: see `rollout`, as for what is not said here.
+        policy: its parameters go to the children now, all else only with the first phase.
+        params: see `rollout`.
+        sizes: M, B and T.
+        streams: of the phase.
+        timer: gets the seconds of the stages.
+
+    Returns:
+        The episodes, the caller's own.
+
+    Raises:
+        ValueError: If there are no children, or one of them has no whole tasks.
+        TypeError: If the policy cannot be pickled.
+        NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+    """
+    if not isinstance(vector_env, ParallelVectorEnv):
+        raise ValueError('inference="worker" needs children; use a ParallelVectorEnv, or inference="central"')
+    with torch.no_grad():
+        stacked = policy.stack_parameters(sizes[0], params)
+    constants = dict(policy.named_buffers())
+    plan = PhasePlan(*sizes, _layout(stacked), _layout(constants))
+    shared = vector_env.phases.bind(policy, plan, pickle_policy)
+    for tensors, arrays in ((stacked, shared.parameters), (constants, shared.constants)):
+        for name, tensor in tensors.items():
+            arrays[name][...] = tensor.detach().cpu().numpy()
+    shared.version[0] += 1
+    timer.observe(CHILDREN_PER_INFERENCE, 1)
+    timed = timer is not NULL_TIMER
+    with timer.stage("waiting"):
+        vector_env.phases.run(streams, timed=timed)
+    if timed:
+        # Children work side by side: the busiest one says what there was to wait for.
+        of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
+        for stage, seconds in zip(CHILD_STAGES, of_busiest.tolist(), strict=True):
+            timer.move("waiting", stage, seconds)
+    with timer.stage("assembly"):
+        # The children write the next phase into the same memory.
+        return shared.episodes.copy()
+
+
+def pickle_policy(policy: object) -> bytes:
+    """Return a policy as bytes for a child, which computes on the CPU.
+
+    Raises:
+        TypeError: If it cannot be pickled.
+    """
+    assert isinstance(policy, Policy)
+    try:
+        return pickle.dumps(copy.deepcopy(policy).to("cpu"), pickle.HIGHEST_PROTOCOL)
+    # A part of the policy may raise anything.
+    except Exception as error:
+        raise TypeError(
+            f"the policy {type(policy).__name__} cannot be pickled for a child process ({type(error).__name__}: "
+            f'{error}); use functions and classes that a module defines at its top level, or inference="central"'
+        ) from error
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> Layout:
+    return {name: (tuple(tensor.shape), _numpy_type(tensor)) for name, tensor in tensors.items()}
+
+
+def _numpy_type(tensor: Tensor) -> "np.dtype[np.generic]":
+    return torch.empty(0, dtype=tensor.dtype).numpy().dtype

@@ -1,0 +1,125 @@
+"""The loop of a phase: a policy acts in the slots of a vector environment until all episodes are over.
+
+Parent and children run the same loop: the parent on all slots, a child with a policy of its own on its part of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maml_rl.derivatives.workers import intra_op_threads
+from maml_rl.envs.meta_env import StepBuffers
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.rollout.actor import Actor, EpisodeNoise
+from maml_rl.samplers.rollout.recorder import EpisodeRecorder
+from maml_rl.seeding import PhaseStreams
+
+# What a timer observes at every forward pass: for how many children, or other parts, it was.
+CHILDREN_PER_INFERENCE = "children_per_inference"
+
+
+class Slots(Protocol):
+    """What collecting needs of a `MetaVectorEnv`."""
+
+    num_envs: int
+    parts: tuple[slice, ...]
+    buffers: StepBuffers
+    physics_seconds: NDArray[np.float64]
+
+    def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
+        """Reset all slots, slot i with `seeds[i]`."""
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step of the slots `parts[index]`."""
+
+    def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
+        """Wait for steps that were started, and return whose results are in the buffers."""
+
+
+def collect(
+    vector_env: Slots,
+    policy: Policy,
+    params: Mapping[str, Tensor] | None,
+    recorder: EpisodeRecorder,
+    *,
+    streams: PhaseStreams,
+    device: torch.device | str = "cpu",
+    recv_timeout: float | None = None,
+    num_groups: int = 1,
+    timer: StageTimer = NULL_TIMER,
+) -> None:
+    """Fill the recorder; see `rollout` for the arguments.
+
+    Raises:
+        NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+    """
+    num_tasks = recorder.num_tasks
+    slots_per_task = vector_env.num_envs // num_tasks
+    # One thread: the products are small, and waiting OpenMP threads would spin on the cores that the physics needs.
+    with torch.inference_mode(), intra_op_threads(1):
+        actor = Actor(policy, params, vector_env.buffers.observations, num_tasks, device)
+        for first in range(0, recorder.episodes_per_task, slots_per_task):
+            episodes = range(first, first + slots_per_task)
+            noise = EpisodeNoise(policy, streams, num_tasks, episodes)
+            recorder.start_wave(episodes)
+            with timer.stage("physics"):
+                vector_env.reset_buffers(streams.episode_seeds(num_tasks, episodes).ravel())
+            before = vector_env.physics_seconds.copy()
+            _run_wave(vector_env, actor, noise, recorder, recv_timeout, num_groups, timer)
+            # Children work side by side: the busiest one says how long there was physics to wait for.
+            timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
+    with timer.stage("assembly"):
+        recorder.finish()
+
+
+def _run_wave(
+    vector_env: Slots,
+    actor: Actor,
+    noise: EpisodeNoise,
+    recorder: EpisodeRecorder,
+    recv_timeout: float | None,
+    num_groups: int,
+    timer: StageTimer,
+) -> None:
+    """Step the parts of the vector environment, group by group, until all their episodes are over."""
+    parts, buffers = vector_env.parts, vector_env.buffers
+
+    def choose_and_send(indices: list[int]) -> None:
+        for slots, members in _adjacent(parts, indices):
+            with timer.stage("inference"):
+                actions = actor.act(slots, noise.rows(slots, recorder.steps(slots)))
+            timer.observe(CHILDREN_PER_INFERENCE, len(members))
+            with timer.stage("assembly"):
+                recorder.write_choice(slots, buffers.observations[slots], actions)
+            for index in members:
+                vector_env.step_send(index, actions[parts[index].start - slots.start : parts[index].stop - slots.start])
+
+    groups = [group.tolist() for group in np.array_split(np.arange(len(parts)), num_groups)]
+    for group in groups:
+        choose_and_send(group)
+    while any(groups):
+        for group in groups:
+            with timer.stage("waiting"):
+                answered = vector_env.step_recv(recv_timeout, group) if group else []
+            with timer.stage("assembly"):
+                going_on = [index for index in answered if recorder.write_outcome(parts[index], buffers)]
+            for index in set(answered) - set(going_on):
+                group.remove(index)
+            choose_and_send(going_on)
+
+
+def _adjacent(parts: Sequence[slice], indices: Sequence[int]) -> Iterator[tuple[slice, list[int]]]:
+    """Yield the ranges of slots that `indices` cover without a gap, each with its members."""
+    members: list[int] = []
+    for index in sorted(indices):
+        if members and parts[members[-1]].stop != parts[index].start:
+            yield slice(parts[members[0]].start, parts[members[-1]].stop), members
+            members = []
+        members.append(index)
+    if members:
+        yield slice(parts[members[0]].start, parts[members[-1]].stop), members

@@ -1,0 +1,190 @@
+"""The episodes of one phase while they are being sampled: arrays made once, every entry written once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import StepBuffers, array_layout
+from maml_rl.errors import NonFiniteError
+from maml_rl.samplers.wire.shared_buffers import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeArrays:
+    """What is recorded of a phase, for M tasks, B episodes of each, and at most T steps.
+
+    Attributes:
+        observations: (M, T, B, *obs).
+        actions: (M, T, B, *act).
+        rewards: (M, T, B) float32.
+        lengths: (M, B) int64.
+        terminated: (M, B) bool.
+        truncated: (M, B) bool.
+        final_observations: (M, B, *obs).
+    """
+
+    observations: NDArray[Any]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_observations: NDArray[Any]
+
+    @classmethod
+    def layout(
+        cls,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        num_tasks: int,
+        episodes_per_task: int,
+        horizon: int,
+    ) -> Layout:
+        """Return shape and type of each array.
+
+        Args:
+            observation_space: of one slot.
+            action_space: of one slot.
+            num_tasks: M.
+            episodes_per_task: B.
+            horizon: T.
+        """
+        grid, episodes = (num_tasks, horizon, episodes_per_task), (num_tasks, episodes_per_task)
+        observation_shape, observation_dtype = array_layout(observation_space)
+        action_shape, action_dtype = array_layout(action_space)
+        return {
+            "observations": (grid + observation_shape, observation_dtype),
+            "actions": (grid + action_shape, action_dtype),
+            "rewards": (grid, np.dtype(np.float32)),
+            "lengths": (episodes, np.dtype(np.int64)),
+            "terminated": (episodes, np.dtype(np.bool_)),
+            "truncated": (episodes, np.dtype(np.bool_)),
+            "final_observations": (episodes + observation_shape, observation_dtype),
+        }
+
+    @classmethod
+    def allocate(cls, layout: Layout) -> EpisodeArrays:
+        """Return arrays of undefined content."""
+        return cls(**{name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the arrays by their names."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def of_tasks(self, tasks: slice) -> EpisodeArrays:
+        """Return the views of a range of tasks."""
+        return EpisodeArrays(**{name: array[tasks] for name, array in self.by_name().items()})
+
+    def copy(self) -> EpisodeArrays:
+        """Return a copy without the steps past the longest episode."""
+        steps = int(self.lengths.max())
+        whole = self.by_name()
+        stepwise = ("observations", "actions", "rewards")
+        return EpisodeArrays(
+            **{name: (array[:, :steps] if name in stepwise else array).copy() for name, array in whole.items()}
+        )
+
+
+class EpisodeRecorder:
+    """Collects episodes from the buffers of a vector environment.
+
+    Args:
+        arrays: where to; every entry gets written.
+        first_task: number of the first task, for whoever records only some tasks of the phase.
+    """
+
+    def __init__(self, arrays: EpisodeArrays, first_task: int = 0) -> None:
+        self.num_tasks, self.horizon, self.episodes_per_task = arrays.rewards.shape
+        self._first_task = first_task
+        self._observations, self._actions, self._rewards = arrays.observations, arrays.actions, arrays.rewards
+        self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
+        self._final_observations = arrays.final_observations
+        self._can_be_infinite = {
+            "observation": np.issubdtype(arrays.observations.dtype, np.inexact),
+            "action": np.issubdtype(arrays.actions.dtype, np.inexact),
+            "reward": True,
+        }
+
+    def start_wave(self, episodes: range) -> None:
+        """From here on slot m * S + s is episode `episodes[s]` of task m, at its first step."""
+        num_slots = self.num_tasks * len(episodes)
+        self._episodes = slice(episodes.start, episodes.stop)
+        self._task_of = np.repeat(np.arange(self.num_tasks), len(episodes))
+        self._episode_of = np.tile(np.asarray(episodes), self.num_tasks)
+        self._steps = np.zeros(num_slots, np.int64)
+        self._running = np.ones(num_slots, np.bool_)
+
+    def steps(self, slots: slice) -> NDArray[np.int64]:
+        """Return how many steps each of `slots` has behind it."""
+        return self._steps[slots]
+
+    def write_choice(self, slots: slice, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
+        """Record what `slots` saw and what the policy chose there.
+
+        Raises:
+            NonFiniteError: If an observation or an action of a running episode is NaN or infinite.
+        """
+        self._check_finite("observation", observations, slots)
+        self._check_finite("action", actions, slots)
+        where, grid = self._place(slots)
+        self._observations[where] = observations.reshape(*grid, *observations.shape[1:])
+        self._actions[where] = actions.reshape(*grid, *actions.shape[1:])
+
+    def write_outcome(self, slots: slice, buffers: StepBuffers) -> bool:
+        """Record what the step brought, and return whether any episode of `slots` goes on.
+
+        Raises:
+            NonFiniteError: If a reward, or the final observation of an episode, is NaN or infinite.
+        """
+        tasks, episodes, steps = self._task_of[slots], self._episode_of[slots], self._steps[slots]
+        running, terminated = self._running[slots], buffers.terminated[slots]
+        self._check_finite("reward", buffers.rewards[slots], slots)
+        where, grid = self._place(slots)
+        self._rewards[where] = buffers.rewards[slots].reshape(grid)
+        steps += 1
+        # Whoever is cut off by the horizon is truncated, whatever the environment says.
+        ended = running & (terminated | buffers.truncated[slots] | (steps == self.horizon))
+        if ended.any():
+            self._check_finite("observation", buffers.observations[slots], slots)
+            over = (tasks[ended], episodes[ended])
+            self._lengths[over] = steps[ended]
+            self._terminated[over] = terminated[ended]
+            self._truncated[over] = ~terminated[ended]
+            self._final_observations[over] = buffers.observations[slots][ended]
+            running[ended] = False
+        return bool(running.any())
+
+    def finish(self) -> None:
+        """Put zeros in place of padding."""
+        padding = np.arange(self.horizon)[None, :, None] >= self._lengths[:, None, :]
+        if padding.any():
+            for array in (self._observations, self._actions, self._rewards):
+                array[padding] = 0
+
+    def _place(self, slots: slice) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """Return the index of the entries of `slots` at their steps, and the leading shape of what is there."""
+        steps, per_task = self._steps[slots], self._episodes.stop - self._episodes.start
+        (first, before), (last, after) = divmod(slots.start, per_task), divmod(slots.stop, per_task)
+        if before or after or (steps != steps[0]).any():
+            return (self._task_of[slots], steps, self._episode_of[slots]), (len(steps),)
+        # Whole tasks at one step are a block, which is several times as fast to write.
+        return (slice(first, last), int(steps[0]), self._episodes), (last - first, per_task)
+
+    def _check_finite(self, what: str, values: NDArray[np.generic], slots: slice) -> None:
+        if not self._can_be_infinite[what] or np.isfinite(values).all():
+            return
+        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1) | ~self._running[slots]
+        if finite.all():
+            return
+        row = int(np.argmin(finite))
+        slot = slots.start + row
+        raise NonFiniteError(
+            f"the {what} of task {self._first_task + self._task_of[slot]}, episode {self._episode_of[slot]}, "
+            f"step {self._steps[slot]} is not finite: {values[row]}; look for a division by zero or an exploding "
+            "state in the environment, or for a diverging policy (a smaller step size helps)"
+        )

@@ -1,0 +1,85 @@
+"""One phase of sampling: a policy, with parameters of its own for every task, acts until all episodes are over."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.rollout.actor import log_probs_of
+from maml_rl.samplers.rollout.in_children import collect_in_children
+from maml_rl.samplers.rollout.loop import collect
+from maml_rl.samplers.rollout.recorder import EpisodeArrays, EpisodeRecorder
+from maml_rl.seeding import PhaseStreams
+
+
+def rollout(
+    vector_env: MetaVectorEnv,
+    policy: Policy,
+    params: Mapping[str, Tensor] | None = None,
+    *,
+    streams: PhaseStreams,
+    num_tasks: int,
+    episodes_per_task: int,
+    horizon: int,
+    tasks: Sequence[Task] = (),
+    device: torch.device | str = "cpu",
+    recv_timeout: float | None = None,
+    num_groups: int = 1,
+    inference: Literal["central", "worker"] = "central",
+    record_log_probs: bool = False,
+    timer: StageTimer = NULL_TIMER,
+) -> TaskEpisodes:
+    """Sample one episode per slot and wave under fixed parameters.
+
+    Slot m * S + s belongs to task m. With S = B slots per task all episodes run at once; with fewer they run in waves.
+
+    Args:
+        vector_env: M * S slots which already have their tasks.
+        policy: chooses the actions.
+        params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
+        streams: the random streams of this phase.
+        num_tasks: M.
+        episodes_per_task: B, a multiple of S.
+        horizon: T; an episode still running after T steps is truncated there.
+        tasks: the M tasks, kept with the episodes.
+        device: where the policy runs; the episodes stay on the CPU.
+        recv_timeout: seconds to wait for the children that have not answered; at least one always has. None: for all.
+        num_groups: groups of children that take turns: while one steps, the policy acts for another.
+        inference: "central": the policy acts in this process; "worker": in the children, each of which samples all
+            episodes of its tasks by itself. `device`, `recv_timeout` and `num_groups` then have no meaning.
+        record_log_probs: record the log-probability of every action under the policy that chose it.
+        timer: gets the seconds of the stages.
+
+    Returns:
+        Episodes (M, T, B, ...), T cut to the longest episode.
+
+    Raises:
+        NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+    """
+    sizes = num_tasks, episodes_per_task, horizon
+    if inference == "worker":
+        arrays = collect_in_children(vector_env, policy, params, sizes, streams, timer)
+    else:
+        spaces = vector_env.single_observation_space, vector_env.single_action_space
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(*spaces, *sizes))
+        collect(
+            vector_env,
+            policy,
+            params,
+            EpisodeRecorder(arrays),
+            streams=streams,
+            device=device,
+            recv_timeout=recv_timeout,
+            num_groups=num_groups,
+            timer=timer,
+        )
+    episodes = TaskEpisodes(**arrays.by_name(), tasks=tasks)
+    if record_log_probs:
+        with timer.stage("inference"):
+            episodes.log_probs = log_probs_of(policy, params, episodes)
+    return episodes

@@ -1,0 +1,84 @@
+"""What parent and children share of the phases that children sample by themselves: parameters there, episodes back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from maml_rl.samplers.rollout.recorder import EpisodeArrays
+from maml_rl.samplers.wire.shared_buffers import Layout, map_arrays
+
+# What a child that acts measures of itself.
+CHILD_STAGES = ("physics", "inference", "assembly")
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """The size of a phase.
+
+    Attributes:
+        num_tasks: M.
+        episodes_per_task: B.
+        horizon: T.
+        parameters: layout of the policy's parameters, each (M, ...).
+        constants: layout of what else the policy computes with (the buffers of its modules), the same for all tasks.
+    """
+
+    num_tasks: int
+    episodes_per_task: int
+    horizon: int
+    parameters: Layout
+    constants: Layout
+
+
+class SharedPhase:
+    """Arrays in the shared file. The parent writes the parameters, each child the episodes of its own tasks.
+
+    Args:
+        file: descriptor of the shared file.
+        start: where in the file the arrays begin.
+        plan: their sizes.
+        observation_space: of one slot.
+        action_space: of one slot.
+        num_children: W.
+
+    Attributes:
+        version: (1,) int64 number of the parameters that are there, counted up whenever others are written.
+        parameters: {name: (M, ...)}.
+        constants: {name: array}.
+        episodes: (M, T, B, ...), valid until the next phase begins.
+        stage_seconds: (W, stages) what each child has spent on each of `CHILD_STAGES` in the last phase that was timed.
+
+    Raises:
+        ChildEnvError: If the memory cannot be had.
+    """
+
+    version: NDArray[np.int64]
+    stage_seconds: NDArray[np.float64]
+
+    def __init__(
+        self,
+        file: int,
+        start: int,
+        plan: PhasePlan,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        num_children: int,
+    ) -> None:
+        sizes = plan.num_tasks, plan.episodes_per_task, plan.horizon
+        episodes = EpisodeArrays.layout(observation_space, action_space, *sizes)
+        layout: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            "version": ((1,), np.dtype(np.int64)),
+            "stage_seconds": ((num_children, len(CHILD_STAGES)), np.dtype(np.float64)),
+        }
+        groups = {"parameter": plan.parameters, "constant": plan.constants, "episodes": episodes}
+        for group, of_group in groups.items():
+            layout |= {f"{group} {name}": entry for name, entry in of_group.items()}
+        arrays, _ = map_arrays(file, start, layout, f"episodes of {sizes[0]} x {sizes[1]} x {sizes[2]} steps")
+        self.version, self.stage_seconds = arrays["version"], arrays["stage_seconds"]
+        self.parameters, self.constants, by_name = (
+            {name: arrays[f"{group} {name}"] for name in of_group} for group, of_group in groups.items()
+        )
+        self.episodes = EpisodeArrays(**by_name)

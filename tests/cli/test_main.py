@@ -1,0 +1,241 @@
+import logging
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from maml_rl.cli import console
+from maml_rl.cli import main as cli
+from maml_rl.envs import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FAMILY = """
+import gymnasium
+import numpy as np
+
+
+class CoinEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, worth=1.0):
+        self.worth, self.side = worth, 0
+
+    def sample_tasks(self, num_tasks):
+        return [{"side": int(side)} for side in self.np_random.integers(2, size=num_tasks)]
+
+    def reset_task(self, task):
+        if task.keys() != {"side"}:
+            raise ValueError(f"a task has one entry, side; got {task}")
+        self.side = task["side"]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), self.worth * float(action == self.side), False, False, {}
+
+
+class ForgetfulEnv(CoinEnv):
+    def reset(self, *, seed=None, options=None):
+        self.side = 0
+        return super().reset(seed=seed, options=options)
+
+
+gymnasium.register("Coin-v0", CoinEnv, max_episode_steps=5)
+"""
+
+
+@pytest.fixture
+def coins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of somebody's own in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "coins.py").write_text(FAMILY)
+    yield "coins"
+    sys.modules.pop("coins", None)
+    gymnasium.registry.pop("Coin-v0", None)
+
+
+def exit_code(*arguments: str) -> int:
+    try:
+        return cli.main(arguments)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+
+
+def test_installed_command_is_the_main_function() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, name = scripts["maml-rl"].partition(":")
+    assert getattr(import_module(module), name) is cli.main
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in ("train", "test", "report", "envs", "bench", "check-env"))
+
+
+@pytest.mark.parametrize("name", ["train", "test", "report", "envs", "check-env", "bench"])
+def test_help_of_every_command_names_the_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(name, "--help") == 0
+    assert f"usage: maml-rl {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["command"]),
+        (["trian"], ["there is no command 'trian'", "train, test, report"]),
+        (["bench"], ["name"]),
+        (["bench", "smapling"], ["there is no benchmark 'smapling'", "sampling"]),
+        (["bench", "measuring"], ["there is no benchmark 'measuring'"]),
+        (["report"], ["RUN"]),
+        (["report", "nowhere", "--tasks", "-1"], ["--tasks", "at least 0"]),
+        (["train", "--config", "nowhere.yaml"], ["nowhere.yaml"]),
+        (["test", "--config", "nowhere.json", "--output", "results.npz"], ["nowhere.json"]),
+        (["check-env"], ["env"]),
+        (["check-env", "Nowhere-v0"], ["Nowhere-v0", "cannot be made"]),
+        (["check-env", "nowhere:Env"], ["nowhere:Env cannot be made", "No module named 'nowhere'"]),
+        (["check-env", "2DNavigation-v0", "--env-kwargs", "{size: 3}"], ["cannot be made", "size"]),
+        (["check-env", "2DNavigation-v0", "--env-kwargs", "3"], ["--env-kwargs", "mapping"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert exit_code(*arguments) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert all(word in error for word in words), error
+    assert not list(tmp_path.iterdir())
+
+
+def test_envs_tells_what_the_tasks_of_every_family_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("envs") == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n{env_id} " in f"\n{shown}" for env_id in FAMILIES)
+    assert "goal (2,): where to go" in shown
+    assert all(len(line) <= 120 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(("name", "argument"), [("coins:Coin-v0", "'coins:Coin-v0'"), ("coins:CoinEnv", "CoinEnv")])
+def test_family_of_ones_own_is_checked_from_the_current_folder(
+    coins: str, name: str, argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("check-env", name, "--env-kwargs", "{worth: 2.0}") == 0
+    assert f"{name} is a task family; MultiTaskSampler({argument}, ...)" in capsys.readouterr().out
+
+
+def test_family_that_forgets_its_task_is_told_so(coins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("check-env", "coins:ForgetfulEnv") == 1
+    error = capsys.readouterr().err
+    assert "coins:ForgetfulEnv:" in error
+    assert "reset" in error
+
+
+def test_environment_that_is_no_family_is_told_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("check-env", "CartPole-v1") == 1
+    error = capsys.readouterr().err
+    assert "sample_tasks" in error
+    assert "reset_task" in error
+
+
+def test_own_families_pass_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("check-env", "2DNavigation-v0") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("ok: ") == 2
+    assert "\x1b" not in shown
+
+
+@pytest.mark.timeout(180)
+def test_training_testing_and_reporting_follow_on_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = tmp_path / "small.yaml", tmp_path / "run"
+    config.write_text(
+        "env-name: 2DNavigation-v0\nmax-episode-steps: 5\nhidden-sizes: [4]\nfast-batch-size: 2\nmeta-batch-size: 2\n"
+        "num-batches: 1\ncg-iters: 1\nevaluation-steps: 1\n"
+    )
+    quick = ["--num-workers", "0", "--log-level", "error"]
+    assert exit_code("train", "--config", str(config), "--output-folder", str(run), *quick) == 0
+    results = ["--config", str(run / "config.json"), "--output", str(run / "evaluation.npz"), "--meta-batch-size", "2"]
+    assert exit_code("test", *results, *quick) == 0
+    assert exit_code("report", str(run), "--tasks", "2", *quick) == 0
+    assert (run / "report.html").is_file()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "bench"])
+def test_every_command_takes_a_log_level(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(name, "--help") == 0
+    assert "--log-level {debug,info,warning,error}" in capsys.readouterr().out
+    assert exit_code(name, "--log-level", "chatty") == 2
+    assert "invalid choice: 'chatty'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_log_level_says_what_is_heard(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, heard: int
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+
+    def speak(options: object) -> None:
+        logger = logging.getLogger("maml_rl.anything")
+        for say in (logger.error, logger.warning, logger.info, logger.debug):
+            say("spoken")
+
+    parser = console.Parser(prog="this")
+    console.add_log_level(parser)
+    assert console.run_command(parser, ["--log-level", level], speak) == 0
+    assert capsys.readouterr().err.splitlines() == ["this: spoken"] * heard
+
+
+def test_commands_leave_the_logging_of_the_process_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    root, package = logging.getLogger(), logging.getLogger("maml_rl")
+    before = (package.level, list(root.handlers), list(package.handlers))
+    arguments = ["--config", "nowhere.yaml", "--log-level", "error"]
+    assert exit_code("train", *arguments) == console.BAD_INPUT
+    assert (package.level, root.handlers, package.handlers) == before
+    assert "nowhere.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(180)
+def test_benchmark_runs_with_its_own_options_from_anywhere(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "maml_rl.cli.main", "bench", "sampling", "--help"]
+    shown = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "--json" in shown.stdout
+
+
+def test_package_without_its_repository_says_where_the_benchmarks_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_BENCHMARKS", tmp_path / "benchmarks")
+    assert exit_code("bench", "sampling") == 2
+    assert "in the repository" in capsys.readouterr().err
+
+
+def test_report_is_a_module_to_run(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "maml_rl.report", str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("python -m maml_rl.report: error: ")

@@ -1,0 +1,91 @@
+import fcntl
+import os
+import re
+import struct
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from typing import Any
+
+import pytest
+
+from maml_rl.cli.progress import TrainingProgress
+
+
+def metrics_of(iteration: int, before: float, *after: float, **times: float) -> dict[str, Any]:
+    returns = {f"return/step_{step}": value for step, value in enumerate((before, *after))}
+    seconds = {"time/sample_s": 0.5, "time/update_s": 1.0, "time/steps_per_s": 20_000.0}
+    return {
+        "iteration": iteration,
+        **returns,
+        **seconds,
+        **{f"time/share/{name}": share for name, share in times.items()},
+    }
+
+
+@contextmanager
+def terminal_of(columns: int) -> Iterator[Callable[[], str]]:
+    """Make standard error a terminal; gives a function that returns what has been written there."""
+    reader, writer = os.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    os.set_blocking(reader, False)
+
+    def read() -> str:
+        parts = []
+        with suppress(BlockingIOError):
+            while True:
+                parts.append(os.read(reader, 1 << 16))
+        return b"".join(parts).decode()
+
+    with os.fdopen(writer, "w") as terminal, os.fdopen(reader, "rb", buffering=0), redirect_stderr(terminal):
+        yield read
+
+
+def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
+    with terminal_of(80) as read, TrainingProgress(500, 1, "seed 3") as progress:
+        progress(metrics_of(122, -171.26, -158.04))
+        progress._bar.refresh()
+        lines = [line for line in re.split(r"[\r\n]", read()) if line.strip()]
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[-1].startswith("seed 3:  25%")
+    assert "123/500" in lines[-1]
+    assert lines[-1].rstrip().endswith(", return -171.3 -> -158.0, 20,000 steps/s]")
+
+
+def test_nothing_is_drawn_where_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TrainingProgress(2, 1) as progress:
+        progress(metrics_of(0, -71.0, -58.0))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_summary_has_the_first_and_the_last_iteration_and_what_they_took() -> None:
+    with TrainingProgress(3, 2) as progress:
+        for iteration in range(3):
+            progress(metrics_of(iteration, -9.0 + iteration, -8.0, -7.0 + iteration))
+    assert progress.summary().splitlines() == [
+        "iteration     0: return -9.0 before and -7.0 after adaptation",
+        "iteration     2: return -7.0 before and -5.0 after adaptation",
+        "each iteration took 0.50 s of sampling, at 20,000 steps/s, and 1.00 s of updating",
+    ]
+
+
+def test_summary_of_a_method_without_adaptation_has_one_return() -> None:
+    with TrainingProgress(1, 0) as progress:
+        progress(metrics_of(0, -9.0))
+    assert progress.summary().splitlines()[0] == "iteration     0: return -9.0"
+
+
+def test_run_with_nothing_left_to_do_says_so() -> None:
+    with TrainingProgress(3, 1) as progress:
+        pass
+    assert progress.summary() == "no iteration was left to do"
+    assert progress.profile() == ""
+
+
+def test_profile_ranks_the_stages() -> None:
+    with TrainingProgress(2, 1) as progress:
+        for iteration in range(2):
+            progress(metrics_of(iteration, -9.0, -8.0, inner=0.25, outer=0.5))
+    assert [line.split() for line in progress.profile().splitlines()] == [["outer", "50.0%"], ["inner", "25.0%"]]

@@ -1,0 +1,497 @@
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from time import monotonic
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.config import load_config
+from maml_rl.runs.checkpoint import latest_intact
+from maml_rl.runs.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SMALL = """\
+env-name: 2DNavigation-v0
+max-episode-steps: 10
+hidden-sizes: [8]
+fast-batch-size: 4
+meta-batch-size: 3
+num-batches: 4
+cg-iters: 3
+checkpoint-every: 2
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests must not write to it."""
+    folder = tmp_path_factory.mktemp("scripts")
+    (folder / "small.yaml").write_text(SMALL)
+    options = ["--config", str(folder / "small.yaml"), "--output-folder", str(folder / "run"), "--num-workers", "0"]
+    assert run_train(options) == 0
+    return folder / "run"
+
+
+def exit_code(run: Callable[[list[str]], int], options: list[str]) -> int:
+    """What the script would exit with; argparse raises, the commands return."""
+    try:
+        return run(options)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (SMALL, ["--num-batches", "-1"], ["num-batches", "at least 1", "-1"]),
+        (SMALL, ["--num-batches", "ten"], ["num-batches", "a whole number", "ten"]),
+        (SMALL, ["--meta-batch-size", "0"], ["meta-batch-size", "at least 1"]),
+        (SMALL, ["--fast-lr", "fast"], ["fast-lr", "a number"]),
+        (SMALL, ["--hidden-sizes", "[8, -8]"], ["hidden-sizes", "entry 2"]),
+        (SMALL, ["--seed", "-1"], ["seed", "at least 0"]),
+        (SMALL, ["--num-workers", "-1"], ["--num-workers", "at least 0"]),
+        (SMALL, ["--num-workers", "two"], ["--num-workers", "two"]),
+        (SMALL, ["--device", "abacus"], ["abacus", "--device"]),
+        (SMALL, ["--device", "cuda:99"], ["cuda:99", "--device"]),
+        (SMALL, ["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
+        (SMALL, ["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
+        (SMALL, ["--num-batch", "3"], ["unrecognized arguments", "--num-batch"]),
+        (SMALL, ["--resume"], ["no run to resume", "without --resume"]),
+        (SMALL, ["--method", "magic"], ["method", "'maml', 'pretrain' or 'oracle'", "magic"]),
+        (SMALL, ["--seeds"], ["--seeds", "at least one argument"]),
+        (SMALL, ["--seeds", "0", "x"], ["--seeds", "'x'"]),
+        (SMALL, ["--seeds", "0", "-1"], ["-1"]),
+        (SMALL, ["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
+        (SMALL, ["--seeds", "1", "0", "1"], ["--seeds names 1 more than once"]),
+        (SMALL, ["--seeds", "1", "--seed", "2"], ["--seed 2 contradicts --seeds"]),
+        (SMALL, ["--seeds", "1", "2", "--resume"], ["no run of these --seeds", "without --resume"]),
+        (SMALL, ["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+        (SMALL, ["--env-name", "CartPole-v1"], ["env-name", "CartPole-v1"]),
+        (SMALL, ["--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
+        (SMALL.replace("2DNavigation", "3DNavigation"), [], ["line 1", "did you mean '2DNavigation-v0'"]),
+        (SMALL + "num_steps: 1\n", [], ["small.yaml, line 9", "did you mean 'num-steps'"]),
+        (SMALL + "num-batches: 3\n", [], ["small.yaml, line 9", "duplicate"]),
+        (SMALL + "env-kwargs: {high: 2, low: x}\n", [], ["small.yaml, line 9", "cannot be made"]),
+        ("env-name: !!python/object/apply:os.system ['touch hacked']", [], ["no valid YAML"]),
+    ],
+)
+def test_bad_input_to_train_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    options: list[str],
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(text)
+    before = snapshot(tmp_path)
+    assert exit_code(run_train, ["--config", "small.yaml", "--output-folder", "run", *options]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("train.py: error: ")
+    for word in words:
+        assert word in output.err
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_run_is_not_overwritten_without_being_told(
+    run_folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(run_folder)
+    assert exit_code(run_train, ["--config", str(config), "--output-folder", str(run_folder)]) == 2
+    assert "holds another run" in capsys.readouterr().err
+    assert snapshot(run_folder) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--num-steps", "-1"], ["--num-steps", "at least 0"]),
+        (["--num-batches", "0"], ["--num-batches", "at least 1"]),
+        (["--meta-batch-size", "-3"], ["--meta-batch-size", "at least 1"]),
+        (["--fast-batch-size", "0"], ["fast-batch-size", "at least 1"]),
+        (["--config", "nowhere.json"], ["nowhere.json", "No such file"]),
+        (["--config", "wrong"], ["wrong is no run", "no config.json", "give a run"]),
+        (["--policy", "nowhere"], ["there is no checkpoint nowhere"]),
+        (["--policy", "wrong"], ["wrong", "SHA256SUMS"]),
+        (["--output", "missing/results.npz"], ["there is no folder missing"]),
+        (["--save-tasks", "missing/tasks.json"], ["there is no folder missing", "--save-tasks"]),
+        (["--save-tasks", "there.npz"], ["there.npz exists", "another --save-tasks"]),
+        (["--tasks", "nowhere.json"], ["cannot read the tasks in nowhere.json"]),
+        (["--tasks", "there.npz"], ["there.npz is no JSON"]),
+        (["--tasks", "there.npz", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
+        (["--tasks", "there.npz", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
+        (["--output", "there.npz"], ["there.npz exists", "--overwrite"]),
+        (["--device", "abacus"], ["abacus"]),
+    ],
+)
+def test_bad_input_to_test_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    run_folder: Path,
+    options: list[str],
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.npz").write_text("")
+    (tmp_path / "wrong").mkdir()
+    before = snapshot(tmp_path)
+    assert exit_code(run_test, ["--config", str(run_folder / "config.json"), "--output", "results.npz", *options]) == 2
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("test.py: error: ")
+    for word in words:
+        assert word in output.err
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "change", [("hidden-sizes: [8]", "hidden-sizes: [9]"), ("2DNavigation-v0", "HalfCheetahDir-v5")]
+)
+def test_checkpoint_of_another_architecture_is_refused_with_both_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, change: tuple[str, str]
+) -> None:
+    (tmp_path / "other.yaml").write_text(SMALL.replace(*change))
+    policy = sorted((run_folder / "checkpoints").iterdir())[-1]
+    options = ["--config", str(tmp_path / "other.yaml"), "--policy", str(policy), "--output", str(tmp_path / "r.npz")]
+    assert exit_code(run_test, options) == 2
+    error = capsys.readouterr().err
+    assert "another architecture" in error
+    assert "there and (" in error
+    assert not (tmp_path / "r.npz").exists()
+
+
+@pytest.mark.parametrize("policy", [None, "latest", "best", "initial", "folder", "file"])
+def test_trained_policy_is_tested_from_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, policy: str | None
+) -> None:
+    newest = sorted((run_folder / "checkpoints").iterdir())[-1]
+    choice = {"folder": str(newest), "file": str(newest / "tensors.safetensors")}.get(policy or "", policy)
+    output = tmp_path / "results.npz"
+    options = ["--config", str(run_folder / "config.json"), "--output", str(output), "--num-workers", "0"]
+    options += ["--meta-batch-size", "5", "--num-batches", "2", "--num-steps", "2"]
+    assert run_test(options + ([] if choice is None else ["--policy", choice])) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert "95 % interval" in rows[1]
+    assert [row.split()[0] for row in rows[2:5]] == ["0", "1", "2"]
+    with np.load(output, allow_pickle=False) as saved:
+        assert saved["returns"].shape == (10, 3, 4)
+        assert len(json.loads(str(saved["tasks"]))) == 10
+
+
+@pytest.mark.parametrize("name", ["config.json", "."])
+def test_unfinished_run_is_tested_with_its_newest_checkpoint(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    run_folder: Path,
+    name: str,
+) -> None:
+    run, output = tmp_path / "run", tmp_path / "results.npz"
+    shutil.copytree(run_folder, run)
+    shutil.rmtree(sorted((run / "checkpoints").iterdir())[-1])
+    options = ["--config", str(run / name), "--output", str(output), "--meta-batch-size", "2", "--num-workers", "0"]
+    assert run_test(options) == 0
+    assert "iteration-000002" in caplog.text
+    shutil.rmtree(run / "checkpoints")
+    assert exit_code(run_test, [*options, "--overwrite"]) == 2
+    assert "there is no intact checkpoint in" in capsys.readouterr().err
+
+
+def test_training_without_tensorboard_says_so_once_and_goes_on(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--num-workers", "0"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train.py: TensorBoard is not installed")
+    assert "pip install tensorboard" in line
+    assert lines_in(tmp_path / "run" / "metrics.jsonl") == 4
+
+
+def test_policies_are_measured_on_the_tasks_of_a_file_again_and_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path
+) -> None:
+    tasks, tables, returns = tmp_path / "tasks.json", [], []
+    common = ["--config", str(run_folder / "config.json"), "--num-workers", "0", "--meta-batch-size", "4"]
+    for options in (["--save-tasks", str(tasks), "--num-batches", "2"], ["--tasks", str(tasks)]):
+        output = tmp_path / f"{len(tables)}.npz"
+        assert run_test([*common, "--output", str(output), *options]) == 0
+        tables.append(capsys.readouterr().out.splitlines()[1:-1])
+        with np.load(output, allow_pickle=False) as saved:
+            returns.append(saved["returns"])
+            assert saved["fixed_tasks"]
+    assert tables[0] == tables[1]
+    assert returns[0].shape == (8, 4, 4)
+    assert np.array_equal(*returns)
+    assert (
+        run_test([*common, "--output", str(tmp_path / "initial.npz"), "--tasks", str(tasks), "--policy", "initial"])
+        == 0
+    )
+    output = capsys.readouterr().out
+    assert f"8 tasks of {tasks}" in output
+    assert "for these very tasks" in output
+    with np.load(tmp_path / "initial.npz", allow_pickle=False) as saved:
+        assert saved["returns"].shape == returns[0].shape
+        assert not np.array_equal(saved["returns"], returns[0])
+
+
+def test_oracle_is_trained_and_tested_without_adaptation(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    common = ["--num-workers", "0"]
+    assert run_train(["--config", str(config), "--output-folder", str(run), "--method", "oracle", *common]) == 0
+    printed = capsys.readouterr().out
+    assert "iteration     3: return -" in printed
+    assert "adaptation" not in printed
+    options = ["--config", str(run / "config.json"), "--output", str(tmp_path / "results.npz"), *common]
+    assert exit_code(run_test, [*options, "--num-steps", "2"]) == 2
+    assert "an oracle knows its task and is not adapted; leave out --num-steps 2" in capsys.readouterr().err
+    assert run_test(options) == 0
+    with np.load(tmp_path / "results.npz", allow_pickle=False) as saved:
+        assert saved["returns"].shape == (40, 1, 4)
+
+
+def test_seeds_are_trained_one_after_the_other_and_resumed(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, single = tmp_path / "study", tmp_path / "single"
+    common = ["--config", str(config), "--num-workers", "0"]
+    seeds = [*common, "--output-folder", str(study), "--seeds"]
+    assert run_train([*seeds, "2", "0", "--num-batches", "2"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    lines = output.out.splitlines()
+    assert [line for line in lines if line.startswith("seed ")] == ["seed 2, 1 of 2:", "seed 0, 2 of 2:"]
+    assert lines[-1] == f"  maml-rl report {study}"
+    assert sorted(path.name for path in study.iterdir()) == ["seed-0", "seed-2"]
+    # One of them was never begun.
+    assert run_train([*seeds, "0", "1", "2", "--resume"]) == 0
+    assert {seed: lines_in(study / f"seed-{seed}" / "metrics.jsonl") for seed in range(3)} == {0: 4, 1: 4, 2: 4}
+    assert run_train([*common, "--output-folder", str(single), "--seed", "2"]) == 0
+    assert untimed(study / "seed-2") == untimed(single)
+    assert untimed(study / "seed-2") != untimed(study / "seed-0")
+    # Finished runs have nothing left to do.
+    capsys.readouterr()
+    assert run_train(["--output-folder", str(study), "--seeds", "0", "1", "2", "--resume", "--num-workers", "0"]) == 0
+    assert capsys.readouterr().out.count("no iteration was left to do") == 3
+
+
+def test_one_seed_that_is_there_already_stops_all_of_them(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--config", str(config), "--num-workers", "0", "--output-folder", str(tmp_path / "study"), "--seeds"]
+    assert run_train([*common, "1", "--num-batches", "1"]) == 0
+    before = snapshot(tmp_path)
+    assert exit_code(run_train, [*common, "0", "1"]) == 2
+    assert "seed-1 holds another run; go on with it by --resume" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "study" / "seed-0").exists()
+
+
+def test_folder_of_a_single_run_takes_no_seeds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(run_folder)
+    assert exit_code(run_train, ["--output-folder", str(run_folder), "--seeds", "0", "--resume"]) == 2
+    assert "is the folder of a single run; choose another --output-folder" in capsys.readouterr().err
+    assert snapshot(run_folder) == before
+
+
+def test_default_folder_is_named_after_the_config(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_train(["--config", str(config), "--num-workers", "0", "--num-batches", "1", "--seed", "7"]) == 0
+    assert load_config("runs/small/config.json").seed == 7
+    output = capsys.readouterr()
+    assert "the results lie in runs/small" in output.out
+    # No terminal, no progress bar.
+    assert "\r" not in output.err
+
+
+def test_default_config_is_2d_navigation(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small = ["--num-batches", "1", "--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"]
+    assert run_train(["--output-folder", str(folder), *small]) == 0
+    assert load_config(folder / "config.json").env_name == "2DNavigation-v0"
+
+
+def test_resume_needs_only_the_folder(tmp_path: Path, config: Path) -> None:
+    folder = tmp_path / "run"
+    common = ["--output-folder", str(folder), "--num-workers", "0"]
+    assert run_train(["--config", str(config), "--num-batches", "2", *common]) == 0
+    assert run_train(["--resume", "--num-batches", "4", *common]) == 0
+    assert [row["iteration"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+def test_profile_is_printed_at_the_end(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--profile"]) == 0
+    output = capsys.readouterr().out
+    for stage in ("inference", "inner", "outer"):
+        assert stage in output
+
+
+# From here on the scripts run as a user runs them, and are killed as the world kills them.
+
+
+class Script:
+    """A running script, in a process group of its own, as a shell starts it."""
+
+    def __init__(self, name: str, *options: str, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / name), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        )
+        self.pid = self._process.pid
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline, pause = monotonic() + seconds, Event()
+        while not condition():
+            assert self._process.poll() is None, self._process.communicate()
+            assert monotonic() < deadline, "the script did not get that far"
+            pause.wait(0.005)
+
+    def end(self, signal_number: int | None = None, *, group: bool = False) -> tuple[int, str, str]:
+        """Send a signal, if any; return the exit code, the output and the errors."""
+        if signal_number is not None:
+            (os.killpg if group else os.kill)(self.pid, signal_number)
+        output, errors = self._process.communicate(timeout=60)
+        return self._process.returncode, output, errors
+
+    def survivors(self) -> list[psutil.Process]:
+        """Processes of the script's session that are still there after two seconds."""
+        members = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.pid:
+                    members.append(process)
+            except ProcessLookupError:
+                continue
+        return psutil.wait_procs(members, timeout=2.0)[1]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    scripts: list[Script] = []
+
+    def start_script(name: str, *options: str) -> Script:
+        scripts.append(Script(name, *options, folder=tmp_path))
+        return scripts[-1]
+
+    yield start_script
+    for script in scripts:
+        for process in script.survivors():
+            process.kill()
+
+
+def lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def untimed(folder: Path) -> list[dict[str, object]]:
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [(), ("--prefetch", "2")], ids=["on-policy", "prefetch"])
+def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
+    tmp_path: Path, config: Path, start: Callable[..., Script], options: tuple[str, ...]
+) -> None:
+    script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000", *options)
+    script.wait_until(lambda: lines_in(tmp_path / "runs" / "small" / "metrics.jsonl") >= 3)
+    pressed = monotonic()
+    code, output, errors = script.end(signal.SIGINT, group=True)
+    assert monotonic() - pressed < 5.0
+    assert code == 130
+    assert output == ""
+    assert errors.splitlines() == ["train.py: interrupted; the same command with --resume goes on"]
+    assert script.survivors() == []
+    assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the memory map of a process")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("library", "code", "line"),
+    [("multiarray", -signal.SIGINT, ""), ("libtorch", 130, "train.py: interrupted\n")],
+)
+def test_interrupted_start_ends_without_a_traceback(
+    config: Path, start: Callable[..., Script], library: str, code: int, line: str
+) -> None:
+    script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000")
+    # Its imports have just got as far as this library.
+    script.wait_until(lambda: any(library in entry.path for entry in psutil.Process(script.pid).memory_maps()))
+    assert script.end(signal.SIGINT, group=True) == (code, "", line)
+    assert script.survivors() == []
+
+
+@pytest.mark.timeout(120)
+def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
+    tmp_path: Path, config: Path, start: Callable[..., Script]
+) -> None:
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    settings = ["--config", str(config), "--num-batches", "40"]
+    assert run_train([*settings, "--output-folder", str(undisturbed), "--num-workers", "0"]) == 0
+    script = start("train.py", *settings, "--output-folder", str(killed), "--num-workers", "2")
+    script.wait_until(lambda: lines_in(killed / "metrics.jsonl") >= 5)
+    code, _, _ = script.end(signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert script.survivors() == []
+    assert lines_in(killed / "metrics.jsonl") < 40, "the run was over before it was killed"
+    assert run_train(["--resume", "--output-folder", str(killed), "--num-workers", "0"]) == 0
+    assert untimed(killed) == untimed(undisturbed)
+    found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
+    assert found.iteration == 40
+    assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
+
+
+@pytest.mark.timeout(120)
+def test_scripts_run_from_any_folder_with_processes_of_their_own(
+    tmp_path: Path, config: Path, start: Callable[..., Script]
+) -> None:
+    code, output, errors = start("train.py", "--config", str(config), "--num-workers", "2").end()
+    assert (code, errors) == (0, "")
+    assert "the results lie in runs/small" in output
+    run = tmp_path / "runs" / "small"
+    options = ["--config", str(run / "config.json"), "--output", "results.npz", "--meta-batch-size", "4"]
+    script = start("test.py", *options, "--num-workers", "2")
+    code, output, errors = script.end()
+    assert code == 0, errors
+    assert "iteration-000004" in errors
+    assert "95 % interval" in output
+    assert script.survivors() == []

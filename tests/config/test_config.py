@@ -1,0 +1,204 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maml_rl.config import Config, load_config
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.errors import ConfigError
+
+
+def config_of(text: str) -> Config:
+    return Config.from_mapping(parse_mapping(text, "x.yaml"))
+
+
+def message_of(text: str | bytes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(parse_mapping(text, "x.yaml"))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "x.yaml" in message
+    return message
+
+
+def test_misspelt_key_is_refused_with_file_line_and_closest_key() -> None:
+    text = "env-name: 2DNavigation-v0\n\n# step size\nfast_lr: 0.1\n"
+    assert message_of(text) == "unknown key 'fast_lr' in x.yaml, line 4; did you mean 'fast-lr'?"
+
+
+def test_misspelt_key_is_never_answered_with_a_key_that_is_there_already() -> None:
+    assert "did you mean 'num-steps'" in message_of("env-name: a\nnum-step: 2\n")
+    assert "did you mean 'num-steps'" not in message_of("env-name: a\nnum-steps: 1\nnum-step: 2\n")
+
+
+def test_duplicate_key_is_refused_with_both_lines() -> None:
+    message = message_of("env-name: a\ngamma: 0.9\ngamma: 0.8\n")
+    assert "duplicate key 'gamma'" in message
+    assert "line 3" in message
+    assert "line 2" in message
+
+
+def test_duplicate_key_inside_env_kwargs_is_refused() -> None:
+    assert "duplicate key 'low'" in message_of("env-name: a\nenv-kwargs:\n  low: 1\n  low: 2\n")
+
+
+def test_mappings_in_a_list_may_share_keys() -> None:
+    assert config_of("env-name: a\nenv-kwargs: {x: [{y: 1}, {y: 2}]}").env_kwargs == {"x": [{"y": 1}, {"y": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "got"),
+    [
+        ("num-batches: ten", "a whole number", "'ten'"),
+        ("num-batches: 10.0", "a whole number", "10.0"),
+        ("num-batches: true", "a whole number", "True"),
+        ("num-batches: -1", "at least 1", "-1"),
+        ("num-batches: 9999999999", "at most", "9999999999"),
+        ("meta-batch-size: 0", "at least 1", "0"),
+        ("fast-lr: fast", "a number", "'fast'"),
+        ("fast-lr: 0", "more than 0", "0"),
+        ("fast-lr: .inf", "a finite number", "inf"),
+        ("fast-lr: .nan", "a finite number", "nan"),
+        ("gamma: 1.5", "at most 1", "1.5"),
+        ("gae-lambda: -0.1", "at least 0", "-0.1"),
+        ("ls-backtrack-ratio: 1.0", "less than 1", "1.0"),
+        ("first-order: 1", "true or false", "1"),
+        ("hidden-sizes: 64", "a list", "64"),
+        ("hidden-sizes: [64, -1]", "entry 2: expected at least 1", "-1"),
+        ("nonlinearity: sigmoid", "'relu' or 'tanh'", "'sigmoid'"),
+        ("env-kwargs: [1]", "a mapping", "[1]"),
+        ("env-kwargs: {when: 2001-01-01}", "plain data", "datetime.date(2001, 1, 1)"),
+        ("env-kwargs: {low: [.nan]}", "finite numbers", "nan"),
+        ("seed: -1", "at least 0", "-1"),
+        ("seed: 4294967296", "less than 4294967296", "4294967296"),
+    ],
+)
+def test_wrong_value_is_refused_with_line_wanted_and_got(line: str, wanted: str, got: str) -> None:
+    message = message_of(f"env-name: a\n{line}\n")
+    key = line.split(":")[0]
+    assert message.startswith(f"'{key}")
+    assert "x.yaml, line 2" in message
+    assert wanted in message
+    assert got in message
+
+
+def test_missing_env_name_is_refused_with_a_remedy() -> None:
+    assert message_of("gamma: 0.9\n") == "missing key 'env-name' in x.yaml; add a line `env-name: ...`"
+
+
+@pytest.mark.parametrize("text", ["", "just text", "- a\n- b\n", "3", "null"])
+def test_file_without_a_mapping_is_refused(text: str) -> None:
+    assert "holds no mapping" in message_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env-name: !!python/object/apply:os.system ['touch hacked']",
+        "env-name: !!python/name:os.system",
+        "!!python/object:maml_rl.config.Config {}",
+        "env-kwargs: &a {x: 1}\nenv-name: *a",
+        "env-kwargs: &a {x: *a}",
+        "env-name: {",
+        "env-name: a\n---\nenv-name: b",
+        b"\xff\xfe\x00",
+        b"env-name: \x00",
+        "[" * 5000,
+        "env-name: " + "9" * 5000,
+        "env-name: 2001-99-99",
+        "1: 2",
+        "on: true",
+        "? [a]\n: 1",
+    ],
+)
+def test_hostile_or_broken_yaml_is_refused_in_one_line(
+    text: str | bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message_of(text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the config"):
+        load_config(tmp_path)
+
+
+def test_two_time_limits_are_refused() -> None:
+    text = "env-name: a\nmax-episode-steps: 100\nenv-kwargs:\n  max_episode_steps: 50\n"
+    assert "line 4: two time limits; keep the key 'max-episode-steps'" in message_of(text)
+
+
+@pytest.mark.parametrize("text", ["env-name: a", "env-name: a\nenv-kwargs:\n", "env-name: a\nenv-kwargs: {}"])
+def test_config_without_env_kwargs_has_none(text: str) -> None:
+    assert config_of(text).env_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-2", 0.01), ("1.0e-2", 0.01), ("1E+0", 1.0), (".5e1", 5.0), ("2", 2.0)]
+)
+def test_number_without_a_point_is_still_a_number(text: str, value: float) -> None:
+    assert config_of(f"env-name: a\nmax-kl: {text}").max_kl == value
+
+
+def test_nonlinearity_of_earlier_configs_is_understood() -> None:
+    assert config_of("env-name: a\nnonlinearity: Tanh").nonlinearity == "tanh"
+
+
+def test_seed_zero_is_a_seed() -> None:
+    assert config_of("env-name: a\nseed: 0").seed == 0
+
+
+def test_override_replaces_a_value_and_leaves_the_original() -> None:
+    config = config_of("env-name: a\nnum-batches: 5")
+    assert config.override({"num-batches": 7}).num_batches == 7
+    assert config.num_batches == 5
+
+
+def test_wrong_override_blames_the_command_line() -> None:
+    with pytest.raises(ConfigError, match="'num-batches' in the command line: expected at least 1, got -1"):
+        config_of("env-name: a\nnum-batches: 5").override({"num-batches": -1})
+
+
+def test_error_about_a_nested_key_points_at_its_line() -> None:
+    config = config_of("env-name: a\nenv-kwargs:\n  low: 0\n  hihg: 1\n")
+    assert str(config.error("no such argument", "env-kwargs", "hihg")).startswith("'env-kwargs.hihg' in x.yaml, line 4")
+    assert "line 2" in str(config.error("no such argument", "env-kwargs", "absent"))
+
+
+def test_differences_name_the_keys() -> None:
+    config = config_of("env-name: a")
+    assert config.differences(config.override({"gamma": 0.5, "seed": 3})) == ["gamma", "seed"]
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "\x7f", "\x85", "\u2028", "\ufeff", "\uffff", "\U0001f600", "a\n b", '"', "\\"]
+)
+def test_config_json_holds_any_text(text: str) -> None:
+    config = config_of("env-name: a").override({"env-kwargs": {text: text}})
+    assert config_of(config.to_json()).env_kwargs == {text: text}
+
+
+@given(
+    fast_lr=st.floats(min_value=1e-300, max_value=1e300),
+    cg_damping=st.floats(min_value=0, max_value=1e300),
+    sizes=st.lists(st.integers(1, 2**31 - 1), max_size=4),
+    kwargs=st.dictionaries(
+        st.text(),
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    ),
+)
+def test_config_json_reads_back_as_the_same_config(
+    fast_lr: float, cg_damping: float, sizes: list[int], kwargs: dict[str, object]
+) -> None:
+    values = {"fast-lr": fast_lr, "cg-damping": cg_damping, "hidden-sizes": sizes, "env-kwargs": kwargs}
+    config = config_of("env-name: a").override(values)
+    assert config_of(config.to_json()).differences(config) == []
+    assert json.loads(config.to_json())["fast-lr"] == fast_lr

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from maml_rl.config import load_config
+from maml_rl.experiment.build import make_experiment
+
+ROOT = Path(__file__).resolve().parents[2] / "configs"
+PATHS = sorted(ROOT.rglob("*.yaml"))
+NAMES = [str(path.relative_to(ROOT)) for path in PATHS]
+
+# The keys of pytorch-maml-rl's configs, which every config spells out.
+FAMILIAR = {
+    "env-name",
+    "gamma",
+    "gae-lambda",
+    "first-order",
+    "hidden-sizes",
+    "nonlinearity",
+    "fast-batch-size",
+    "num-steps",
+    "fast-lr",
+    "num-batches",
+    "meta-batch-size",
+    "max-kl",
+    "cg-iters",
+    "cg-damping",
+    "ls-max-steps",
+    "ls-backtrack-ratio",
+}
+
+
+def test_there_is_a_config_for_every_experiment() -> None:
+    bandits = {f"maml/bandit/bandit-k{k}-n{n}.yaml" for k in (5, 10, 50) for n in (10, 100, 500)}
+    families = ("2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "ant-vel", "ant-goal", "tabular-mdp")
+    published = {"finn2017/2d-navigation.yaml", "finn2017/halfcheetah-dir.yaml"}
+    assert set(NAMES) == bandits | published | {f"maml/{family}.yaml" for family in families}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_config_spells_out_the_familiar_keys_under_comments(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    keys = [line.split(":")[0] for line in lines if line and line[0] not in "# "]
+    assert set(keys) >= FAMILIAR
+    for number, line in enumerate(lines):
+        if line and not line.startswith("#"):
+            # A comment may serve for the next key or two as well, but nothing follows an empty line without one.
+            assert lines[number - 1], f"line {number + 1} has no comment: {line}"
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_config_describes_an_experiment_that_can_be_made(path: Path) -> None:
+    experiment = make_experiment(load_config(path))
+    assert all(torch.isfinite(parameter).all() for parameter in experiment.policy.parameters())
+
+
+def test_published_protocol_is_the_published_one() -> None:
+    navigation, cheetah = (
+        load_config(ROOT / "finn2017" / f"{name}.yaml") for name in ("2d-navigation", "halfcheetah-dir")
+    )
+    for config in (navigation, cheetah):
+        assert config.hidden_sizes == (100, 100)
+        assert config.nonlinearity == "relu"
+        assert (config.fast_batch_size, config.gamma, config.max_kl) == (20, 0.99, 0.01)
+        assert config.evaluation_steps == 3
+    assert (navigation.max_episode_steps, navigation.meta_batch_size, navigation.num_batches) == (100, 40, 100)
+    assert (navigation.fast_lr, navigation.env_kwargs["normalization_scale"]) == (0.5, 1.0)
+    assert cheetah.halve_step_size == "once"
+    assert (cheetah.max_episode_steps, cheetah.meta_batch_size, cheetah.num_batches) == (200, 40, 800)
+    assert cheetah.fast_lr == 0.1

@@ -1,0 +1,98 @@
+"""How work is cut, taken from the episodes, and shared out among threads."""
+
+import threading
+
+import pytest
+import torch
+
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut, every_nth
+from tests.synthetic import make_episodes, make_policy
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("num_tasks", "samples", "width"), [(40, 2000, 64), (7, 200, 64), (1, 10, 1), (5, 10**7, 64)])
+def test_cut_covers_every_task_once_in_order(num_tasks: int, samples: int, width: int) -> None:
+    chunks = cut(num_tasks, samples, width, CPU)
+    assert [task for chunk in chunks for task in range(num_tasks)[chunk]] == list(range(num_tasks))
+
+
+def test_cut_puts_small_tasks_together_and_large_ones_apart() -> None:
+    assert len(cut(40, 2000, 64, CPU)) == 40
+    assert cut(40, 200, 64, CPU)[0] == slice(0, 10)
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(1.0, None), (0.5, [0, 2, 4, 6]), (0.25, [0, 4]), (0.01, [0])])
+def test_every_nth_spreads_the_episodes_evenly(fraction: float, expected: list[int] | None) -> None:
+    indices = every_nth(8, fraction)
+    assert (indices if indices is None else indices.tolist()) == expected
+
+
+def test_samples_of_some_tasks_and_episodes_are_theirs_and_padding_is_zero_whatever_lies_there() -> None:
+    episodes = make_episodes(make_policy("normal"), ((4, 2, 1), (1, 3, 3), (2, 1, 2)))
+    observations, advantages = episodes.observations.clone(), episodes.advantages.clone()
+    padding = episodes.mask == 0
+    episodes.observations[padding] = torch.nan
+    episodes.advantages[padding] = torch.inf
+    samples = Samples.of(episodes, slice(1, 3), columns=torch.tensor([0, 2]), dtype=torch.float64, device=CPU)
+    torch.testing.assert_close(samples.observations, observations[1:3, :3][:, :, [0, 2]], rtol=0.0, atol=0.0)
+    torch.testing.assert_close(samples.advantages, advantages[1:3, :3][:, :, [0, 2]], rtol=0.0, atol=0.0)
+    assert samples.weights.sum((1, 2)).tolist() == [1.0, 1.0]
+    assert bool(episodes.observations[padding].isnan().all())
+
+
+def test_layout_views_are_the_parameters_and_share_memory() -> None:
+    policy = make_policy("normal")
+    layout = ParameterLayout(policy)
+    params = {name: param.detach() for name, param in policy.named_parameters()}
+    flat = layout.flatten(params)
+    assert torch.equal(flat, torch.nn.utils.parameters_to_vector(policy.parameters()))
+    views = layout.views(flat)
+    assert all(torch.equal(views[name], param) for name, param in params.items())
+    views["sigma"].fill_(5.0)
+    assert int((flat == 5.0).sum()) == 2
+    stacked = policy.stack_parameters(3)
+    assert torch.equal(layout.flatten(stacked), layout.flatten(dict(policy.named_parameters())).expand(3, -1))
+
+
+def test_workspace_hands_out_the_same_memory_again() -> None:
+    workspace, like = Workspace(), torch.zeros(1)
+    first = workspace.take("a", (4, 5), like)
+    assert workspace.take("a", (2, 3), like).data_ptr() == first.data_ptr()
+    assert workspace.take("b", (4, 5), like).data_ptr() != first.data_ptr()
+    assert workspace.take("a", (2, 3), torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_workers_use_two_threads_of_one_core_each_and_put_the_number_back() -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def work(item: int, workspace: Workspace) -> tuple[int, int, bool]:
+        both.wait()
+        return item, torch.get_num_threads(), torch.is_grad_enabled()
+
+    with ChunkWorkers(CPU) as workers:
+        assert torch.get_num_threads() == 1
+        assert workers.map(work, [3, 1]) == [(3, 1, False), (1, 1, False)]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_workers_pass_on_an_error_put_the_threads_back_and_leave_none_behind() -> None:
+    before = threading.active_count()
+
+    def work(item: int, workspace: Workspace) -> None:
+        raise ArithmeticError(f"item {item}")
+
+    with pytest.raises(ArithmeticError, match="item 5"), ChunkWorkers(CPU) as workers:
+        workers.map(work, [5, 6, 7])
+    assert torch.get_num_threads() == 2
+    assert threading.active_count() == before

@@ -1,0 +1,179 @@
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import maml_rl
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.envs import ObservedTask, make_vector_env
+from maml_rl.errors import CheckpointError, ConfigError, TaskError
+from maml_rl.experiment.train import train
+from maml_rl.policies import CategoricalMLPPolicy, NormalMLPPolicy
+from maml_rl.runs.checkpoint import latest_intact
+
+SETTINGS = {
+    "env-name": "2DNavigation-v0",
+    "env-kwargs": {"low": -0.4},
+    "max-episode-steps": 8,
+    "hidden-sizes": [6],
+    "fast-batch-size": 5,
+    "fast-lr": 0.3,
+    "gamma": 0.9,
+    "meta-batch-size": 2,
+    "num-batches": 2,
+    "cg-iters": 2,
+    "checkpoint-every": 1,
+}
+GOAL = {"goal": [0.3, -0.2]}
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests must not write to it."""
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    train(Config.from_mapping(Mapping("the test", SETTINGS)), folder, num_workers=0)
+    return folder
+
+
+def parameters(policy: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.detach().numpy().copy() for name, tensor in policy.named_parameters()}
+
+
+def assert_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def test_loaded_policy_has_the_parameters_and_the_config_of_its_run(run_folder: Path) -> None:
+    policy = maml_rl.load_policy(run_folder)
+    _, saved = latest_intact(run_folder / "checkpoints")
+    assert_same(parameters(policy), {name: tensor.numpy() for name, tensor in saved.tensors.items()})
+    assert policy.trained_with is not None
+    assert policy.trained_with.fast_lr == 0.3
+
+
+def test_oracle_is_loaded_and_not_adapted(tmp_path: Path) -> None:
+    config = Config.from_mapping(Mapping("the test", {**SETTINGS, "method": "oracle", "num-batches": 1}))
+    train(config, tmp_path / "run", num_workers=0)
+    policy = maml_rl.load_policy(tmp_path / "run")
+    env = make_vector_env(ObservedTask("2DNavigation-v0"))
+    env.reset_task([GOAL])
+    action = policy.choose(env.reset(seed=0)[0][0])
+    assert np.shape(action) == (2,)
+    with pytest.raises(ConfigError, match="an oracle, which observes its task and has nothing to adapt to"):
+        maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
+
+
+def test_policy_is_loaded_from_the_checkpoint_that_is_named(run_folder: Path) -> None:
+    first = maml_rl.load_policy(run_folder, run_folder / "checkpoints" / "iteration-000001")
+    assert (parameters(first)["mu.weight"] != parameters(maml_rl.load_policy(run_folder))["mu.weight"]).any()
+    assert maml_rl.load_policy(run_folder, "best").trained_with == first.trained_with
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no run, it has no config\.json; give the --output-folder"):
+        maml_rl.load_policy(tmp_path)
+
+
+def test_checkpoint_that_is_not_there_is_refused(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        maml_rl.load_policy(run_folder, tmp_path / "iteration-000009")
+
+
+def test_adapted_policy_is_what_the_sampler_and_plain_gradient_steps_give(run_folder: Path) -> None:
+    policy = maml_rl.load_policy(run_folder)
+    adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL, num_steps=2, seed=7)
+    mirror = maml_rl.load_policy(run_folder)
+    baseline = maml_rl.LinearFeatureBaseline(2)
+    with maml_rl.MultiTaskSampler(
+        "2DNavigation-v0", {"low": -0.4}, 5, mirror, seed=7, num_workers=0, max_episode_steps=8, evaluation=True
+    ) as sampler:
+        for _ in range(2):
+            episodes = sampler.rollout([GOAL])
+            episodes.compute_advantages(baseline, gamma=0.9, gae_lambda=1.0)
+            loss = -(mirror.log_prob(episodes.observations, episodes.actions) * episodes.advantages).sum()
+            gradients = torch.autograd.grad(loss / episodes.mask.sum(), list(mirror.parameters()))
+            with torch.no_grad():
+                for param, gradient in zip(mirror.parameters(), gradients, strict=True):
+                    param -= 0.3 * gradient
+    for name, array in parameters(adapted).items():
+        np.testing.assert_allclose(array, parameters(mirror)[name], rtol=1e-4, atol=1e-6)
+
+
+def test_adaptation_leaves_the_policy_as_it_was_and_repeats(run_folder: Path) -> None:
+    policy = maml_rl.load_policy(run_folder)
+    before = parameters(policy)
+    first, again = (maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL) for _ in range(2))
+    assert_same(parameters(policy), before)
+    assert_same(parameters(first), parameters(again))
+    assert (parameters(first)["mu.bias"] != before["mu.bias"]).any()
+
+
+def test_no_steps_give_a_copy(run_folder: Path) -> None:
+    policy = maml_rl.load_policy(run_folder)
+    copy = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL, num_steps=0)
+    assert copy is not policy
+    assert_same(parameters(copy), parameters(policy))
+
+
+def test_adaptation_raises_the_return_in_its_task() -> None:
+    policy = CategoricalMLPPolicy(1, 5, [])
+    task = {"mean": [0.0, 0.0, 1.0, 0.0, 0.0]}
+    adapted = maml_rl.adapt_to_task(policy, "Bandit-K5-v0", task, 5, step_size=5.0, num_episodes=50)
+    assert adapted.choose([0.0]) == 2
+    assert adapted(torch.zeros(1)).probs[2] > 0.9
+
+
+def test_adapted_policy_acts_in_an_environment(run_folder: Path) -> None:
+    policy = maml_rl.load_policy(run_folder)
+    adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
+    env = gymnasium.make("2DNavigation-v0", task=GOAL)
+    observation, _ = env.reset(seed=0)
+    action = adapted.choose(observation)
+    assert (action.shape, action.dtype) == ((2,), np.float32)
+    np.testing.assert_array_equal(action, adapted(torch.from_numpy(observation)).mean.detach().numpy())
+    env.step(action)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"), [({"velocity": 1.0}, "goal"), ({"goal": [1.0, 2.0, 3.0]}, "goal"), ({}, "goal")]
+)
+def test_task_of_another_family_is_refused(run_folder: Path, task: dict[str, object], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        maml_rl.adapt_to_task(maml_rl.load_policy(run_folder), "2DNavigation-v0", task)
+
+
+def test_policy_of_another_family_is_refused(run_folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"observations of shape \(2,\).*HalfCheetahDir-v5 has.*\(20,\)"):
+        maml_rl.adapt_to_task(maml_rl.load_policy(run_folder), "HalfCheetahDir-v5", {"direction": 1})
+
+
+def test_negative_number_of_steps_is_refused(run_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="num-steps must not be negative"):
+        maml_rl.adapt_to_task(maml_rl.load_policy(run_folder), "2DNavigation-v0", GOAL, num_steps=-1)
+
+
+def test_drawn_actions_follow_the_distribution_and_the_generator() -> None:
+    policy = NormalMLPPolicy(2, 1, [], init_std=0.5)
+    rng = np.random.default_rng(0)
+    actions = np.array([policy.choose([1.0, 2.0], rng) for _ in range(2_000)])
+    mean = policy(torch.tensor([1.0, 2.0])).mean.item()
+    assert actions.mean() == pytest.approx(mean, abs=0.04)
+    assert actions.std() == pytest.approx(0.5, abs=0.03)
+    assert policy.choose([1.0, 2.0], np.random.default_rng(0)) == actions[0]
+
+
+def test_drawn_choices_follow_their_probabilities() -> None:
+    policy = CategoricalMLPPolicy(1, 3, [])
+    with torch.no_grad():
+        policy.get_parameter("layer1.bias").copy_(torch.log(torch.tensor([0.2, 0.5, 0.3])))
+    rng = np.random.default_rng(0)
+    choices = [policy.choose([0.0], rng) for _ in range(2_000)]
+    np.testing.assert_allclose(np.bincount(choices) / 2_000, [0.2, 0.5, 0.3], atol=0.04)
+    assert isinstance(choices[0], np.integer)
+    assert policy.choose([0.0]) == 1

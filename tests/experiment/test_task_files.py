@@ -1,0 +1,161 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maml_rl.config import Config
+from maml_rl.envs import FAMILIES, make_vector_env
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.task_files import load_tasks, save_tasks
+from tests.envs.third_party import WalkEnv
+
+
+class AnyTaskEnv(WalkEnv):
+    """Takes every task."""
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        pass
+
+
+def experiment_of(env_name: str = "2DNavigation-v0", **settings: Any) -> Experiment:
+    return make_experiment(Config.model_validate({"env-name": env_name, "hidden-sizes": [4], **settings}))
+
+
+@pytest.fixture
+def any_task() -> Iterator[Experiment]:
+    gymnasium.register("AnyTask-v0", AnyTaskEnv, max_episode_steps=5)
+    yield experiment_of("AnyTask-v0")
+    gymnasium.registry.pop("AnyTask-v0")
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray | np.generic):
+        return (
+            type(first) is type(second)
+            and (first.dtype, first.shape) == (second.dtype, second.shape)
+            and first.tobytes() == second.tobytes()
+        )
+    if isinstance(first, dict):
+        return (
+            isinstance(second, dict)
+            and list(first) == list(second)
+            and all(same_bits(first[key], second[key]) for key in first)
+        )
+    if isinstance(first, list):
+        return (
+            isinstance(second, list)
+            and len(first) == len(second)
+            and all(same_bits(one, other) for one, other in zip(first, second, strict=True))
+        )
+    return type(first) is type(second) and repr(first) == repr(second)
+
+
+@pytest.mark.parametrize("env_id", list(FAMILIES))
+def test_tasks_of_every_family_come_back_to_the_bit(tmp_path: Path, env_id: str) -> None:
+    env = make_vector_env(env_id)
+    tasks = env.sample_tasks(5, seed=1)
+    save_tasks(tmp_path / "tasks.json", env_id, tasks)
+    loaded = load_tasks(tmp_path / "tasks.json", experiment_of(env_id))
+    assert same_bits(tasks, loaded)
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks.json"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0.1,
+        -0.0,
+        5e-324,
+        1e308,
+        2**70,
+        True,
+        None,
+        "a \u2028 name",
+        [1, [2.5, "x"]],
+        {"nested": {"array": np.arange(3)}},
+        np.float32(0.1),
+        np.int64(-(2**63)),
+        np.uint64(2**64 - 1),
+        np.bool_(True),
+        np.array([-0.0, 0.1, 5e-324]),
+        np.array([[1, 2], [3, 4]], np.uint8),
+        np.array([0.1, 1e-45], np.float32),
+        np.array([True, False]),
+        np.array([2**64 - 1, 1], np.uint64),
+        np.array(3.5),
+        np.zeros((2, 0, 3), np.float16),
+        np.arange(6.0).reshape(2, 3).T,
+    ],
+    ids=repr,
+)
+def test_values_of_other_peoples_tasks_come_back_to_the_bit(tmp_path: Path, any_task: Experiment, value: Any) -> None:
+    save_tasks(tmp_path / "tasks.json", "AnyTask-v0", [{"entry": value}])
+    (task,) = load_tasks(tmp_path / "tasks.json", any_task)
+    assert same_bits(task["entry"], value)
+
+
+def test_tasks_are_written_by_hand_as_plain_lists(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.25, -1]}]}')
+    assert load_tasks(tmp_path / "mine.json", experiment_of()) == [{"goal": [0.25, -1]}]
+
+
+@pytest.mark.parametrize("value", [np.nan, [np.inf], np.array([1.0, np.nan]), object(), np.array(["a"]), 1j, {1: 2}])
+def test_tasks_that_no_file_can_hold_are_refused_and_nothing_is_written(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match="task 2 of Any-v0 cannot be written to") as error:
+        save_tasks(tmp_path / "tasks.json", "Any-v0", [{"x": 1.0}, {"x": value}])
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+GOOD = {"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.1, 0.2]}, {"goal": [0.1, 0.2]}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["is no JSON", '"tasks"']),
+        ("{'env-name': 1}", ["is no JSON", '"tasks"']),
+        ("[" * 100_000, ["is no JSON"]),
+        ("\udcff", ["is no JSON"]),
+        (json.dumps(GOOD)[:-3], ["is no JSON"]),
+        (json.dumps(GOOD).replace("0.2", "NaN"), ["numbers must be finite, got NaN"]),
+        (json.dumps(GOOD).replace("0.2", "1e999"), ["task 1 in", "must be finite"]),
+        (json.dumps(GOOD).replace('"tasks"', '"env-name"'), ["'env-name' stands there twice"]),
+        (json.dumps([GOOD]), ["is no file of tasks", '"tasks"']),
+        (json.dumps({"tasks": GOOD["tasks"]}), ["is no file of tasks"]),
+        (json.dumps({**GOOD, "seed": 1}), ["is no file of tasks"]),
+        (json.dumps({**GOOD, "env-name": "AntPos-v5"}), ["tasks of 'AntPos-v5'", "of '2DNavigation-v0'"]),
+        (json.dumps({**GOOD, "tasks": []}), ["holds no list of tasks"]),
+        (json.dumps({**GOOD, "tasks": {"goal": [0, 0]}}), ["holds no list of tasks"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": [0, 0]}, [0, 0]]}), ["task 2 in", "a mapping", "[0, 0]"]),
+        (json.dumps({**GOOD, "tasks": [{"gaol": [0, 0]}]}), ["task 1 in", "did you mean 'goal'"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": [0, 0, 0]}]}), ["task 1 in", "the shape (2,)"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": ["x", 0]}]}), ["task 1 in", "must hold numbers"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": {"dtype": "float65", "values": [0, 0]}}]}), ["task 1 in", "float65"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": {"dtype": "object", "values": [0, 0]}}]}), ["task 1 in", "'object'"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": {"dtype": "int8", "values": [0, 300]}}]}), ["task 1 in"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": {"dtype": "int8", "values": [0, 0.5]}}]}), ["task 1 in", "no numbers"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": {"dtype": 3, "values": [[0], 0]}}]}), ["task 1 in"]),
+        (json.dumps({**GOOD, "tasks": [{"goal": {"dtype": "int8", "values": [[0], 0]}}]}), ["task 1 in"]),
+    ],
+)
+def test_malformed_file_is_one_sentence_that_says_where(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "tasks.json"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigError) as error:
+        load_tasks(path, experiment_of())
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    for word in (str(path), *words):
+        assert word in message
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the tasks in .*nowhere\.json: No such file"):
+        load_tasks(tmp_path / "nowhere.json", experiment_of())

@@ -1,0 +1,257 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from maml_rl.config import Config, load_config
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.train import combined_digest, train
+from maml_rl.runs.checkpoint import latest_intact, list_checkpoints
+from maml_rl.runs.metrics import Metrics, read_metrics
+from tests.envs.third_party import WordEnv
+from tests.small_runs import config_of, untimed
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    return latest_intact(folder / "checkpoints")[1].tensors
+
+
+def assert_same_run(found: Path, wanted: Path) -> None:
+    assert untimed(found) == untimed(wanted)
+    assert parameters(found).keys() == parameters(wanted).keys()
+    for name, tensor in parameters(wanted).items():
+        assert torch.equal(parameters(found)[name], tensor), name
+
+
+class Interruption(Exception):
+    """Stands for whatever ends a run in the middle."""
+
+
+def train_until(iteration: int, config: Config, folder: Path, **options: Any) -> None:
+    """Train, and break off right after `iteration` was written down."""
+
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == iteration:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        train(config, folder, num_workers=0, on_iteration=stop, **options)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("method", ["pretrain", "oracle"])
+def test_baselines_are_trained_without_adaptation_on_any_number_of_workers(tmp_path: Path, method: str) -> None:
+    config = config_of(method=method, num_steps=2, num_batches=3)
+    for workers in (0, 2):
+        train(config, tmp_path / str(workers), num_workers=workers)
+    assert_same_run(tmp_path / "2", tmp_path / "0")
+    rows = read_metrics(tmp_path / "0" / "metrics.jsonl")
+    assert all({key for key in row if key.startswith("return/")} == {"return/step_0"} for row in rows)
+    # 3 tasks, 4 episodes, 10 steps, and one phase alone.
+    assert rows[-1]["env_steps"] <= 3 * 120
+    assert any(row["accepted"] and row["loss/after"] < row["loss/before"] for row in rows)
+
+
+def test_methods_train_on_the_same_tasks_and_only_the_oracle_sees_them() -> None:
+    tasks, observations = [], []
+    for method in ("maml", "pretrain", "oracle"):
+        with make_experiment(config_of(method=method)).make_sampler(num_workers=0) as sampler:
+            drawn = sampler.sample_tasks(3)
+            observations.append(sampler.rollout(drawn).observations[:, 0, 0])
+            tasks.append([task["goal"].tolist() for task in drawn])
+    assert tasks[0] == tasks[1] == tasks[2]
+    assert torch.equal(observations[0], observations[1])
+    torch.testing.assert_close(observations[2][:, 2:], torch.tensor(tasks[0]), rtol=0.0, atol=1e-6)
+
+
+def test_oracle_learns_what_no_blind_policy_can(tmp_path: Path) -> None:
+    # A bandit's tasks are the means of its arms: who sees them soon pulls the best, worth 5/6; blind, all are 1/2.
+    settings = {"env-name": "Bandit-K5-v0", "meta-batch-size": 40, "fast-batch-size": 20, "num-batches": 40}
+    reached = {}
+    for method in ("pretrain", "oracle"):
+        config = Config.from_mapping(parse_mapping(json.dumps({**settings, "method": method, "max-kl": 0.1}), "x.yaml"))
+        train(config, tmp_path / method, num_workers=0)
+        rows = read_metrics(tmp_path / method / "metrics.jsonl")
+        reached[method] = sum(row["return/step_0"] for row in rows[-5:]) / 5
+    assert reached["pretrain"] == pytest.approx(0.5, abs=0.06)
+    assert reached["oracle"] > 0.65
+
+
+def test_oracle_of_tasks_that_are_no_numbers_is_refused_before_any_process_starts(
+    request: pytest.FixtureRequest,
+) -> None:
+    gymnasium.register("Words-v0", WordEnv)
+    request.addfinalizer(lambda: gymnasium.registry.pop("Words-v0"))
+    config = config_of(env_name="Words-v0", method="oracle")
+    with pytest.raises(ConfigError, match=r"'method' in x.yaml.*cannot be observed: expected numbers, got 'steep'"):
+        make_experiment(config)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(config_of(), folder, num_workers=0)
+    return folder
+
+
+def test_metrics_have_what_every_iteration_promises(undisturbed: Path) -> None:
+    rows = read_metrics(undisturbed / "metrics.jsonl")
+    assert [row["iteration"] for row in rows] == list(range(5))
+    promised = {"env_steps", "return/step_0", "return/step_1", "kl", "loss/before", "loss/after", "digest"}
+    for row in rows:
+        assert promised | {"time/sample_s", "time/update_s"} <= row.keys()
+        assert 0 <= row["kl"] <= 0.01
+        assert len(row["digest"]) == 64
+    # 3 tasks, 4 episodes, 10 steps, 2 phases; an episode may reach its goal earlier.
+    steps = [row["env_steps"] for row in rows]
+    assert all(0 < after - before <= 240 for before, after in zip([0, *steps], steps, strict=False))
+
+
+def test_folder_of_a_run_has_config_metrics_events_and_checkpoints(undisturbed: Path) -> None:
+    assert load_config(undisturbed / "config.json").differences(config_of()) == []
+    (events,) = (undisturbed / "tensorboard").glob("events.*")
+    accumulator = EventAccumulator(str(events)).Reload()
+    groups = {tag.partition("/")[0] for tag in accumulator.Tags()["scalars"]}
+    assert groups == {"return", "loss", "time", "train"}, "TensorBoard shows one section for each"
+    names = [path.name for path in list_checkpoints(undisturbed / "checkpoints")]
+    assert names[-1] == "iteration-000005"
+
+
+def test_first_iteration_is_what_the_sampler_gives(undisturbed: Path) -> None:
+    experiment = make_experiment(config_of())
+    with experiment.make_sampler(num_workers=0) as sampler:
+        tasks = sampler.sample_tasks(3)
+        train_episodes, valid_episodes = sampler.sample(tasks, num_steps=1, fast_lr=0.1, gamma=0.99, gae_lambda=1.0)
+    row = read_metrics(undisturbed / "metrics.jsonl")[0]
+    assert row["digest"] == combined_digest([*train_episodes, valid_episodes])
+    rewards = train_episodes[0].rewards * train_episodes[0].mask
+    assert row["return/step_0"] == pytest.approx(rewards.sum().item() / 12, rel=1e-5)
+    assert row["env_steps"] == int(train_episodes[0].mask.sum() + valid_episodes.mask.sum())
+
+
+def test_parameters_move_and_the_surrogate_falls(undisturbed: Path) -> None:
+    initial = make_experiment(config_of()).policy.state_dict()
+    assert any(not torch.equal(initial[name], tensor) for name, tensor in parameters(undisturbed).items())
+    assert any(row["loss/after"] < row["loss/before"] for row in read_metrics(undisturbed / "metrics.jsonl"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_number_of_workers_changes_nothing(tmp_path: Path, undisturbed: Path, num_workers: int) -> None:
+    train(config_of(), tmp_path / "run", num_workers=num_workers)
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def test_episodes_in_waves_train_as_well(tmp_path: Path) -> None:
+    train(config_of(slots_per_task=2, num_batches=1), tmp_path / "run", num_workers=0)
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0]["env_steps"] > 0
+
+
+def test_other_seed_changes_everything(tmp_path: Path, undisturbed: Path) -> None:
+    train(config_of(seed=1, num_batches=1), tmp_path / "run", num_workers=0)
+    assert untimed(tmp_path / "run")[0]["digest"] != untimed(undisturbed)[0]["digest"]
+
+
+@pytest.mark.parametrize("iteration", range(5))
+def test_run_broken_off_anywhere_and_resumed_is_bit_identical(
+    tmp_path: Path, undisturbed: Path, iteration: int
+) -> None:
+    train_until(iteration, config_of(), tmp_path)
+    train(config_of(), tmp_path, num_workers=0, resume=True)
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_run_broken_off_again_and_again_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
+    train_until(0, config_of(), tmp_path)
+    for iteration in (2, 3, 4):
+        train_until(iteration, config_of(), tmp_path, resume=True)
+    train(config_of(), tmp_path, num_workers=0, resume=True)
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_run_resumed_for_more_iterations_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
+    train(config_of(num_batches=3), tmp_path, num_workers=0)
+    train(config_of(num_batches=5), tmp_path, num_workers=0, resume=True)
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_run_resumed_past_a_broken_checkpoint_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
+    train_until(4, config_of(), tmp_path)
+    newest = list_checkpoints(tmp_path / "checkpoints")[-1]
+    (newest / "tensors.safetensors").write_bytes(b"torn")
+    train(config_of(), tmp_path, num_workers=0, resume=True)
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    train(config_of(num_batches=2), tmp_path, num_workers=0)
+    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*.*")}
+    seen: list[Metrics] = []
+    train(config_of(num_batches=2), tmp_path, num_workers=0, resume=True, on_iteration=seen.append)
+    assert seen == []
+    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*.*")} == before
+
+
+def test_several_inner_steps_have_a_return_each(tmp_path: Path) -> None:
+    train(config_of(num_steps=3, num_batches=1), tmp_path, num_workers=0)
+    row = read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert [key for key in row if key.startswith("return/")] == [f"return/step_{step}" for step in range(4)]
+
+
+@pytest.mark.parametrize("env_name", ["Bandit-K5-v0", "TabularMDP-v0"])
+def test_families_with_discrete_actions_train(tmp_path: Path, env_name: str) -> None:
+    train(config_of(env_name=env_name, max_episode_steps=None, num_batches=2), tmp_path, num_workers=0)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+
+
+def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
+    train(config_of(num_batches=2), tmp_path, num_workers=0, profile=True)
+    for row in read_metrics(tmp_path / "metrics.jsonl"):
+        shares = {key: value for key, value in row.items() if key.startswith("time/share/")}
+        assert {"time/share/inference", "time/share/inner", "time/share/outer"} <= shares.keys()
+        assert all(0 <= share <= 1 for share in shares.values())
+        assert 0.3 < sum(shares.values()) <= 1.001
+
+
+def test_wrong_environment_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'env-name' in .*'2DNavigatoin-v0'; did you mean '2DNavigation-v0'"):
+        train(config_of(env_name="2DNavigatoin-v0"), tmp_path / "run", num_workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"hihg": 1.0}, r"'env-kwargs.hihg' in .*no argument 'hihg'; did you mean 'high'\?"),
+        ({"low": "deep"}, r"'env-kwargs' in .*cannot be made"),
+        ({"low": 2.0, "high": 1.0}, r"'env-kwargs' in .*cannot be made"),
+    ],
+)
+def test_wrong_argument_of_an_environment_is_refused(tmp_path: Path, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config_of(env_kwargs=kwargs), tmp_path / "run", num_workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("env_name", ["CartPole-v1", "no_such_module:Env-v0"])
+def test_environment_that_is_no_family_is_refused(tmp_path: Path, env_name: str) -> None:
+    with pytest.raises(ConfigError, match="'env-name' in"):
+        train(config_of(env_name=env_name), tmp_path / "run", num_workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slots_that_do_not_divide_the_episodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'slots-per-task' in .*must divide fast-batch-size"):
+        train(config_of(slots_per_task=3), tmp_path / "run", num_workers=0)
+
+
+def test_negative_number_of_workers_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_workers"):
+        train(config_of(), tmp_path / "run", num_workers=-1)
+    assert list(tmp_path.iterdir()) == []

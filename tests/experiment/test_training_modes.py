@@ -1,0 +1,196 @@
+"""Training in every way of collecting: where the results must agree, and what holds where they may not."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from maml_rl.config import Config
+from maml_rl.errors import ChildEnvError, ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.train import train
+from maml_rl.runs.metrics import Metrics
+from tests import small_runs
+from tests.small_runs import untimed
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def config_of(**values: Any) -> Config:
+    return small_runs.config_of(**{"meta_batch_size": 4, "num_batches": 4, **values})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(config_of(), folder, num_workers=0)
+    return folder
+
+
+@pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}])
+def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_path: Path, undisturbed: Path) -> None:
+    train(config_of(**mode), tmp_path, num_workers=2)
+    assert untimed(tmp_path) == untimed(undisturbed)
+
+
+def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbed: Path) -> None:
+    train(config_of(num_batches=2), tmp_path, num_workers=0)
+    train(config_of(num_groups=2), tmp_path, num_workers=2, resume=True)
+    assert untimed(tmp_path) == untimed(undisturbed)
+    with pytest.raises(ConfigError, match="was made with another 'prefetch'"):
+        train(config_of(prefetch=1), tmp_path, num_workers=0, resume=True)
+
+
+def test_partial_waits_train(tmp_path: Path) -> None:
+    train(config_of(recv_timeout=0.0001), tmp_path, num_workers=2)
+    assert len(untimed(tmp_path)) == 4
+
+
+LEARNING = {
+    "env_kwargs": {"normalization_scale": 1.0},
+    "max_episode_steps": 20,
+    "hidden_sizes": [16],
+    "fast_batch_size": 10,
+    "meta_batch_size": 10,
+    "num_batches": 20,
+    "max_kl": 0.03,
+}
+
+
+def learned(folder: Path, num_workers: int = 2, **mode: Any) -> tuple[float, float]:
+    """Return the return after adaptation, at the beginning and, over five iterations, in the end."""
+    train(config_of(**LEARNING, **mode), folder, num_workers=num_workers)
+    returns = [row["return/step_1"] for row in untimed(folder)]
+    return returns[0], sum(returns[-5:]) / 5
+
+
+@pytest.fixture(scope="module")
+def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
+    return learned(tmp_path_factory.mktemp("learned") / "run")
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"inference": "central"},
+        {"inference": "worker"},
+        {"num_groups": 2},
+        {"recv_timeout": 0.0001},
+        {"recv_timeout": 0.1},
+        {"prefetch": 1},
+    ],
+    ids=str,
+)
+def test_every_mode_trains_navigation_to_the_same_return(
+    mode: dict[str, Any], tmp_path: Path, learned_by_default: tuple[float, float]
+) -> None:
+    before, after = learned_by_default
+    found_before, found_after = learned(tmp_path, **mode)
+    # Between seeds the returns in the end differ by some tenths; training adds four.
+    assert found_before == pytest.approx(before, abs=1e-3)
+    assert found_after == pytest.approx(after, abs=0.6)
+    assert min(after, found_after) > before + 2.5
+
+
+# Ahead of time.
+
+
+@pytest.mark.parametrize(("prefetch", "num_workers"), [(1, 0), (3, 2)])
+def test_batches_collected_ahead_are_at_most_so_many_updates_old(
+    prefetch: int, num_workers: int, tmp_path: Path, undisturbed: Path
+) -> None:
+    threads = threading.active_count()
+    train(config_of(prefetch=prefetch, num_batches=6), tmp_path, num_workers=num_workers)
+    assert threading.active_count() == threads
+    rows = untimed(tmp_path)
+    assert [row["iteration"] for row in rows] == list(range(6))
+    assert rows[0]["staleness"] == 0
+    assert all(0 <= row["staleness"] <= prefetch for row in rows)
+    # The first batch is that of any run; what follows depends on what was finished when.
+    assert rows[0]["digest"] == untimed(undisturbed)[0]["digest"]
+    assert len({row["digest"] for row in rows}) == 6
+
+
+def test_first_update_on_recorded_log_probabilities_is_that_on_computed_ones(tmp_path: Path, undisturbed: Path) -> None:
+    train(config_of(prefetch=1, num_batches=1), tmp_path, num_workers=0)
+    found, wanted = untimed(tmp_path)[0], untimed(undisturbed)[0]
+    for name in ("loss/before", "loss/after", "kl", "grad_norm"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-6), name
+
+
+def test_without_prefetch_nothing_is_stale_and_no_thread_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml_rl.experiment.train.Prefetcher", None)
+    train(config_of(num_batches=1), tmp_path, num_workers=0)
+    assert "staleness" not in untimed(tmp_path)[0]
+
+
+def test_run_with_prefetch_broken_off_and_resumed_has_every_iteration_once(tmp_path: Path) -> None:
+    config = config_of(prefetch=2, num_batches=6)
+
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == 2:
+            raise ZeroDivisionError
+
+    threads = threading.active_count()
+    with pytest.raises(ZeroDivisionError):
+        train(config, tmp_path, num_workers=2, on_iteration=stop)
+    assert threading.active_count() == threads
+    assert not psutil.Process().children()
+    train(config, tmp_path, num_workers=2, resume=True)
+    rows = untimed(tmp_path)
+    assert [row["iteration"] for row in rows] == list(range(6))
+    # What is resumed begins with the parameters of the checkpoint.
+    assert rows[2]["staleness"] == 0
+
+
+def test_failure_of_an_environment_ends_the_run_and_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset_task(*_: Any) -> None:
+        raise RuntimeError("out of fuel")
+
+    monkeypatch.setattr("maml_rl.envs.navigation.Navigation2DVectorEnv.reset_task", reset_task, raising=True)
+    threads = threading.active_count()
+    with pytest.raises((RuntimeError, ChildEnvError), match="out of fuel"):
+        train(config_of(prefetch=1), tmp_path, num_workers=0)
+    assert threading.active_count() == threads
+
+
+def test_collector_acts_with_a_policy_of_its_own() -> None:
+    experiment = make_experiment(config_of(prefetch=1))
+    with experiment.make_sampler(num_workers=0) as sampler:
+        assert sampler.policy is not experiment.policy
+        for mine, theirs in zip(sampler.policy.parameters(), experiment.policy.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.data_ptr() != theirs.data_ptr()
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("values", "num_workers", "message"),
+    [
+        ({"prefetch": -1}, 0, r"'prefetch' in x.yaml, line 1: expected at least 0, got -1"),
+        ({"recv_timeout": -0.1}, 2, r"'recv-timeout' in x.yaml, line 1: expected at least 0.*, got -0.1"),
+        (
+            {"inference": "both"},
+            2,
+            r"'inference' in x.yaml, line 1: expected 'auto', 'central' or 'worker', got 'both'",
+        ),
+        ({"num_groups": 2}, 1, r"'num-groups' in x.yaml, line 1: num_groups=2 needs at least as many children"),
+        ({"inference": "worker"}, 0, r"'inference' in x.yaml, line 1: .*needs children to act in"),
+        ({"inference": "worker", "recv_timeout": 0.1}, 2, r"'inference' in .*recv_timeout and .* exclude each other"),
+        ({"num_groups": 2, "recv_timeout": 0.1}, 2, r"'num-groups' in .*exclude each other"),
+        ({"recv_timeout": 0.1}, 0, r"'recv-timeout' in .*needs children to wait for"),
+    ],
+)
+def test_combination_that_makes_no_sense_is_refused_with_its_place(
+    values: dict[str, Any], num_workers: int, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config_of(**values), tmp_path / "run", num_workers=num_workers)
+    assert list(tmp_path.iterdir()) == []

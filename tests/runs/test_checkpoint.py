@@ -1,0 +1,359 @@
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maml_rl.runs.atomic_files import replace_file
+from maml_rl.runs.checkpoint import (
+    Checkpoint,
+    best_intact,
+    check_architecture,
+    latest_intact,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from maml_rl.errors import CheckpointError
+
+
+def checkpoint_at(iteration: int, score: float | None = None, size: int = 2) -> Checkpoint:
+    tensors = {"mean.weight": torch.full((size, 3), float(iteration)), "log_std": torch.tensor([0.1 * iteration])}
+    return Checkpoint(iteration, tensors, score, {"env_steps": 100 * iteration})
+
+
+def assert_same(found: Checkpoint, wanted: Checkpoint) -> None:
+    assert (found.iteration, found.score, found.state) == (wanted.iteration, wanted.score, wanted.state)
+    assert found.tensors.keys() == wanted.tensors.keys()
+    for name, tensor in wanted.tensors.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+
+
+def iterations_in(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("iteration-")) for path in list_checkpoints(folder)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_saved_checkpoint_loads_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        "a": (torch.arange(6).reshape(2, 3) / 7).to(dtype),
+        "scalar": torch.tensor(1).to(dtype),
+        "b": torch.zeros(0),
+    }
+    wanted = Checkpoint(7, tensors, -1.25, {"nested": {"list": [1, None, "x"]}})
+    assert_same(load_checkpoint(save_checkpoint(wanted, tmp_path)), wanted)
+
+
+def test_file_of_a_checkpoint_stands_for_its_folder(tmp_path: Path) -> None:
+    path = save_checkpoint(checkpoint_at(1), tmp_path)
+    assert_same(load_checkpoint(path / "tensors.safetensors"), checkpoint_at(1))
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
+def test_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
+    path = save_checkpoint(checkpoint_at(1), tmp_path)
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, check=True, capture_output=True)
+
+
+def test_no_pickle_is_written(tmp_path: Path) -> None:
+    path = save_checkpoint(checkpoint_at(1), tmp_path)
+    assert sorted(entry.name for entry in path.iterdir()) == ["SHA256SUMS", "state.json", "tensors.safetensors"]
+
+
+def test_every_altered_byte_is_detected_and_blamed_on_its_folder(tmp_path: Path) -> None:
+    path = save_checkpoint(checkpoint_at(1, score=1.0), tmp_path)
+    altered = 0
+    for file in sorted(path.iterdir()):
+        content = file.read_bytes()
+        for place in range(len(content)):
+            file.write_bytes(content[:place] + bytes([content[place] ^ (1 + place % 255)]) + content[place + 1 :])
+            with pytest.raises(CheckpointError, match="iteration-000001"):
+                load_checkpoint(path)
+            altered += 1
+        file.write_bytes(content)
+    assert altered > 400
+    assert_same(load_checkpoint(path), checkpoint_at(1, score=1.0))
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "state.json", "tensors.safetensors"])
+def test_every_truncation_and_extension_is_detected_and_blamed_on_the_file(tmp_path: Path, name: str) -> None:
+    file = save_checkpoint(checkpoint_at(1), tmp_path) / name
+    content = file.read_bytes()
+    for wrong in [*(content[:length] for length in range(len(content))), content + b"\n", content + content]:
+        file.write_bytes(wrong)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(file.parent)
+    file.write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match="altered or truncated"):
+        load_checkpoint(file.parent)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=rf"{name}: No such file"):
+        load_checkpoint(file.parent)
+
+
+def test_missing_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*nowhere"):
+        load_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", b"[]"),
+        ("state.json", b"{}"),
+        ("state.json", b"\xff"),
+        ("state.json", b'{"format": 2, "iteration": 0, "score": null, "state": {}}'),
+        ("state.json", b'{"format": 1, "iteration": "0", "score": null, "state": {}}'),
+        ("state.json", b'{"format": 1, "iteration": 0, "score": "high", "state": {}}'),
+        ("state.json", b'{"format": 1, "iteration": 0, "score": null, "state": []}'),
+        ("tensors.safetensors", b""),
+        ("tensors.safetensors", b"\x80\x04cos\nsystem\n(S'touch hacked'\ntR."),
+        ("tensors.safetensors", b"\xff" * 64),
+    ],
+)
+def test_foreign_content_with_right_sums_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = save_checkpoint(checkpoint_at(1), tmp_path)
+    (path / name).write_bytes(content)
+    sums = subprocess.run(
+        ["sha256sum", "state.json", "tensors.safetensors"], cwd=path, check=True, capture_output=True
+    ).stdout
+    (path / "SHA256SUMS").write_bytes(sums)
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(path)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_newest_are_kept_and_the_best(tmp_path: Path) -> None:
+    scores = {1: -5.0, 2: 3.0, 3: None, 4: -1.0, 5: 0.0, 6: -2.0}
+    for iteration, score in scores.items():
+        save_checkpoint(checkpoint_at(iteration, score), tmp_path, keep=2)
+    assert iterations_in(tmp_path) == [2, 5, 6]
+    assert best_intact(tmp_path)[1].iteration == 2
+
+
+def test_best_of_equals_is_the_newest(tmp_path: Path) -> None:
+    for iteration in (1, 2, 3):
+        save_checkpoint(checkpoint_at(iteration, 1.0), tmp_path, keep=1)
+    assert iterations_in(tmp_path) == [3]
+
+
+def test_broken_checkpoint_is_passed_over_with_a_warning_that_says_which(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for iteration in (8, 9, 10):
+        save_checkpoint(checkpoint_at(iteration), tmp_path)
+    with (tmp_path / "iteration-000010" / "tensors.safetensors").open("ab") as file:
+        file.write(b"x")
+    with caplog.at_level("INFO"):
+        path, checkpoint = latest_intact(tmp_path)
+    assert path.name == "iteration-000009"
+    assert_same(checkpoint, checkpoint_at(9))
+    assert "iteration-000010" in caplog.messages[0]
+    assert "loading the checkpoint" in caplog.messages[1]
+    assert "iteration-000009" in caplog.messages[1]
+
+
+def test_numbers_beyond_six_digits_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for iteration in (999_999, 1_000_000):
+        save_checkpoint(checkpoint_at(iteration), tmp_path)
+    assert latest_intact(tmp_path)[1].iteration == 1_000_000
+
+
+def test_no_intact_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:
+    for iteration in (1, 2):
+        (save_checkpoint(checkpoint_at(iteration), tmp_path) / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint.*iteration-000002.*iteration-000001"):
+        latest_intact(tmp_path)
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
+        latest_intact(tmp_path / "nowhere")
+
+
+def test_broken_checkpoint_is_replaced_and_an_intact_one_never(tmp_path: Path) -> None:
+    path = save_checkpoint(checkpoint_at(1), tmp_path)
+    with pytest.raises(CheckpointError, match="intact one is there already"):
+        save_checkpoint(checkpoint_at(1, size=5), tmp_path)
+    assert_same(load_checkpoint(path), checkpoint_at(1))
+    (path / "SHA256SUMS").write_bytes(b"")
+    save_checkpoint(checkpoint_at(1, size=5), tmp_path)
+    assert_same(load_checkpoint(path), checkpoint_at(1, size=5))
+
+
+def test_state_that_is_no_json_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        save_checkpoint(Checkpoint(1, {}, float("nan")), tmp_path)
+    assert iterations_in(tmp_path) == []
+
+
+def test_other_architecture_is_refused_with_both_shapes() -> None:
+    mine, origin = checkpoint_at(1).tensors, Path("runs/a")
+    check_architecture(mine, mine, origin)
+    with pytest.raises(CheckpointError, match=r"runs/a.*'mean.weight' is \(4, 3\) there and \(2, 3\) in the policy"):
+        check_architecture(checkpoint_at(1, size=4).tensors, mine, origin)
+    with pytest.raises(CheckpointError, match=r"the policy has no 'extra'"):
+        check_architecture({**mine, "extra": torch.zeros(1)}, mine, origin)
+    with pytest.raises(CheckpointError, match=r"the checkpoint has no 'extra'"):
+        check_architecture(mine, {**mine, "extra": torch.zeros(1)}, origin)
+    with pytest.raises(CheckpointError, match=r"'log_std' is torch.float64 there"):
+        check_architecture({**mine, "log_std": mine["log_std"].double()}, mine, origin)
+
+
+# Each of these is a moment at which a process can be killed or a disk be full.
+MOMENTS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")
+
+# Forks for every moment a process that saves and is killed there; a write is cut in half first.
+KILLER = """
+import json, os, signal, sys
+from pathlib import Path
+from tests.runs.test_checkpoint import MOMENTS, checkpoint_at
+from maml_rl.runs.checkpoint import latest_intact, load_checkpoint, list_checkpoints, save_checkpoint
+
+def arm(moment):
+    passed = [0]
+    def wrap(name, original):
+        def function(*args, **kwargs):
+            passed[0] += 1
+            if passed[0] == moment:
+                if name == "write":
+                    original(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+        return function
+    for name in MOMENTS:
+        setattr(os, name, wrap(name, getattr(os, name)))
+
+folder, moments, found = Path(sys.argv[1]), 0, []
+while True:
+    moments += 1
+    work = folder / str(moments)
+    for iteration in (1, 2, 3):
+        save_checkpoint(checkpoint_at(iteration), work, keep=2)
+    pid = os.fork()
+    if pid == 0:
+        arm(moments)
+        save_checkpoint(checkpoint_at(4), work, keep=2)
+        os._exit(0)
+    killed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    after = latest_intact(work)[1]
+    broken = 0
+    for path in list_checkpoints(work):
+        load_checkpoint(path)
+    save_checkpoint(checkpoint_at(5), work, keep=2)
+    found.append([killed, after.iteration, after.tensors["mean.weight"][0, 0].item(), sorted(os.listdir(work))])
+    if not killed:
+        break
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.timeout(60)
+def test_process_killed_at_every_moment_of_a_save_leaves_an_intact_newest_checkpoint(tmp_path: Path) -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", KILLER, str(tmp_path)], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    found = json.loads(output)
+    *killed, undisturbed = found
+    assert len(killed) > 20, "too few moments: is the save still patched?"
+    assert all(was_killed for was_killed, *_ in killed)
+    assert undisturbed[0] is False
+    newest = [iteration for _, iteration, _, _ in found]
+    # Before the rename the old one is the newest, after it the new one; never neither, never back.
+    assert newest == sorted(newest)
+    assert set(newest) == {3, 4}
+    assert all(value == iteration for _, iteration, value, _ in found)
+    # The next save clears away what the killed process left.
+    assert all(not name.startswith(".") for *_, names in found for name in names)
+
+
+@pytest.fixture
+def full_disk_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[int]]]:
+    """Makes the n-th write or folder fail for want of room; returns how many there were."""
+
+    def arm(moment: int) -> list[int]:
+        passed = [0]
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def function(*args: Any, **kwargs: Any) -> Any:
+                passed[0] += 1
+                if passed[0] == moment:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return original(*args, **kwargs)
+
+            return function
+
+        for name in ("open", "write", "fsync", "mkdir", "rename"):
+            monkeypatch.setattr(os, name, wrap(getattr(os, name)))
+        return passed
+
+    yield arm
+    monkeypatch.undo()
+
+
+def test_disk_full_at_any_write_is_a_clear_error_and_the_previous_checkpoint_loads(
+    tmp_path: Path, full_disk_at: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(checkpoint_at(1), tmp_path)
+    errors = []
+    for moment in range(1, 100):
+        passed = full_disk_at(moment)
+        try:
+            save_checkpoint(checkpoint_at(2), tmp_path)
+        except CheckpointError as error:
+            errors.append(str(error))
+        monkeypatch.undo()
+        newest = latest_intact(tmp_path)[1]
+        assert_same(newest, checkpoint_at(newest.iteration))
+        if passed[0] < moment:
+            break
+        shutil.rmtree(tmp_path / "iteration-000002", ignore_errors=True)
+    assert len(errors) > 10
+    assert all("No space left on device" in error and "iteration-000002" in error for error in errors)
+    assert iterations_in(tmp_path) == [1, 2]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, where the machine lets us mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here; the injected errors of the test above must do")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_really_full_disk_is_a_clear_error_and_the_previous_checkpoint_loads(tiny_disk: Path) -> None:
+    save_checkpoint(checkpoint_at(1), tiny_disk)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save_checkpoint(checkpoint_at(2, size=10_000), tiny_disk)
+    assert_same(latest_intact(tiny_disk)[1], checkpoint_at(1))
+    # The failed attempt gave its room back.
+    save_checkpoint(checkpoint_at(3), tiny_disk)
+    assert iterations_in(tiny_disk) == [1, 3]
+
+
+def test_replaced_file_is_old_or_new_whole_when_the_disk_is_full(
+    tmp_path: Path, full_disk_at: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b"old")
+    full_disk_at(2)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(file, b"new")
+    monkeypatch.undo()
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
+    replace_file(file, b"new")
+    assert file.read_bytes() == b"new"

@@ -1,0 +1,186 @@
+"""The one rollout, against an environment whose every number can be foretold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.errors import NonFiniteError
+from maml_rl.policies import NormalMLPPolicy
+from maml_rl.samplers.rollout.rollout import rollout
+from maml_rl.seeding import PhaseStreams
+
+HORIZON = 6
+STREAMS = PhaseStreams(0, 0, 0)
+
+
+class CountingEnv(gymnasium.Env):
+    """Observes (task, seed, step); ends at the task's length; the reward is 100 * task + step."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, terminates: bool = True) -> None:
+        self.terminates = terminates
+        self.reset_task({"number": 0, "length": HORIZON})
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"number": number, "length": HORIZON} for number in range(num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.task = task
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.now, self.start = 0, float((seed or 0) % 1000)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        over = self.now >= self.task["length"]
+        reward = 100.0 * self.task["number"] + self.now
+        poison = self.task.get("poison", {}).get(self.now)
+        observation = self._observation() * (np.nan if poison == "observation" else 1.0)
+        reward = np.inf if poison == "reward" else reward
+        return observation, reward, over and self.terminates, over and not self.terminates, {}
+
+    def _observation(self) -> Any:
+        return np.array([self.task["number"], self.start, self.now], np.float64)
+
+
+def make_tasks(lengths: Sequence[int]) -> list[dict[str, Any]]:
+    return [{"number": number, "length": length} for number, length in enumerate(lengths)]
+
+
+def sample(
+    tasks: Sequence[dict[str, Any]],
+    episodes_per_task: int = 2,
+    slots_per_task: int | None = None,
+    horizon: int = HORIZON,
+    policy: NormalMLPPolicy | None = None,
+    terminates: bool = True,
+    streams: PhaseStreams = STREAMS,
+    params: Any = None,
+) -> Any:
+    slots = slots_per_task or episodes_per_task
+    vector_env = SerialVectorEnv(lambda: CountingEnv(terminates), num_envs=len(tasks) * slots)
+    vector_env.reset_task([task for task in tasks for _ in range(slots)])
+    return rollout(
+        vector_env,
+        policy or NormalMLPPolicy(3, 2, (4,), "tanh"),
+        params,
+        streams=streams,
+        num_tasks=len(tasks),
+        episodes_per_task=episodes_per_task,
+        horizon=horizon,
+        tasks=tasks,
+    )
+
+
+def test_every_slot_gets_its_own_task_and_every_step_its_own_entry() -> None:
+    episodes = sample(make_tasks([6, 6, 6]))
+    task, step, _ = np.meshgrid(np.arange(3), np.arange(6), np.arange(2), indexing="ij")
+    np.testing.assert_array_equal(episodes.observations[..., 0], task)
+    np.testing.assert_array_equal(episodes.observations[..., 2], step)
+    np.testing.assert_array_equal(episodes.rewards, 100 * task + step + 1)
+
+
+def test_final_observation_of_every_episode_is_kept() -> None:
+    episodes = sample(make_tasks([2, 5, 3]))
+    np.testing.assert_array_equal(episodes.final_observations[:, :, 2], [[2, 2], [5, 5], [3, 3]])
+
+
+def test_short_episodes_are_padded_with_zeros_and_masked() -> None:
+    episodes = sample(make_tasks([2, 4]))
+    np.testing.assert_array_equal(episodes.lengths, [[2, 2], [4, 4]])
+    np.testing.assert_array_equal(episodes.mask[:, :, 0], [[1, 1, 0, 0], [1, 1, 1, 1]])
+    for name in ("observations", "actions", "rewards"):
+        assert (getattr(episodes, name)[0, 2:] == 0).all(), name
+    assert (episodes.actions[1] != 0).all()
+
+
+def test_termination_and_truncation_stay_apart() -> None:
+    assert sample(make_tasks([2, 5])).terminated.all()
+    truncated = sample(make_tasks([2, 5]), terminates=False)
+    assert truncated.truncated.all()
+    assert not truncated.terminated.any()
+
+
+def test_horizon_truncates_an_episode_that_would_go_on() -> None:
+    episodes = sample(make_tasks([2, 5]), horizon=3)
+    np.testing.assert_array_equal(episodes.lengths[:, 0], [2, 3])
+    np.testing.assert_array_equal(episodes.terminated[:, 0], [True, False])
+    np.testing.assert_array_equal(episodes.truncated[:, 0], [False, True])
+    np.testing.assert_array_equal(episodes.final_observations[1, 0, 2], 3)
+
+
+def test_float64_observations_stay_float64() -> None:
+    assert sample(make_tasks([3])).observations.dtype == torch.float64
+
+
+def test_actions_are_mean_plus_noise_of_their_own_stream() -> None:
+    policy, streams = NormalMLPPolicy(3, 2, (4,), "tanh", init_std=0.5), PhaseStreams(3, 4, 1)
+    episodes = sample(make_tasks([6, 6, 6]), policy=policy, streams=streams)
+    noise = np.moveaxis(streams.action_noise("normal", 3, range(2), range(6), 2), 0, 1)
+    mean = policy(episodes.observations).mean.detach().numpy()
+    np.testing.assert_allclose(episodes.actions.numpy(), mean + 0.5 * noise, rtol=1e-5, atol=1e-5)
+
+
+def test_each_task_acts_under_its_own_parameters() -> None:
+    policy = NormalMLPPolicy(3, 2, (4,), "tanh", init_std=1e-6)
+    params = policy.stack_parameters(2)
+    params["mu.bias"] = torch.tensor([[5.0, 5.0], [-5.0, -5.0]])
+    params = {name: value.detach() for name, value in params.items()}
+    actions = sample(make_tasks([4, 4]), policy=policy, params=params).actions
+    assert (actions[0] > 0).all()
+    assert (actions[1] < 0).all()
+
+
+def test_waves_sample_the_same_episodes_as_all_slots_at_once() -> None:
+    together, waves = sample(make_tasks([6, 3]), 4), sample(make_tasks([6, 3]), 4, slots_per_task=2)
+    for name in ("observations", "rewards", "lengths", "final_observations"):
+        np.testing.assert_array_equal(getattr(together, name), getattr(waves, name))
+    # Another batch shape may round differently.
+    np.testing.assert_allclose(together.actions, waves.actions, rtol=1e-5, atol=1e-6)
+
+
+def test_episodes_have_seeds_of_their_own_and_another_phase_has_others() -> None:
+    first = sample(make_tasks([6, 6]), streams=PhaseStreams(0, 0, 0)).observations[:, 0, :, 1]
+    second = sample(make_tasks([6, 6]), streams=PhaseStreams(0, 0, 1)).observations[:, 0, :, 1]
+    assert len(np.unique(np.concatenate([first.ravel(), second.ravel()]))) == 8
+
+
+def test_seed_zero_is_a_seed() -> None:
+    digests = [sample(make_tasks([6, 6]), streams=PhaseStreams(seed, 0, 0)).digest() for seed in (0, 0, 1)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("step", [2, HORIZON])
+def test_value_that_is_not_finite_is_named(what: str, step: int) -> None:
+    tasks = make_tasks([6, 6])
+    tasks[1]["poison"] = {step: what}
+    at = step if what == "observation" else step - 1
+    with pytest.raises(NonFiniteError, match=f"the {what} of task 1, episode 0, step {at} is not finite"):
+        sample(tasks)
+
+
+def test_action_that_is_not_finite_is_named() -> None:
+    policy = NormalMLPPolicy(3, 2, (4,), "tanh")
+    params = {name: value.detach() for name, value in policy.stack_parameters(2).items()}
+    params["mu.bias"][1] = torch.nan
+    with pytest.raises(NonFiniteError, match="the action of task 1, episode 0, step 0 is not finite"):
+        sample(make_tasks([6, 6]), policy=policy, params=params)
+
+
+def test_thread_count_and_global_random_state_are_left_alone() -> None:
+    threads, numpy_state, torch_state = torch.get_num_threads(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    sample(make_tasks([3]))
+    assert torch.get_num_threads() == threads
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)
+    assert torch.equal(torch.get_rng_state(), torch_state)
