@@ -43,7 +43,7 @@ types: $(READY) ## check the types
 
 docs: $(READY) ## build the documentation into site/, and fail on a broken link or a broken docstring
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet $(ARGS)
-	@echo 'the documentation is site/index.html; searching it needs a server: $(RUN) -m http.server --directory site'
+	@echo 'the documentation is site/index.html; open it in any browser'
 
 format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff check --fix .

@@ -32,6 +32,21 @@ TOO_WIDE = "return document.documentElement.scrollWidth > innerWidth"
 BROKEN = """
 Promise.all([...document.images].map((image) => image.decode().then(() => '', () => image.src)))
 """
+# Types a word as a reader does, and waits for the links that search offers.
+SEARCH = """
+new Promise((resolve) => {
+  document.querySelector("label[for=__search]").click();
+  const query = document.querySelector("input[data-md-component=search-query]");
+  query.focus();
+  query.value = "cuda";
+  query.dispatchEvent(new Event("keyup", {bubbles: true}));
+  const until = performance.now() + 15000;
+  (function look() {
+    const found = [...document.querySelectorAll(".md-search-result__link")].map((link) => link.href);
+    if (found.length || performance.now() > until) resolve(found); else setTimeout(look, 20);
+  })();
+})
+"""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -110,6 +125,15 @@ def test_pages_open_in_a_browser(site: Path) -> None:
                 assert [source for source in browser.wait(BROKEN) if source] == [], path.name
                 assert not browser.run(TOO_WIDE), path.name
                 assert browser.complaints() == [], path.name
+
+
+@pytest.mark.timeout(120)
+def test_search_finds_cuda_without_a_server(site: Path) -> None:
+    with chromium() as browser:
+        browser.open(site / "index.html", width=1300, dark=False)
+        found = browser.wait(SEARCH)
+        assert any("sampling-modes.html#on-an-accelerator" in link for link in found), found
+        assert browser.complaints() == []
 
 
 def test_changed_diagram_is_warned_of(documentation: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
