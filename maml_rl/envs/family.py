@@ -73,7 +73,7 @@ class BatchedFamily(MetaVectorEnv):
         self.entries = dict(entries)
         self.parts = (slice(0, num_envs),)
         self.physics_seconds = np.zeros(1)
-        self.buffers = StepBuffers.allocate(observation_space, num_envs)
+        self.buffers = StepBuffers.allocate(observation_space, num_envs, self.recorded_infos)
         self._elapsed = np.zeros(num_envs, np.int64)
         self._streams: SlotStreams | None = None
         self._sent: NDArray[Any] | None = None
@@ -105,7 +105,7 @@ class BatchedFamily(MetaVectorEnv):
 
         Returns:
             Rewards (N,) and whether each slot terminated; what they hold for inactive slots has no meaning. What the
-            rewards are made of goes into `self._reward_terms`, (N,) by name.
+            rewards are made of, and any other number for `info`, goes into `self._reward_terms`, (N,) by name.
         """
 
     @abstractmethod
@@ -186,6 +186,8 @@ class BatchedFamily(MetaVectorEnv):
         self.buffers.rewards[where] = 0.0
         self.buffers.terminated[where] = False
         self.buffers.truncated[where] = False
+        for values in self.buffers.infos.values():
+            values[where] = np.nan
         self._write_observations(self.buffers.observations)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
@@ -222,6 +224,8 @@ class BatchedFamily(MetaVectorEnv):
             buffers.rewards[:] = np.where(active, rewards, 0.0)
             buffers.terminated |= active & terminated
             self._elapsed += active
+        for name, values in buffers.infos.items():
+            np.copyto(values, self._reward_terms[name], where=self._acted)
         if self._time_limit is not None:
             # As Gymnasium's TimeLimit: an episode that terminates in its last step is truncated, too.
             np.greater_equal(self._elapsed, self._time_limit, out=buffers.truncated)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -18,6 +19,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 Task = dict[str, Any]
+# When an environment's info holds a number that is recorded: at every step, or at the last of an episode.
+InfoKind = Literal["step", "episode"]
+RecordedInfos = Mapping[str, InfoKind]
 Seeds = int | Sequence[int | None] | NDArray[np.integer] | None
 
 
@@ -30,15 +34,19 @@ class StepBuffers:
         rewards: (N,) float64.
         terminated: (N,) bool, set from the step that ended the episode until the next reset.
         truncated: (N,) bool, likewise.
+        infos: (N,) float64 by name, the recorded infos of the last step; NaN where there is none.
     """
 
     observations: NDArray[Any]
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
+    infos: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
-    def allocate(cls, observation_space: spaces.Space[Any], num_envs: int) -> StepBuffers:
+    def allocate(
+        cls, observation_space: spaces.Space[Any], num_envs: int, recorded_infos: RecordedInfos = MappingProxyType({})
+    ) -> StepBuffers:
         """Return buffers of zeros for `num_envs` slots."""
         shape, dtype = array_layout(observation_space)
         return cls(
@@ -46,6 +54,7 @@ class StepBuffers:
             rewards=np.zeros(num_envs, np.float64),
             terminated=np.zeros(num_envs, np.bool_),
             truncated=np.zeros(num_envs, np.bool_),
+            infos={name: np.zeros(num_envs, np.float64) for name in recorded_infos},
         )
 
 
@@ -63,8 +72,32 @@ def array_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[An
     return space.shape or (), np.dtype(space.dtype)
 
 
+def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
+    """Return what an environment declares as `recorded_infos`.
+
+    Raises:
+        TypeError: If it is not a dict of names with "step" or "episode".
+    """
+    kinds = get_args(InfoKind)
+    if not isinstance(declared, Mapping) or not all(
+        isinstance(name, str) and kind in kinds for name, kind in declared.items()
+    ):
+        raise TypeError(
+            "recorded_infos must be a dict of keys of info, each with 'step' (a number at every step) or 'episode' "
+            f"(a number at the last step of an episode), got {declared!r}"
+        )
+    return dict(declared)
+
+
 class MetaEnv(gymnasium.Env[Any, Any], ABC):
-    """A `gymnasium.Env` whose task can be changed."""
+    """A `gymnasium.Env` whose task can be changed.
+
+    Attributes:
+        recorded_infos: which numbers in `info` are recorded with the episodes: "step" for one at every step, "episode"
+            for one at the last step of an episode, as `{"success": "episode"}`. Any `gymnasium.Env` may have it.
+    """
+
+    recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int) -> list[Task]:
@@ -89,6 +122,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         buffers: what every reset and step writes.
         parts: ranges of slots that are stepped independently of each other; one range here, one per child elsewhere.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
+        recorded_infos: which infos are in `buffers`; see `MetaEnv`.
         physics_seconds: (len(parts),) seconds spent stepping and resetting so far.
     """
 
@@ -97,6 +131,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     buffers: StepBuffers
     parts: tuple[slice, ...]
     max_episode_steps: int | None
+    recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
     physics_seconds: NDArray[np.float64]
 
     @abstractmethod

@@ -14,7 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.checking import find_method, require_meta_env
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, read_reset_mask, slot_seeds
+from maml_rl.envs.meta_env import (
+    InfoKind,
+    MetaVectorEnv,
+    Seeds,
+    StepBuffers,
+    Task,
+    check_recorded_infos,
+    read_reset_mask,
+    slot_seeds,
+)
 from maml_rl.errors import TaskError
 
 # Many environments hand their seed to generators that take 32 bits.
@@ -35,7 +44,7 @@ class SerialVectorEnv(MetaVectorEnv):
 
     Raises:
         TypeError: If the environments are no task family, or their spaces are not supported.
-        ValueError: If `num_envs` is not positive, or the spaces of two slots differ.
+        ValueError: If `num_envs` is not positive, or the spaces or recorded infos of two slots differ.
     """
 
     def __init__(
@@ -54,9 +63,9 @@ class SerialVectorEnv(MetaVectorEnv):
         self.observation_space = batch_space(first.observation_space, num_envs)
         self.action_space = batch_space(first.action_space, num_envs)
         self.spec, self.render_mode = first.spec, first.render_mode
-        self.max_episode_steps = _time_limit(first)
+        self.max_episode_steps, self.recorded_infos = _time_limit(first), _recorded_infos(first)
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
-        self.buffers = StepBuffers.allocate(first.observation_space, num_envs)
+        self.buffers = StepBuffers.allocate(first.observation_space, num_envs, self.recorded_infos)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
         self._ready = False
         self._sent: NDArray[Any] | None = None
@@ -68,12 +77,11 @@ class SerialVectorEnv(MetaVectorEnv):
             env = make_env(**env_kwargs)
             require_meta_env(env)
             self.envs.append(env)
-            for kind in ("observation_space", "action_space"):
-                first, other = getattr(self.envs[0], kind), getattr(env, kind)
-                if first != other:
+            first, other = _description(self.envs[0]), _description(env)
+            for kind in first:
+                if first[kind] != other[kind]:
                     raise ValueError(
-                        f"all slots must have the same {kind.replace('_', ' ')}: "
-                        f"slot 0 has {first}, slot {slot} has {other}"
+                        f"all slots must have the same {kind}: slot 0 has {first[kind]}, slot {slot} has {other[kind]}"
                     )
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
@@ -131,6 +139,8 @@ class SerialVectorEnv(MetaVectorEnv):
             observation, info = self.envs[slot].reset(seed=seeds[slot], options=options)
             self._write_observation(slot, observation)
             buffers.rewards[slot], buffers.terminated[slot], buffers.truncated[slot] = 0.0, False, False
+            for values in buffers.infos.values():
+                values[slot] = np.nan
             self._env_infos = self._add_info(self._env_infos, info, slot)
         self._ready = True
         self.physics_seconds[0] += perf_counter() - start
@@ -160,6 +170,7 @@ class SerialVectorEnv(MetaVectorEnv):
             self._write_observation(slot, observation)
             buffers.rewards[slot] = reward
             buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
+            self._write_infos(slot, info, over=terminated or truncated)
             self._env_infos = self._add_info(self._env_infos, info, slot)
         self.physics_seconds[0] += perf_counter() - start
         return [0]
@@ -173,6 +184,20 @@ class SerialVectorEnv(MetaVectorEnv):
                 f"its space is {self.single_observation_space}"
             )
         target[0] = array
+
+    def _write_infos(self, slot: int, info: Mapping[str, Any], *, over: bool) -> None:
+        for name, kind in self.recorded_infos.items():
+            value = info.get(name)
+            if value is None and kind == "episode" and not over:
+                continue
+            number = np.asarray(value)
+            if number.size != 1 or number.dtype.kind not in "biuf":
+                when = "step" if kind == "step" else "episode's end"
+                raise TypeError(
+                    f"{self.envs[slot]} declares {name!r} in recorded_infos, so its info must have that number at "
+                    f"every {when}; got {value!r}, the info has {sorted(info)}"
+                )
+            self.buffers.infos[name][slot] = number.item()
 
     def _action(self, action: Any) -> Any:
         """Return what the policy put out as an element of the action space: clipped where that has bounds."""
@@ -198,6 +223,23 @@ class SerialVectorEnv(MetaVectorEnv):
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:
+    try:
+        declared = env.get_wrapper_attr("recorded_infos")
+    except AttributeError:
+        return {}
+    return check_recorded_infos(declared)
+
+
+def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+    """Return what all slots must have in common."""
+    return {
+        "observation space": env.observation_space,
+        "action space": env.action_space,
+        "recorded infos": _recorded_infos(env),
+    }
 
 
 def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:

@@ -4,6 +4,7 @@ Source: Finn et al. 2017, section 5.3, whose oracle gets the task's parameters a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class TaskObservationVectorEnv(MetaVectorEnv):
     def __init__(self, env: MetaVectorEnv) -> None:
         self.env = env
         self.num_envs, self.parts, self.max_episode_steps = env.num_envs, env.parts, env.max_episode_steps
+        self.recorded_infos = env.recorded_infos
         self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
         (task,) = env.sample_tasks(1, seed=_LAYOUT_SEED)
         self._layout = _layout(task)
@@ -42,7 +44,7 @@ class TaskObservationVectorEnv(MetaVectorEnv):
         self.single_action_space = env.single_action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = env.action_space
-        self.buffers = StepBuffers.allocate(self.single_observation_space, self.num_envs)
+        self.buffers = StepBuffers.allocate(self.single_observation_space, self.num_envs, env.recorded_infos)
         self.reset_task([task] * self.num_envs)
 
     def _observation_space(self, task_size: int) -> spaces.Box:
@@ -67,7 +69,7 @@ class TaskObservationVectorEnv(MetaVectorEnv):
         self._buffers = buffers
         # The environment keeps observations of its own; the rest it writes where this one's are read.
         own = self.env.buffers.observations
-        self.env.buffers = StepBuffers(own, buffers.rewards, buffers.terminated, buffers.truncated)
+        self.env.buffers = replace(buffers, observations=own)
 
     @property
     def physics_seconds(self) -> NDArray[np.float64]:

@@ -33,6 +33,7 @@ class BatchEpisodes:
         lengths: (B,) int64 number of real steps.
         terminated: (B,) bool whether the episode ended in a terminal state.
         truncated: (B,) bool whether it was cut off.
+        infos: recorded numbers of the environments' infos by name, (T, B) of every step or (B,) of the last.
         log_probs: (T, B) log-probabilities recorded while sampling, or None.
         fast_lr: step size of the adaptation that these episodes were sampled for, or None.
 
@@ -56,6 +57,7 @@ class BatchEpisodes:
         self.task = task
         self.fast_lr: float | None = None
         self.log_probs: Tensor | None = None
+        self.infos: dict[str, Tensor] = {}
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.terminated = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
         self.truncated = torch.zeros_like(self.terminated)
@@ -75,6 +77,7 @@ class BatchEpisodes:
         truncated: Tensor,
         final_observations: Tensor,
         *,
+        infos: Mapping[str, Tensor] | None = None,
         log_probs: Tensor | None = None,
         advantages: Tensor | None = None,
         task: Task | None = None,
@@ -92,6 +95,7 @@ class BatchEpisodes:
         }
         episodes._final_observations = final_observations
         episodes.log_probs = None if log_probs is None else log_probs[:steps]
+        episodes.infos = {name: info[:steps] if info.dim() == 2 else info for name, info in (infos or {}).items()}
         episodes._advantages = None if advantages is None else advantages[:steps]
         episodes.fast_lr = fast_lr
         return episodes

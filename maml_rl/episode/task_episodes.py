@@ -5,7 +5,7 @@ M tasks, T time steps, B episodes per task. Every entry past the end of an episo
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ class TaskEpisodes:
         terminated: (M, B) whether the episode ended in a terminal state.
         truncated: (M, B) whether it was cut off, by a time limit or by the sampler's horizon.
         final_observations: (M, B, *observation shape), seen after the last step.
+        infos: numbers of the environments' infos by name, kept as float32: (M, T, B) of those recorded at every step,
+            (M, B) of those recorded at the end of an episode.
         log_probs: (M, T, B) log-probabilities recorded while sampling, if they were.
         tasks: the M tasks.
         gamma: discount of `returns` and `advantages`.
@@ -58,6 +60,7 @@ class TaskEpisodes:
         truncated: Array,
         final_observations: Array,
         *,
+        infos: Mapping[str, Array] | None = None,
         log_probs: Array | None = None,
         tasks: Sequence[Task] = (),
         gamma: float | None = None,
@@ -69,11 +72,13 @@ class TaskEpisodes:
         self.rewards = as_tensor(rewards)
         self.observations, self.actions = as_tensor(observations), as_tensor(actions)
         self.log_probs = None if log_probs is None else as_tensor(log_probs)
+        self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self._check_shapes()
         steps = int(self.lengths.max())
         self.observations, self.actions = self.observations[:, :steps], self.actions[:, :steps]
         self.rewards = self.rewards[:, :steps].float()
         self.log_probs = None if self.log_probs is None else self.log_probs[:, :steps]
+        self.infos = {name: info[:, :steps] if info.dim() == 3 else info for name, info in self.infos.items()}
         self.mask = make_mask(self.lengths, steps)
         if tasks and len(tasks) != len(self):
             raise ValueError(f"expected {len(self)} tasks, one per row of the arrays, got {len(tasks)}")
@@ -92,6 +97,13 @@ class TaskEpisodes:
                 _check_lead(name, getattr(self, name), (num_tasks, steps, num_episodes))
         for name in ("lengths", "terminated", "truncated", "final_observations"):
             _check_lead(name, getattr(self, name), (num_tasks, num_episodes))
+        for name, info in self.infos.items():
+            lead = (num_tasks, steps, num_episodes) if info.dim() == 3 else (num_tasks, num_episodes)
+            if tuple(info.shape) != lead:
+                raise ValueError(
+                    f"the info {name!r} must have the shape {(num_tasks, steps, num_episodes)} or "
+                    f"{(num_tasks, num_episodes)}, got {tuple(info.shape)}"
+                )
         if self.lengths.max() == 0:
             raise ValueError("expected at least one step, but every episode has length 0")
         if self.lengths.min() < 0 or self.lengths.max() > steps:
@@ -106,6 +118,7 @@ class TaskEpisodes:
             raise IndexError(f"task {index} of {len(self)}")
         return BatchEpisodes.of_arrays(
             **{name: getattr(self, name)[index] for name in _SAMPLED},
+            infos={name: info[index] for name, info in self.infos.items()},
             log_probs=None if self.log_probs is None else self.log_probs[index],
             advantages=None if self._advantages is None else self._advantages[index],
             task=self.tasks[index] if self.tasks else None,
@@ -140,9 +153,42 @@ class TaskEpisodes:
     def advantages(self, advantages: Tensor | None) -> None:
         self._advantages = advantages
 
+    @property
+    def next_observations(self) -> Tensor:
+        """(M, T, B, *observation shape), seen after each action: the final one after the last; made at each use."""
+        following = torch.zeros_like(self.observations)
+        following[:, :-1] = self.observations[:, 1:]
+        index = self._last_steps().reshape(len(self), 1, -1, *(1,) * (following.dim() - 3))
+        final = self.final_observations.unsqueeze(1)
+        return following.scatter_(1, index.expand_as(final), final)
+
+    @property
+    def terminations(self) -> Tensor:
+        """(M, T, B) bool, whether a step led to a terminal state: `terminated`, step by step."""
+        return self._at_last_step(self.terminated)
+
+    @property
+    def truncations(self) -> Tensor:
+        """(M, T, B) bool, whether the episode was cut off after a step: `truncated`, step by step."""
+        return self._at_last_step(self.truncated)
+
+    def _last_steps(self) -> Tensor:
+        return (self.lengths - 1).clamp(min=0)
+
+    def _at_last_step(self, flags: Tensor) -> Tensor:
+        stepwise = torch.zeros_like(self.rewards, dtype=torch.bool)
+        return stepwise.scatter_(1, self._last_steps().unsqueeze(1), flags.unsqueeze(1))
+
     def episode_returns(self) -> Tensor:
         """Return the undiscounted sum of rewards of each episode, (M, B)."""
         return self.rewards.sum(1)
+
+    def episode_infos(self) -> dict[str, Tensor]:
+        """Return one number (M, B) of each info for each episode: the mean over its steps, or that at its end."""
+        return {
+            name: info.sum(1) / self.lengths.clamp(min=1) if info.dim() == 3 else info
+            for name, info in self.infos.items()
+        }
 
     def compute_advantages(
         self,
@@ -185,16 +231,19 @@ class TaskEpisodes:
         """Return the same episodes on `device`; tensors that lie there already are shared."""
         moved = copy.copy(self)
         vars(moved).update({name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
+        moved.infos = {name: info.to(device) for name, info in self.infos.items()}
         return moved
 
     def digest(self) -> str:
-        """Return the SHA-256, in hex, over names, types, shapes and bytes of the sampled arrays.
+        """Return the SHA-256, in hex, over names, types, shapes and bytes of the sampled arrays, infos included.
 
         It depends on neither the device, nor the number of padded steps, nor the advantages.
         """
         digest = hashlib.sha256()
-        for name in _SAMPLED:
-            array = np.ascontiguousarray(getattr(self, name).detach().cpu().numpy())
+        sampled = {name: getattr(self, name) for name in _SAMPLED}
+        sampled |= {f"info {name}": self.infos[name] for name in sorted(self.infos)}
+        for name, tensor in sampled.items():
+            array = np.ascontiguousarray(tensor.detach().cpu().numpy())
             array = array.astype(array.dtype.newbyteorder("<"), copy=False)
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(array.data)
@@ -216,10 +265,15 @@ class TaskEpisodes:
             if len(values) > 1:
                 raise ValueError(f"episodes of different {name} cannot be stacked: {sorted(values, key=str)}")
             common[name] = values.pop()
+        names = {tuple(sorted(batch.infos)) for batch in batches}
+        if len(names) > 1:
+            raise ValueError(f"episodes of different infos cannot be stacked: {sorted(names)}")
+        common["infos"] = names.pop()
         sampled = {name: [getattr(batch, name) for batch in batches] for name in _SAMPLED}
         tasks = [batch.task for batch in batches if batch.task is not None]
         episodes = cls(
             **{name: _pad(tensors) if name in _STEPWISE else torch.stack(tensors) for name, tensors in sampled.items()},
+            infos={name: _stack_info([batch.infos[name] for batch in batches]) for name in common["infos"]},
             log_probs=_pad_known("log_probs", [batch.log_probs for batch in batches]),
             gamma=common["gamma"],
             fast_lr=common["fast_lr"],
@@ -237,6 +291,10 @@ def _pad(tensors: Sequence[Tensor]) -> Tensor:
     for row, tensor in zip(padded, tensors, strict=True):
         row[: len(tensor)] = tensor
     return padded
+
+
+def _stack_info(tensors: Sequence[Tensor]) -> Tensor:
+    return _pad(tensors) if tensors[0].dim() == 2 else torch.stack(tuple(tensors))
 
 
 def _pad_known(name: str, tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -417,3 +417,80 @@ def test_image_observations_keep_their_type():
     episodes.append(np.full((1, 2, 2, 3), 255, np.uint8), np.zeros(1, np.int64), np.zeros(1), [0])
     assert episodes.observations.dtype == torch.uint8
     assert episodes.observations.shape == (1, 1, 2, 2, 3)
+
+
+# What the environments' infos told, and what off-policy learners read.
+
+
+def make_with_infos() -> TaskEpisodes:
+    speed = torch.arange(12.0).reshape(2, 3, 2)
+    episodes = make([[3, 2], [1, 3]])
+    speed = speed * episodes.mask
+    return TaskEpisodes(
+        **{name: getattr(episodes, name) for name in ARRAYS},
+        infos={"speed": speed, "success": torch.tensor([[1.0, 0.0], [0.0, 0.0]])},
+    )
+
+
+def test_infos_follow_the_episodes() -> None:
+    episodes = make_with_infos()
+    assert episodes.infos["speed"].tolist() == [[[0, 1], [2, 3], [4, 0]], [[6, 7], [0, 9], [0, 11]]]
+    assert episodes[0].infos["speed"].tolist() == [[0, 1], [2, 3], [4, 0]]
+    assert episodes[1].infos["success"].tolist() == [0, 0]
+    stacked = TaskEpisodes.stack(list(episodes))
+    assert stacked.digest() == episodes.digest()
+    assert all(torch.equal(stacked.infos[name], info) for name, info in episodes.infos.items())
+    assert episodes.to("meta").infos["speed"].device.type == "meta"
+    assert episodes.infos["speed"].device.type == "cpu"
+
+
+def test_infos_of_an_episode_are_the_mean_of_its_steps_or_what_its_end_told() -> None:
+    means = make_with_infos().episode_infos()
+    assert means["speed"].tolist() == [[2, 2], [6, 9]]
+    assert means["success"].tolist() == [[1, 0], [0, 0]]
+
+
+def test_digest_covers_infos() -> None:
+    episodes = make_with_infos()
+    before = episodes.digest()
+    episodes.infos["success"][1, 1] = 1.0
+    assert episodes.digest() != before
+
+
+def test_infos_of_the_wrong_shape_are_refused() -> None:
+    arrays = make_arrays([[3, 2], [1, 3]])
+    with pytest.raises(ValueError, match=r"the info 'success' must have the shape \(2, 3, 2\) or \(2, 2\), got \(2,\)"):
+        TaskEpisodes(**arrays, infos={"success": np.zeros(2)})
+
+
+def test_episodes_with_different_infos_are_not_stacked() -> None:
+    with pytest.raises(ValueError, match="different infos"):
+        TaskEpisodes.stack([make_with_infos()[0], make([[2, 3]])[0]])
+
+
+def test_transitions_end_in_the_final_observation() -> None:
+    episodes = make([[3, 2], [1, 3]])
+    following, terminations, truncations = episodes.next_observations, episodes.terminations, episodes.truncations
+    assert following.shape == episodes.observations.shape
+    assert terminations.shape == truncations.shape == episodes.rewards.shape
+    for task, episode in itertools.product(range(2), range(2)):
+        length = int(episodes.lengths[task, episode])
+        column = following[task, :, episode]
+        assert torch.equal(column[: length - 1], episodes.observations[task, 1:length, episode])
+        assert torch.equal(column[length - 1], episodes.final_observations[task, episode])
+        assert not column[length:].any()
+        for stepwise, flag in ((terminations, episodes.terminated), (truncations, episodes.truncated)):
+            expected = [step == length - 1 and bool(flag[task, episode]) for step in range(3)]
+            assert stepwise[task, :, episode].tolist() == expected
+
+
+def test_next_observations_of_pictures_and_of_numbers_alone() -> None:
+    arrays = make_arrays([[2, 1]])
+    for shape, dtype in (((2, 2, 3), np.uint8), ((), np.int64)):
+        values = np.arange(4 * int(np.prod(shape))).reshape(1, 2, 2, *shape).astype(dtype)
+        final = np.full((1, 2, *shape), 99, dtype)
+        following = TaskEpisodes(**{**arrays, "observations": values, "final_observations": final}).next_observations
+        assert following.dtype == torch.from_numpy(values).dtype
+        np.testing.assert_array_equal(following[0, 0, 0], values[0, 1, 0])
+        np.testing.assert_array_equal(following[0, 1, 0], final[0, 0])
+        np.testing.assert_array_equal(following[0, 0, 1], final[0, 1])

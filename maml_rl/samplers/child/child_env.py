@@ -117,14 +117,15 @@ class ChildEnv:
                 self._slots = slice(first_slot, first_slot + num_envs)
                 self._env = self._recipe.make(num_envs)
                 spaces = self._env.single_observation_space, self._env.single_action_space
-                return Ready(generation, *spaces, self._env.max_episode_steps)
+                infos = dict(self._env.recorded_infos)
+                return Ready(generation, *spaces, self._env.max_episode_steps, infos)
             case Bind(index=index, num_children=num_children, num_envs=num_envs):
                 self._bind(index, num_children, num_envs)
         return Done(generation)
 
     def _bind(self, index: int, num_children: int, num_envs: int) -> None:
         spaces = self._env.single_observation_space, self._env.single_action_space
-        self._shared = shared = SharedBuffers(self._memory, *spaces, num_envs, num_children)
+        self._shared = shared = SharedBuffers(self._memory, *spaces, num_envs, num_children, self._env.recorded_infos)
         self._index = index
         self._env.buffers = shared.part(self._slots)
         self._actions, self._seeds = shared.actions[self._slots], shared.seeds[self._slots]

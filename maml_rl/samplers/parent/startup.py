@@ -108,10 +108,15 @@ class Startup:
         if not hasattr(self, "ready"):
             num_envs, num_children = self._parts[-1].stop, len(self._parts)
             self.shared = SharedBuffers(
-                self._memory, reply.observation_space, reply.action_space, num_envs, num_children
+                self._memory,
+                reply.observation_space,
+                reply.action_space,
+                num_envs,
+                num_children,
+                reply.recorded_infos,
             )
             self.ready, self._first = reply, index
-        for kind in ("observation_space", "action_space"):
+        for kind in ("observation_space", "action_space", "recorded_infos"):
             first, other = getattr(self.ready, kind), getattr(reply, kind)
             if first != other:
                 raise ValueError(

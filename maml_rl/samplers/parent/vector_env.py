@@ -124,7 +124,7 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
         self.single_observation_space, self.single_action_space = ready.observation_space, ready.action_space
         self.observation_space = batch_space(ready.observation_space, num_envs)
         self.action_space = batch_space(ready.action_space, num_envs)
-        self.max_episode_steps = ready.max_episode_steps
+        self.max_episode_steps, self.recorded_infos = ready.max_episode_steps, ready.recorded_infos
         self.buffers, self.physics_seconds = self._shared.step, self._shared.physics_seconds
         self.phases = ChildPhases(self._crew, self._startup, self.parts, memory, step_timeout)
 

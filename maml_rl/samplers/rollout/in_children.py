@@ -50,7 +50,7 @@ def collect_in_children(
     with torch.no_grad():
         stacked = policy.stack_parameters(sizes[0], params)
     constants = dict(policy.named_buffers())
-    plan = PhasePlan(*sizes, _layout(stacked), _layout(constants))
+    plan = PhasePlan(*sizes, _layout(stacked), _layout(constants), vector_env.recorded_infos)
     shared = vector_env.phases.bind(policy, plan, pickle_policy)
     for tensors, arrays in ((stacked, shared.parameters), (constants, shared.constants)):
         for name, tensor in tensors.items():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import StepBuffers, array_layout
+from maml_rl.envs.meta_env import RecordedInfos, StepBuffers, array_layout
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.wire.shared_buffers import Layout
+
+_STEPWISE = ("observations", "actions", "rewards")
+# What the names of recorded infos begin with, in a layout.
+_INFO = "info "
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class EpisodeArrays:
         terminated: (M, B) bool.
         truncated: (M, B) bool.
         final_observations: (M, B, *obs).
+        infos: float32 by name, (M, T, B) of those recorded at every step, (M, B) of those at the end.
     """
 
     observations: NDArray[Any]
@@ -35,6 +42,7 @@ class EpisodeArrays:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     final_observations: NDArray[Any]
+    infos: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
     def layout(
@@ -44,6 +52,7 @@ class EpisodeArrays:
         num_tasks: int,
         episodes_per_task: int,
         horizon: int,
+        recorded_infos: RecordedInfos = MappingProxyType({}),
     ) -> Layout:
         """Return shape and type of each array.
 
@@ -53,6 +62,7 @@ class EpisodeArrays:
             num_tasks: M.
             episodes_per_task: B.
             horizon: T.
+            recorded_infos: of the environments.
         """
         grid, episodes = (num_tasks, horizon, episodes_per_task), (num_tasks, episodes_per_task)
         observation_shape, observation_dtype = array_layout(observation_space)
@@ -65,12 +75,22 @@ class EpisodeArrays:
             "terminated": (episodes, np.dtype(np.bool_)),
             "truncated": (episodes, np.dtype(np.bool_)),
             "final_observations": (episodes + observation_shape, observation_dtype),
+            **{
+                _INFO + name: (grid if kind == "step" else episodes, np.dtype(np.float32))
+                for name, kind in recorded_infos.items()
+            },
         }
 
     @classmethod
     def allocate(cls, layout: Layout) -> EpisodeArrays:
         """Return arrays of undefined content."""
-        return cls(**{name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
+        return cls.of({name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeArrays:
+        """Return the arrays that a layout names."""
+        infos = {name.removeprefix(_INFO): array for name, array in arrays.items() if name.startswith(_INFO)}
+        return cls(**{name: array for name, array in arrays.items() if not name.startswith(_INFO)}, infos=infos)
 
     def by_name(self) -> dict[str, Any]:
         """Return the arrays by their names."""
@@ -78,16 +98,18 @@ class EpisodeArrays:
 
     def of_tasks(self, tasks: slice) -> EpisodeArrays:
         """Return the views of a range of tasks."""
-        return EpisodeArrays(**{name: array[tasks] for name, array in self.by_name().items()})
+        return self._each(lambda array, stepwise: array[tasks])
 
     def copy(self) -> EpisodeArrays:
         """Return a copy without the steps past the longest episode."""
         steps = int(self.lengths.max())
-        whole = self.by_name()
-        stepwise = ("observations", "actions", "rewards")
-        return EpisodeArrays(
-            **{name: (array[:, :steps] if name in stepwise else array).copy() for name, array in whole.items()}
-        )
+        return self._each(lambda array, stepwise: (array[:, :steps] if stepwise else array).copy())
+
+    def _each(self, change: Callable[[NDArray[Any], bool], NDArray[Any]]) -> EpisodeArrays:
+        """Return the arrays that `change` makes of each one, being told whether it has an axis of time."""
+        arrays = self.by_name()
+        infos = {name: change(array, array.ndim == 3) for name, array in arrays.pop("infos").items()}
+        return EpisodeArrays(**{name: change(array, name in _STEPWISE) for name, array in arrays.items()}, infos=infos)
 
 
 class EpisodeRecorder:
@@ -104,6 +126,8 @@ class EpisodeRecorder:
         self._observations, self._actions, self._rewards = arrays.observations, arrays.actions, arrays.rewards
         self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
         self._final_observations = arrays.final_observations
+        self._step_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 3}
+        self._episode_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 2}
         self._can_be_infinite = {
             "observation": np.issubdtype(arrays.observations.dtype, np.inexact),
             "action": np.issubdtype(arrays.actions.dtype, np.inexact),
@@ -146,6 +170,8 @@ class EpisodeRecorder:
         self._check_finite("reward", buffers.rewards[slots], slots)
         where, grid = self._place(slots)
         self._rewards[where] = buffers.rewards[slots].reshape(grid)
+        for name, array in self._step_infos.items():
+            array[where] = buffers.infos[name][slots].reshape(grid)
         steps += 1
         # Whoever is cut off by the horizon is truncated, whatever the environment says.
         ended = running & (terminated | buffers.truncated[slots] | (steps == self.horizon))
@@ -156,6 +182,8 @@ class EpisodeRecorder:
             self._terminated[over] = terminated[ended]
             self._truncated[over] = ~terminated[ended]
             self._final_observations[over] = buffers.observations[slots][ended]
+            for name, array in self._episode_infos.items():
+                array[over] = buffers.infos[name][slots][ended]
             running[ended] = False
         return bool(running.any())
 
@@ -163,7 +191,7 @@ class EpisodeRecorder:
         """Put zeros in place of padding."""
         padding = np.arange(self.horizon)[None, :, None] >= self._lengths[:, None, :]
         if padding.any():
-            for array in (self._observations, self._actions, self._rewards):
+            for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):
                 array[padding] = 0
 
     def _place(self, slots: slice) -> tuple[tuple[Any, ...], tuple[int, ...]]:

@@ -66,7 +66,7 @@ def rollout(
         arrays = collect_in_children(vector_env, policy, params, sizes, streams, timer)
     else:
         spaces = vector_env.single_observation_space, vector_env.single_action_space
-        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(*spaces, *sizes))
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(*spaces, *sizes, vector_env.recorded_infos))
         collect(
             vector_env,
             policy,

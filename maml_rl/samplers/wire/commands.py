@@ -6,12 +6,12 @@ replies of an earlier generation. Observations, actions, rewards and seeds do no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gymnasium import spaces
 
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import RecordedInfos, Task
 from maml_rl.samplers.wire.shared_phase import PhasePlan
 from maml_rl.seeding import PhaseStreams
 
@@ -166,6 +166,7 @@ class Ready:
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     max_episode_steps: int | None
+    recorded_infos: RecordedInfos = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

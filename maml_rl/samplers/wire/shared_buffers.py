@@ -10,13 +10,14 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import StepBuffers, array_layout
+from maml_rl.envs.meta_env import RecordedInfos, StepBuffers, array_layout
 from maml_rl.errors import ChildEnvError
 
 # Shape and type of an array, by its name.
@@ -43,6 +44,7 @@ class SharedBuffers:
         action_space: of one slot.
         num_envs: N.
         num_children: W.
+        recorded_infos: of the environments.
 
     Attributes:
         step: what children write at every reset and step.
@@ -68,6 +70,7 @@ class SharedBuffers:
         action_space: spaces.Space[Any],
         num_envs: int,
         num_children: int,
+        recorded_infos: RecordedInfos = MappingProxyType({}),
     ) -> None:
         observation_shape, observation_dtype = array_layout(observation_space)
         action_shape, action_dtype = array_layout(action_space)
@@ -84,10 +87,12 @@ class SharedBuffers:
             "heartbeats": ((num_children,), real),
             "progress": ((num_children,), whole),
             "generation": ((1,), whole),
+            **{f"info {name}": ((num_envs,), real) for name in recorded_infos},
         }
         arrays, self.size = map_arrays(file, 0, layout, f"{num_envs} slots of {observation_space}")
         step = {name: arrays.pop(name) for name in ("observations", "rewards", "terminated", "truncated")}
-        self.step = StepBuffers(**step)
+        infos = {name: arrays.pop(f"info {name}") for name in recorded_infos}
+        self.step = StepBuffers(**step, infos=infos)
         self.actions, self.seeds, self.physics_seconds, self.current_slots, *rest = arrays.values()
         self.heartbeats, self.progress, self.generation = rest
 
@@ -98,6 +103,7 @@ class SharedBuffers:
             rewards=self.step.rewards[slots],
             terminated=self.step.terminated[slots],
             truncated=self.step.truncated[slots],
+            infos={name: values[slots] for name, values in self.step.infos.items()},
         )
 
 

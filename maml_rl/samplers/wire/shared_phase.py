@@ -1,12 +1,13 @@
 """What parent and children share of the phases that children sample by themselves: parameters there, episodes back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.shared_buffers import Layout, map_arrays
 
@@ -24,6 +25,7 @@ class PhasePlan:
         horizon: T.
         parameters: layout of the policy's parameters, each (M, ...).
         constants: layout of what else the policy computes with (the buffers of its modules), the same for all tasks.
+        recorded_infos: of the environments.
     """
 
     num_tasks: int
@@ -31,6 +33,7 @@ class PhasePlan:
     horizon: int
     parameters: Layout
     constants: Layout
+    recorded_infos: RecordedInfos = field(default_factory=dict)
 
 
 class SharedPhase:
@@ -68,7 +71,7 @@ class SharedPhase:
         num_children: int,
     ) -> None:
         sizes = plan.num_tasks, plan.episodes_per_task, plan.horizon
-        episodes = EpisodeArrays.layout(observation_space, action_space, *sizes)
+        episodes = EpisodeArrays.layout(observation_space, action_space, *sizes, plan.recorded_infos)
         layout: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             "version": ((1,), np.dtype(np.int64)),
             "stage_seconds": ((num_children, len(CHILD_STAGES)), np.dtype(np.float64)),
@@ -81,4 +84,4 @@ class SharedPhase:
         self.parameters, self.constants, by_name = (
             {name: arrays[f"{group} {name}"] for name in of_group} for group, of_group in groups.items()
         )
-        self.episodes = EpisodeArrays(**by_name)
+        self.episodes = EpisodeArrays.of(by_name)

@@ -1,0 +1,136 @@
+"""Numbers of infos that a family declares are recorded with the episodes, wherever the episodes are sampled."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maml_rl import MultiTaskSampler
+from maml_rl.envs.bandit import BernoulliBanditVectorEnv
+from maml_rl.envs.meta_env import InfoKind, RecordedInfos
+from maml_rl.policies import NormalMLPPolicy, get_policy_for_env
+
+HORIZON = 6
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "in process": {"num_workers": 0},
+    "waves": {"num_workers": 0, "slots_per_task": 1},
+    "central": {"num_workers": 2, "inference": "central", "start_method": "fork"},
+    "in children": {"num_workers": 2, "inference": "worker", "start_method": "fork"},
+}
+
+
+class LampEnv(gymnasium.Env):
+    """Ends when a lamp lights up; tells the step at every step, and at the end how bright the task wants the lamp."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    recorded_infos: RecordedInfos = {"clock": "step", "success": "episode"}  # noqa: RUF012
+
+    def __init__(self, **infos: Any) -> None:
+        self._infos = infos
+        self.task = {"brightness": 0.0}
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"brightness": float(task)} for task in range(num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.task = task
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.now, self.length = 0, int(self.np_random.integers(2, HORIZON + 1))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        over = self.now == self.length
+        info: dict[str, Any] = {"clock": 10 * self.now, "ignored": "text"}
+        if over:
+            info["success"] = np.bool_(True) if self.task["brightness"] == 1 else self.task["brightness"]
+        info |= self._infos
+        return np.full(1, self.now, np.float32), 1.0, over, False, info
+
+
+def sample(env: Any = LampEnv, num_tasks: int = 3, **options: Any) -> Any:
+    policy = NormalMLPPolicy(1, 1, (4,), "tanh")
+    with MultiTaskSampler(env, {}, 4, policy, seed=0, max_episode_steps=HORIZON, **options) as sampler:
+        return sampler.rollout(sampler.sample_tasks(num_tasks))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_declared_infos_are_recorded_in_every_placement(placement: str) -> None:
+    episodes = sample(**PLACEMENTS[placement])
+    clock, success = episodes.infos["clock"], episodes.infos["success"]
+    assert clock.shape == episodes.rewards.shape
+    expected = 10.0 * torch.arange(1, clock.shape[1] + 1)[None, :, None] * episodes.mask
+    torch.testing.assert_close(clock, expected, rtol=0.0, atol=0.0)
+    assert success.tolist() == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
+    assert clock.dtype == success.dtype == torch.float32
+    if placement != "waves":
+        assert episodes.digest() == sample(num_workers=0).digest()
+
+
+def test_episodes_of_families_that_declare_nothing_have_no_infos() -> None:
+    class PlainEnv(LampEnv):
+        recorded_infos: RecordedInfos = {}  # noqa: RUF012
+
+    episodes = sample(PlainEnv, num_workers=0)
+    assert episodes.infos == {}
+    assert episodes.digest() != sample(num_workers=0).digest()
+
+
+def test_missing_info_is_an_error_that_names_it() -> None:
+    class SilentEnv(LampEnv):
+        recorded_infos: RecordedInfos = {"heat": "step"}  # noqa: RUF012
+
+    with pytest.raises(TypeError, match="declares 'heat' in recorded_infos, so its info must have that number at ev"):
+        sample(SilentEnv, num_workers=0)
+
+
+@pytest.mark.parametrize("value", ["bright", [1.0, 2.0], None, {}])
+def test_info_that_is_no_number_is_an_error(value: Any) -> None:
+    with pytest.raises(TypeError, match="'clock' in recorded_infos, so its info must have that number at every step"):
+        sample(lambda: LampEnv(clock=value), num_workers=0)
+
+
+@pytest.mark.parametrize("declared", [["success"], {"success": "always"}, {1: "step"}, "success"])
+def test_malformed_declaration_is_refused_before_the_first_episode(declared: Any) -> None:
+    class MalformedEnv(LampEnv):
+        recorded_infos = declared
+
+    with pytest.raises(TypeError, match="recorded_infos must be a dict of keys of info"):
+        sample(MalformedEnv, num_workers=0)
+
+
+def test_slots_that_record_different_infos_are_refused() -> None:
+    declared: list[dict[str, InfoKind]] = [{"clock": "step"}, {"clock": "episode"}]
+
+    class FickleEnv(LampEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recorded_infos = declared.pop()
+
+    with pytest.raises(ValueError, match="all slots must have the same recorded infos"):
+        sample(FickleEnv, num_workers=0, num_tasks=1)
+
+
+class CountedBanditVectorEnv(BernoulliBanditVectorEnv):
+    """A batched family that records what its arm paid, at every step and at the end."""
+
+    recorded_infos: RecordedInfos = {"reward_arm": "step"}  # noqa: RUF012
+
+
+def test_batched_family_records_its_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Counted-v0", None, vector_entry_point=CountedBanditVectorEnv)
+    monkeypatch.setitem(gymnasium.registry, "Counted-v0", spec)
+    env = CountedBanditVectorEnv(1)
+    policy = get_policy_for_env(env, (4,), "tanh", seed=0)
+    for workers in (0, 2):
+        with MultiTaskSampler("Counted-v0", {}, 5, policy, seed=0, num_workers=workers, start_method="fork") as sampler:
+            episodes = sampler.rollout(sampler.sample_tasks(3))
+        torch.testing.assert_close(episodes.infos["reward_arm"], episodes.rewards)
+        assert 0.0 < episodes.rewards.mean() < 1.0
