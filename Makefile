@@ -1,38 +1,51 @@
 # Every target sets up what it needs first: a virtual environment in .venv with the versions of constraints.txt.
+# `make train` installs what training and reports need; the other targets add what tests and documentation need.
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= fast,report,docs,dev
+EXTRAS ?= docs,dev
 # More arguments for the command that a target runs, as in `make train ARGS='--seed 3 --output-folder runs/three'`.
 ARGS ?=
 
 RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt
+TRAIN_READY := $(VENV)/.ready-to-train
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint types docs format clean
+.PHONY: help install train test test-fast lint types docs format lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
-install: $(READY) ## set up .venv
+install: $(READY) ## set up .venv with everything
 
-# The sentinel is written last, so a set-up that was broken off is begun again. torch comes by itself and first: left to
-# the resolver, another package's open range could fetch a newer torch of several gigabytes.
-$(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo 'maml_rl needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...' >&2; exit 2; }
+# A sentinel is written last, so a set-up that was broken off is begun again. torch is installed first and by itself:
+# the resolver could otherwise fetch a newer torch of several gigabytes for another package's open range.
+$(TRAIN_READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
+		|| { echo 'maml_rl needs Python 3.11 to 3.14, and $(PYTHON) is none; name one: make PYTHON=python3.12 ...' >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: sudo apt-get install python3-venv' >&2; exit 2; }
 	@echo 'setting up $(VENV), which takes a few minutes once'
-	$(PYTHON) -m venv --clear $(VENV)
-	$(RUN) -m pip install --quiet --constraint constraints.txt torch
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@scripts/install-torch $(RUN)
+	@$(INSTALL) --editable '.[fast,report]'
 	@touch $@
 
-train: $(READY) ## meta-train the default experiment (2D navigation) and print where the results lie
+$(READY): $(TRAIN_READY)
+	@echo 'adding what tests and documentation need to $(VENV)'
+	@$(INSTALL) --editable '.[fast,report,$(EXTRAS)]'
+	@touch $@
+
+train: $(TRAIN_READY) ## meta-train the default experiment (2D navigation) and print where the results are
 	$(RUN) train.py $(ARGS)
 
 test: $(READY) ## run the whole test suite
 	$(RUN) -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+test-fast: $(READY) ## run the tests that take little time, in less than a minute
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow' $(ARGS)
 
 lint: $(READY) ## check the style
 	$(RUN) -m ruff check .
@@ -48,6 +61,10 @@ docs: $(READY) ## build the documentation into site/, and fail on a broken link 
 format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
+	uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
+		--custom-compile-command 'make lock' $(ARGS) --output-file constraints.txt pyproject.toml
 
 clean: ## remove .venv and the caches; runs stay
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

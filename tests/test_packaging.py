@@ -1,0 +1,66 @@
+"""What an installation brings: versions for every supported Python, and the same range of Pythons wherever it is named."""
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SUPPORTED = SpecifierSet(PROJECT["requires-python"])
+# Releases that people have: the first of each minor version, what Debian and Ubuntu ship, and a late one.
+PYTHONS = [
+    version
+    for minor, patches in {10: (0, 19), 11: (0, 2, 4, 5, 15), 12: (0, 3, 12), 13: (0, 5, 13), 14: (0, 3), 15: (0,)}.items()
+    for version in (f"3.{minor}.{patch}" for patch in patches)
+    if version in SUPPORTED
+]
+
+
+def pins() -> list[Requirement]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.lstrip().startswith("#")]
+
+
+def applies(pin: Requirement, python: str) -> bool:
+    environment = {"python_version": ".".join(python.split(".")[:2]), "python_full_version": python}
+    return pin.marker is None or pin.marker.evaluate(environment)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_no_pin_excludes_a_supported_python(python: str) -> None:
+    checked = 0
+    for pin in pins():
+        try:
+            installed = metadata(pin.name)
+        except PackageNotFoundError:
+            continue  # Of an extra, or for another Python or system.
+        if applies(pin, python) and pin.specifier.contains(installed["Version"], prereleases=True):
+            checked += 1
+            assert python in SpecifierSet(installed["Requires-Python"] or ""), f"{pin} needs another Python"
+    assert checked > 30
+
+
+def test_every_pinned_package_has_one_version_for_each_supported_python() -> None:
+    for name in {pin.name for pin in pins()}:
+        same = [pin for pin in pins() if pin.name == name]
+        if not any(pin.marker and "python" not in str(pin.marker) for pin in same):
+            counts = {sum(applies(pin, python) for pin in same) for python in PYTHONS}
+            assert counts in ({1}, {0}), name
+
+
+def test_supported_pythons_are_the_same_wherever_they_are_named() -> None:
+    lowest, end = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups()  # type: ignore[union-attr]
+    newest = int(end) - 1
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"(3, {lowest}) <= sys.version_info < (3, {end})" in makefile
+    assert f"Python 3.{lowest} to 3.{newest}" in makefile
+    assert f"Python 3.{lowest} to 3.{newest}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    classifiers = {name for name in PROJECT["classifiers"] if re.search(r":: 3\.\d", name)}
+    assert classifiers == {f"Programming Language :: Python :: 3.{minor}" for minor in range(int(lowest), newest + 1)}
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    assert tools["mypy"]["python_version"] == f"3.{lowest}"
