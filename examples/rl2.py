@@ -82,7 +82,7 @@ class RecurrentPolicy(Policy):
 
     noise_kind = "uniform"
     noise_size = 1
-    memoryless = True  # What it remembers goes through the environment, so that its copies in children act alike.
+    stateless = True  # What it remembers goes through the environment, so that its copies in children act alike.
 
     def __init__(self, input_size: int, num_actions: int, memory_size: int, seed: int = 0) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from torch import Tensor
 from maml_rl import functional
 from maml_rl.derivatives import (
     ChunkWorkers,
-    Linearisation,
+    Linearization,
     ParameterLayout,
     PolicyOnSamples,
     Samples,
@@ -159,7 +159,7 @@ class Adaptation:
     J is the product of one factor I - step_size * H per step, H the Hessian of its inner loss; each is symmetric.
     """
 
-    def __init__(self, trajectory: list[Tensor], steps: Sequence[tuple[Linearisation, float]]) -> None:
+    def __init__(self, trajectory: list[Tensor], steps: Sequence[tuple[Linearization, float]]) -> None:
         self.trajectory = trajectory
         self._steps = steps
 
@@ -228,7 +228,7 @@ class InnerLoop:
         return Adaptation(points, kept)
 
     def _differentiate(
-        self, step: PolicyOnSamples, linearisation: Linearisation, workspace: Workspace, *, twice: bool = False
+        self, step: PolicyOnSamples, linearisation: Linearization, workspace: Workspace, *, twice: bool = False
     ) -> Tensor:
         return linearisation.differentiate(
             lambda log_probs: self._inner_loss(log_probs, step.samples), workspace, twice=twice

@@ -49,7 +49,7 @@ def generalized_advantages(
         gae_lambda: in [0, 1].
 
     Returns:
-        (..., T, B) advantages, not normalised, zero on padding.
+        (..., T, B) advantages, not normalized, zero on padding.
 
     Raises:
         ValueError: If `discount` or `gae_lambda` is outside [0, 1], or the shapes differ.
@@ -121,9 +121,9 @@ def masked_normalize(
     # In float32 the mean of equal values is off by a rounding error, which the division would blow up to order one.
     exact = torch.where(real, values, 0.0).double()
     count = real.sum(dims, keepdim=True).clamp(min=1)
-    centred = torch.where(real, exact - exact.sum(dims, keepdim=True) / count, 0.0)
-    deviation = (centred.square().sum(dims, keepdim=True) / count).sqrt()
-    return (centred / (deviation + epsilon)).to(values.dtype)
+    centered = torch.where(real, exact - exact.sum(dims, keepdim=True) / count, 0.0)
+    deviation = (centered.square().sum(dims, keepdim=True) / count).sqrt()
+    return (centered / (deviation + epsilon)).to(values.dtype)
 
 
 def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def categorical_log_prob(logits: Tensor, actions: Tensor) -> Tensor:
     """Return the log-probability of actions.
 
     Args:
-        logits: (..., K), not necessarily normalised.
+        logits: (..., K), not necessarily normalized.
         actions: (...) integers in [0, K).
 
     Returns:

@@ -4,14 +4,14 @@ Any policy is differentiated automatically; the multi-layer perceptrons of this 
 """
 
 from maml_rl.derivatives.at_parameters import PolicyOnSamples
-from maml_rl.derivatives.contract import Linearisation, Loss
+from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import Samples, cut, every_nth
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 
 __all__ = [
     "ChunkWorkers",
-    "Linearisation",
+    "Linearization",
     "Loss",
     "ParameterLayout",
     "PolicyOnSamples",

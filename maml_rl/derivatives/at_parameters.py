@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from maml_rl.derivatives.contract import Linearisation
-from maml_rl.derivatives.general import AutogradLinearisation
+from maml_rl.derivatives.contract import Linearization
+from maml_rl.derivatives.general import AutogradLinearization
 from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.mlp import MLPLinearisation, fits
+from maml_rl.derivatives.mlp import MLPLinearization, fits
 from maml_rl.derivatives.rows import Rows
 from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
@@ -14,7 +14,7 @@ from maml_rl.policies.policy import Policy
 
 
 class PolicyOnSamples:
-    """A policy and the samples of k tasks, ready to be linearised at any parameters.
+    """A policy and the samples of k tasks, ready to be linearized at any parameters.
 
     Args:
         policy: any policy; the multi-layer perceptrons of this package get their own, faster derivatives.
@@ -30,8 +30,8 @@ class PolicyOnSamples:
         if automatic:
             self._rows = None
 
-    def at(self, parameters: Tensor, kept: Workspace) -> Linearisation:
-        """Return the linearisation at `parameters` (k, D), whose arrays lie in `kept` for as long as it is used."""
+    def at(self, parameters: Tensor, kept: Workspace) -> Linearization:
+        """Return the linearization at `parameters` (k, D), whose arrays lie in `kept` for as long as it is used."""
         if self._rows is not None and isinstance(self._policy, MLPPolicy):
-            return MLPLinearisation(self._policy, self._layout, self._rows, parameters, kept)
-        return AutogradLinearisation(self._policy, self._layout, self.samples, parameters)
+            return MLPLinearization(self._policy, self._layout, self._rows, parameters, kept)
+        return AutogradLinearization(self._policy, self._layout, self.samples, parameters)

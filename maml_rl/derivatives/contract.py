@@ -1,4 +1,4 @@
-"""What the derivatives of a policy on some tasks' samples look like, whoever computes them."""
+"""The interface of a policy's derivatives on the samples of some tasks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from maml_rl.policies.policy import DistributionParams
 Loss = Callable[[Tensor], Tensor]
 
 
-class Linearisation(ABC):
+class Linearization(ABC):
     """A policy on the samples of k tasks, each under its own parameters: values, first and second derivatives.
 
-    A loss is a function of the log-probabilities of the actions taken: so inner losses and outer objectives are
-    written once, without a word about how derivatives are computed. Vectors are flat, (k, D), one row per task.
+    A loss is a function of the log-probabilities of the actions taken, so that inner losses and outer objectives do not
+    depend on how derivatives are computed. Vectors are flat, (k, D), one row per task.
 
     Attributes:
         log_probs: (k, T, B) log-probabilities of the actions, without gradient.
-        distribution: the distribution parameters, without gradient; their shape is the implementation's affair.
+        distribution: the distribution parameters, without gradient; only `kl_from` of the same class reads them.
     """
 
     log_probs: Tensor
@@ -55,5 +55,5 @@ class Linearisation(ABC):
         """Return KL(old, this), averaged over the real steps of each task: (k,).
 
         Args:
-            old: the `distribution` of a linearisation of the same samples.
+            old: the `distribution` of a linearization of the same samples.
         """

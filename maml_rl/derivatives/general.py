@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives.contract import Linearisation, Loss
+from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.policy import DistributionParams, Policy
 
 
-class AutogradLinearisation(Linearisation):
+class AutogradLinearization(Linearization):
     """Keeps the graphs of the forward and the backward pass, so that every further product is one pass back.
 
     Args:
@@ -32,7 +32,7 @@ class AutogradLinearisation(Linearisation):
         self._pushed: tuple[tuple[Tensor, ...], Tensor] | None = None
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
-        """See `Linearisation.differentiate`."""
+        """See `Linearization.differentiate`."""
         with torch.enable_grad():
             losses = loss(self._log_probs)
             (gradient,) = torch.autograd.grad(losses.sum(), self._parameters, create_graph=twice, retain_graph=True)
@@ -40,7 +40,7 @@ class AutogradLinearisation(Linearisation):
         return losses.detach(), gradient.detach()
 
     def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearisation.hessian_product`; the Hessian is symmetric, so that a pass back multiplies by it."""
+        """See `Linearization.hessian_product`; the Hessian is symmetric, so that a pass back multiplies by it."""
         if self._gradient is None:
             raise RuntimeError("hessian_product needs a call of differentiate(twice=True) first")
         if not self._gradient.requires_grad:  # A loss that is linear in the parameters.
@@ -49,7 +49,7 @@ class AutogradLinearisation(Linearisation):
         return product
 
     def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearisation.fisher_product`."""
+        """See `Linearization.fisher_product`."""
         learned = [index for index, output in enumerate(self._outputs) if output.requires_grad]
         outputs = [self._outputs[index] for index in learned]
         if self._pushed is None:
@@ -69,5 +69,5 @@ class AutogradLinearisation(Linearisation):
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """See `Linearisation.kl_from`."""
+        """See `Linearization.kl_from`."""
         return (self._policy.kl(old, self.distribution) * self._samples.weights).sum((1, 2))

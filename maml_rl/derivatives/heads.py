@@ -35,12 +35,12 @@ class Head(ABC):
         """Return the derivative of f along a tangent, (k, R)."""
 
     @abstractmethod
-    def bend(self, weights: Tensor) -> None:
-        """Prepare `bend_product` for `weights` (k, R)."""
+    def prepare_hessian(self, weights: Tensor) -> None:
+        """Prepare `hessian_product` for `weights` (k, R)."""
 
     @abstractmethod
-    def bend_product(self, tangent: Vector) -> Vector:
-        """Multiply a tangent by the Hessian of sum(weights * f), for the weights last given to `bend`."""
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """Multiply a tangent by the Hessian of sum(weights * f), for the weights last given to `prepare_hessian`."""
 
     @abstractmethod
     def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
@@ -78,14 +78,14 @@ class GaussianHead(Head):
         units, sigma = tangent[0], self._live * tangent[1]["sigma"]
         return (self._score * units + (self._squares - 1.0) * sigma.unsqueeze(-1)).sum(1)
 
-    def bend(self, weights: Tensor) -> None:
-        """See `Head.bend`."""
+    def prepare_hessian(self, weights: Tensor) -> None:
+        """See `Head.prepare_hessian`."""
         self._units_units = -weights.unsqueeze(1) * self._precision
         self._units_sigma = -2.0 * weights.unsqueeze(1) * self._score
         self._sigma_sigma = -2.0 * torch.bmm(self._squares, weights.unsqueeze(-1)).squeeze(-1)
 
-    def bend_product(self, tangent: Vector) -> Vector:
-        """See `Head.bend_product`."""
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """See `Head.hessian_product`."""
         units, sigma = tangent[0], self._live * tangent[1]["sigma"]
         units_product = (self._units_units * units).addcmul_(self._units_sigma, sigma.unsqueeze(-1))
         sigma_product = (self._units_sigma * units).sum(-1).addcmul_(self._sigma_sigma, sigma)
@@ -121,12 +121,12 @@ class CategoricalHead(Head):
         units = tangent[0]
         return units.gather(1, self._actions).squeeze(1) - (self._probs * units).sum(1)
 
-    def bend(self, weights: Tensor) -> None:
-        """See `Head.bend`."""
+    def prepare_hessian(self, weights: Tensor) -> None:
+        """See `Head.prepare_hessian`."""
         self._weights = weights
 
-    def bend_product(self, tangent: Vector) -> Vector:
-        """See `Head.bend_product`; the Hessian of a log-probability is the negative of the Fisher matrix."""
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """See `Head.hessian_product`; the Hessian of a log-probability is the negative of the Fisher matrix."""
         return self.fisher_product(tangent, -self._weights)
 
     def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:

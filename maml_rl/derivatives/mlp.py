@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives.contract import Linearisation, Loss
+from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.heads import Vector, make_head
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.rows import Rows
@@ -30,7 +30,7 @@ class _Activation:
     Attributes:
         apply: computes it in place.
         backward: (gradient, value) -> gradient * f', written into the first.
-        curvature: c where f'' = c * f * f', which is how tanh and relu bend.
+        curvature: c where f'' = c * f * f', which holds for tanh and relu.
     """
 
     apply: Callable[[Tensor], Tensor]
@@ -60,7 +60,7 @@ def fits(policy: Policy) -> bool:
     return known and isinstance(policy, MLPPolicy) and policy.nonlinearity in _ACTIVATIONS
 
 
-class MLPLinearisation(Linearisation):
+class MLPLinearization(Linearization):
     """Keeps the units and deltas of every layer.
 
     Args:
@@ -68,7 +68,7 @@ class MLPLinearisation(Linearisation):
         layout: of its parameters.
         rows: of k tasks.
         parameters: (k, D).
-        kept: where the units and deltas lie; whoever needs this object later must not use it for anything else.
+        kept: where the units and deltas lie; use it for nothing else while this object is needed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class MLPLinearisation(Linearisation):
         return len(self._weights) - 1
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
-        """See `Linearisation.differentiate`."""
+        """See `Linearization.differentiate`."""
         with torch.enable_grad():
             log_probs = self._head.log_probs.detach().requires_grad_()
             losses = loss(self._rows.to_grid(log_probs))
@@ -107,18 +107,19 @@ class MLPLinearisation(Linearisation):
         gradient = self._pull_back(self._head.pull_back(slope.detach()), self._kept if twice else workspace, deltas)
         if twice:
             self._deltas, self._loss_curve = deltas, (log_probs, slope)
-            self._head.bend(slope.detach())
+            self._head.prepare_hessian(slope.detach())
         return losses.detach(), gradient
 
     def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearisation.fisher_product`."""
+        """See `Linearization.fisher_product`."""
         tangent, _, _ = self._push_forward(vectors, workspace)
         return self._pull_back(self._head.fisher_product(tangent, self._rows.weights), workspace, [])
 
     def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearisation.hessian_product`: the derivative of `_pull_back` along the vectors, layer by layer."""
+        """See `Linearization.hessian_product`: the derivative of `_pull_back` along the vectors, layer by layer."""
         activation, tangents = self._activation, self._layout.views(vectors)
-        output_tangent, unit_tangents, bends = self._push_forward(vectors, workspace, bend=activation.curvature != 0)
+        curved = activation.curvature != 0
+        output_tangent, unit_tangents, products = self._push_forward(vectors, workspace, curved=curved)
         outputs, others = self._output_hessian_product(output_tangent)
         delta_tangent = outputs.mT
         product = torch.empty_like(vectors)
@@ -134,25 +135,25 @@ class MLPLinearisation(Linearisation):
             below = workspace.take(f"delta{index}", self._units[index].shape, delta)
             torch.bmm(delta_tangent, self._weights[index], out=below).baddbmm_(delta, tangents[weight])
             delta_tangent = activation.backward(below, self._units[index])
-            if bends:
-                delta_tangent.addcmul_(self._deltas[index - 1], bends[index], value=activation.curvature)
+            if products:
+                delta_tangent.addcmul_(self._deltas[index - 1], products[index], value=activation.curvature)
         for name, other in others.items():
             views[name].copy_(other)
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """See `Linearisation.kl_from`."""
+        """See `Linearization.kl_from`."""
         return (self._policy.kl(old, self.distribution) * self._rows.weights).sum(1)
 
     def _output_hessian_product(self, tangent: Vector) -> Vector:
         """Multiply a tangent by the Hessian of the loss in output units and other parameters."""
         if self._loss_curve is None:
             raise RuntimeError("hessian_product needs a call of differentiate(twice=True) first")
-        outputs, others = self._head.bend_product(tangent)
+        outputs, others = self._head.hessian_product(tangent)
         log_probs, slope = self._loss_curve
         if slope.requires_grad:  # The loss is not linear in the log-probabilities.
-            (bend,) = torch.autograd.grad(slope, log_probs, self._head.push_forward(tangent), retain_graph=True)
-            more_outputs, more_others = self._head.pull_back(bend)
+            (curvature,) = torch.autograd.grad(slope, log_probs, self._head.push_forward(tangent), retain_graph=True)
+            more_outputs, more_others = self._head.pull_back(curvature)
             outputs = outputs + more_outputs
             others = {name: other + more_others[name] for name, other in others.items()}
         return outputs, others
@@ -176,15 +177,15 @@ class MLPLinearisation(Linearisation):
             torch.bmm(delta.mT, self._units[index], out=out)
 
     def _push_forward(
-        self, vectors: Tensor, workspace: Workspace, *, bend: bool = False
+        self, vectors: Tensor, workspace: Workspace, *, curved: bool = False
     ) -> tuple[Vector, list[Tensor], list[Tensor]]:
         """Return the tangent of output units and other parameters along `vectors` (k, D).
 
-        Then the tangents of the units of each layer and, with `bend`, z tangent times units: entry 0 is the inputs'.
+        Then the tangents of the units of each layer and, with `curved`, z tangent times units: entry 0 is the inputs'.
         """
         tangents = self._layout.views(vectors)
         weight_tangents = [tangents[weight] for weight, _ in self._policy.layer_names]
-        unit_tangents, bends = [vectors], [vectors]  # The inputs have none: placeholders, so that indices agree.
+        unit_tangents, products = [vectors], [vectors]  # The inputs have none: placeholders, so that indices agree.
         for index, (_, bias) in enumerate(self._policy.layer_names):
             z = self._affine(workspace, f"tangent{index}", index, weight_tangents, tangents[bias])
             if index == self._last:
@@ -192,13 +193,13 @@ class MLPLinearisation(Linearisation):
             if index:
                 z.baddbmm_(unit_tangents[index], self._weights[index].mT)
             units = self._units[index + 1]
-            if bend:
-                bends.append(torch.mul(z, units, out=workspace.take(f"bend{index}", units.shape, units)))
+            if curved:
+                products.append(torch.mul(z, units, out=workspace.take(f"product{index}", units.shape, units)))
             unit_tangents.append(self._activation.backward(z, units))
         outputs = z.mT
         if self._last:
             outputs.baddbmm_(self._weights[-1], unit_tangents[-1].mT)
-        return (outputs, {name: tangents[name] for name in self._others}), unit_tangents, bends if bend else []
+        return (outputs, {name: tangents[name] for name in self._others}), unit_tangents, products if curved else []
 
     def _pull_back(self, cotangent: Vector, workspace: Workspace, deltas: list[Tensor]) -> Tensor:
         """Return the gradient (k, D) for derivatives in output units and other parameters.

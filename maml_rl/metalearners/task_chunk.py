@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from maml_rl.adaptation import Adaptation, InnerLoop
-from maml_rl.derivatives import Linearisation, PolicyOnSamples, Workspace
+from maml_rl.derivatives import Linearization, PolicyOnSamples, Workspace
 from maml_rl.metalearners.objectives import OuterObjective
 from maml_rl.policies.policy import DistributionParams
 
@@ -48,7 +48,7 @@ class TaskChunk:
         self._inner, self._valid, self._objective = inner, valid, objective
         self._curvature, self._keep = curvature, keep
         self._old: _Old | None = None
-        self._linearised: tuple[Adaptation, Linearisation] | None = None
+        self._linearised: tuple[Adaptation, Linearization] | None = None
 
     def linearise(self, theta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
         """Make `theta` (D,) the old parameters.
@@ -88,7 +88,7 @@ class TaskChunk:
         """Forget what only products need."""
         self._linearised = None
 
-    def _linearise_again(self, workspace: Workspace) -> tuple[Adaptation, Linearisation]:
+    def _linearise_again(self, workspace: Workspace) -> tuple[Adaptation, Linearization]:
         inner, valid = self._curvature or (self._inner, self._valid)
         trajectory = self._compared().trajectory
         adapted = inner.linearise(trajectory[0], workspace, trajectory)

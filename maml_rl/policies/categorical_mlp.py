@@ -60,7 +60,7 @@ class CategoricalMLPPolicy(MLPPolicy):
         return Categorical(logits=self._network(observations, params))
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor]:
-        """Return the logits (..., K), in a tuple; not normalised."""
+        """Return the logits (..., K), in a tuple; not normalized."""
         return self.distribution_from_units(self._network(observations, params), params)
 
     def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor]:

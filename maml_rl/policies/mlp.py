@@ -36,7 +36,7 @@ class MLPPolicy(Policy):
         ValueError: If a size is not positive or the nonlinearity is unknown.
     """
 
-    memoryless = True
+    stateless = True
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ class NormalMLPPolicy(MLPPolicy):
     def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
         """Return `act` under fixed parameters; see `Policy.actor`."""
         stacked = params[self.layer_names[0][0]].dim() == 3
-        # Whoever derives from this class may act in another way.
+        # A subclass may act in another way.
         if type(self) is not NormalMLPPolicy or not stacked:
             return super().actor(params)
         layers = [(params[bias].unsqueeze(1), params[weight].mT) for weight, bias in self.layer_names]

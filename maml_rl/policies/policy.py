@@ -10,17 +10,13 @@ build distribution objects.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.distributions import Distribution
-
-if TYPE_CHECKING:
-    # A child that acts unpickles a policy, and needs no configs.
-    from maml_rl.config.config import Config
 
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
@@ -32,15 +28,15 @@ class Policy(nn.Module, ABC):
     Attributes:
         noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
         noise_size: how many such numbers per action.
-        memoryless: whether `act` depends on its arguments and the parameters alone and leaves nothing behind, so that
-            a copy in another process acts the same.
-        trained_with: the config of the run that the policy was loaded from, if it was.
+        stateless: whether an action depends on observation, noise and parameters alone. A copy of such a policy in
+            another process acts the same.
+        trained_with: what `load_policy` says about the run that the policy comes from; None for other policies.
     """
 
     noise_kind: Literal["normal", "uniform"]
     noise_size: int
-    memoryless: ClassVar[bool] = False
-    trained_with: "Config | None" = None
+    stateless: ClassVar[bool] = False
+    trained_with: Any = None
 
     @abstractmethod
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
@@ -65,7 +61,7 @@ class Policy(nn.Module, ABC):
         """
 
     def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return `act` as a function of observations and noise, for whoever acts many times under the same parameters.
+        """Return `act` as a function of observations and noise, for many calls under the same parameters.
 
         A policy may compute once what depends on the parameters alone. The actions are those of `act`, to the last bit.
         """

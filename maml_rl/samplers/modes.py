@@ -69,7 +69,7 @@ def fewest_tasks_to_act(
         pickle_policy(policy)
         return 1
     central = recv_timeout is not None or num_groups > 1 or num_workers == 0 or torch.device(device).type != "cpu"
-    if inference == "central" or central or not policy.memoryless:
+    if inference == "central" or central or not policy.stateless:
         return None
     try:
         pickle_policy(policy)

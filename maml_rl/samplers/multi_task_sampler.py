@@ -50,7 +50,7 @@ class MultiTaskSampler(Placed):
             have, at least one. None waits for all, and only then are results promised to repeat.
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process, for all children; "worker": in each child, which samples
-            whole episodes of its tasks by itself; "auto": in the children, which is faster, if the policy is memoryless
+            whole episodes of its tasks by itself; "auto": in the children, which is faster, if the policy is stateless
             and can be pickled, there is a task for every child, `device` is the CPU, and neither `recv_timeout` nor
             `num_groups` is given. The episodes are the same.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from maml_rl.derivatives import Linearisation, ParameterLayout, PolicyOnSamples, Samples, Workspace
-from maml_rl.derivatives.mlp import MLPLinearisation
+from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.derivatives.mlp import MLPLinearization
 from maml_rl.policies import NormalMLPPolicy, Policy
 from tests.synthetic import KINDS, OpaquePolicy, make_episodes, make_policy
 
@@ -43,7 +43,7 @@ class Problem:
         self.vectors = torch.randn((3, self.layout.size), generator=generator, dtype=torch.float64)
         self.workspace = Workspace()
 
-    def at(self, parameters: Tensor) -> Linearisation:
+    def at(self, parameters: Tensor) -> Linearization:
         with torch.no_grad():
             return self.on_samples.at(parameters, Workspace())
 
@@ -78,9 +78,9 @@ def test_hessian_product_is_the_slope_of_the_gradient(
 ) -> None:
     problem = Problem(make_policy(kind, nonlinearity, hidden_sizes), automatic)
     with torch.no_grad():
-        linearisation = problem.at(problem.parameters)
-        linearisation.differentiate(loss_of(problem.samples), problem.workspace, twice=True)
-        product = linearisation.hessian_product(problem.vectors, problem.workspace)
+        linearization = problem.at(problem.parameters)
+        linearization.differentiate(loss_of(problem.samples), problem.workspace, twice=True)
+        product = linearization.hessian_product(problem.vectors, problem.workspace)
     slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[1])
     torch.testing.assert_close(product, slopes, rtol=1e-6, atol=1e-8)
 
@@ -129,11 +129,11 @@ def test_deviation_below_its_bound_has_no_influence(automatic: bool) -> None:
     sigma = problem.layout.views(problem.parameters)["sigma"]
     sigma[:, 0], sigma[:, 1] = -3.0, 0.2
     with torch.no_grad():
-        linearisation = problem.at(problem.parameters)
-        _, gradient = linearisation.differentiate(loss_of(problem.samples), problem.workspace, twice=True)
+        linearization = problem.at(problem.parameters)
+        _, gradient = linearization.differentiate(loss_of(problem.samples), problem.workspace, twice=True)
         products = [
-            linearisation.hessian_product(problem.vectors, problem.workspace),
-            linearisation.fisher_product(problem.vectors, problem.workspace),
+            linearization.hessian_product(problem.vectors, problem.workspace),
+            linearization.fisher_product(problem.vectors, problem.workspace),
         ]
     slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[1])
     torch.testing.assert_close(products[0], slopes, rtol=1e-6, atol=1e-8)
@@ -146,7 +146,7 @@ def test_deviation_below_its_bound_has_no_influence(automatic: bool) -> None:
 def test_perceptrons_are_differentiated_by_hand_and_other_policies_automatically() -> None:
     for kind, nonlinearity in (("normal", "tanh"), ("categorical", "relu")):
         by_hand = Problem(make_policy(kind, nonlinearity), False)
-        assert isinstance(by_hand.at(by_hand.parameters), MLPLinearisation)
+        assert isinstance(by_hand.at(by_hand.parameters), MLPLinearization)
 
     class Doubled(NormalMLPPolicy):
         def distribution_from_units(self, units, params=None):  # type: ignore[no-untyped-def]
@@ -156,7 +156,7 @@ def test_perceptrons_are_differentiated_by_hand_and_other_policies_automatically
     others: list[Policy] = [doubled, OpaquePolicy(make_policy("normal")), make_policy("normal", torch.sigmoid)]
     for policy in others:
         problem = Problem(policy, False)
-        assert not isinstance(problem.at(problem.parameters), MLPLinearisation)
+        assert not isinstance(problem.at(problem.parameters), MLPLinearization)
 
 
 def test_hessian_product_before_the_loss_is_refused() -> None:

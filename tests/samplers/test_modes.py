@@ -29,7 +29,7 @@ class CountingPolicy(NormalMLPPolicy):
 class RememberingPolicy(CountingPolicy):
     """One whose copies in other processes would not act as itself does."""
 
-    memoryless = False
+    stateless = False
 
 
 @dataclasses.dataclass
