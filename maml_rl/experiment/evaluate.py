@@ -2,8 +2,8 @@
 
 import io
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.config.config import Halving
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.statistics import Statistic, interquartile_mean, mean, stratified_intervals
@@ -31,6 +32,8 @@ class Evaluation:
         step_sizes: (K,) size of each gradient step.
         returns: (N, K + 1, B) undiscounted return of every episode after 0 ... K steps.
         fixed_tasks: whether the tasks are those of a file, and not a sample of their family.
+        infos: (N, K + 1, B) by name, one number of each recorded info for every episode: the mean over its steps, or
+            that at its end.
     """
 
     env_name: str
@@ -39,6 +42,7 @@ class Evaluation:
     step_sizes: tuple[float, ...]
     returns: NDArray[np.float32]
     fixed_tasks: bool = False
+    infos: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
@@ -53,11 +57,14 @@ class Evaluation:
         """Return the returns after each number of steps as a table of text."""
         interval = f"{'95 % interval':>20}"
         lines = [f"{'gradient steps':>14}  {'mean return':>11}  {interval}  {'interquartile mean':>18}  {interval}"]
+        lines[0] += "".join(f"  {'mean ' + name:>11}" for name in self.infos)
         for step, rows in enumerate(zip(self.intervals(), self.intervals(interquartile_mean), strict=True)):
             cells = []
             for width, (value, low, high) in zip((11, 18), rows, strict=True):
                 interval = f"[{low:.2f}, {high:.2f}]"
                 cells.append(f"{value:>{width}.2f}  {interval:>20}")
+            for name, info in self.infos.items():
+                cells.append(f"{info[:, step].mean(dtype=np.float64):>{max(11, len('mean ' + name))}.3f}")
             lines.append("  ".join([f"{step:>14}", *cells]))
         return "\n".join(lines)
 
@@ -71,14 +78,17 @@ class Evaluation:
         """Write an `.npz` file, whole or not at all, that `numpy.load` reads without unpickling anything.
 
         It holds `returns` (N, K + 1, B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
-        interquartile mean; `step_sizes` (K,), `seed`, `fixed_tasks`, and as text `env_name` and `tasks` (a JSON list).
+        interquartile mean; `info/<name>` (N, K + 1, B) of each recorded info; `step_sizes` (K,), `seed`, `fixed_tasks`,
+        and as text `env_name` and `tasks` (a JSON list).
         """
         names = "mean", "low", "high", "iqm", "iqm_low", "iqm_high"
         columns = np.concatenate([self.intervals(), self.intervals(interquartile_mean)], axis=1).T
+        infos: dict[str, Any] = {f"info/{name}": info for name, info in self.infos.items()}
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
             returns=self.returns,
+            **infos,
             **dict(zip(names, columns, strict=True)),
             fixed_tasks=np.array(self.fixed_tasks),
             step_sizes=np.array(self.step_sizes),
@@ -125,7 +135,7 @@ def evaluate(
         if number < 1:
             raise ConfigError(f"{name} must be at least 1, got {number}")
     config = experiment.config
-    returns = []
+    returns, infos = [], []
     with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
         drawn = tasks is None
         if tasks is None:
@@ -146,6 +156,7 @@ def evaluate(
             )
             phases = [*train_episodes, valid_episodes]
             returns.append(np.stack([phase.episode_returns().cpu().numpy() for phase in phases], axis=1))
+            infos.append(episode_infos(phases))
             if on_batch is not None:
                 on_batch()
     return Evaluation(
@@ -155,7 +166,14 @@ def evaluate(
         tuple(step_sizes),
         np.concatenate(returns),
         fixed_tasks=not drawn or on_tasks is not None,
+        infos={name: np.concatenate([batch[name] for batch in infos]) for name in infos[0]},
     )
+
+
+def episode_infos(phases: Sequence[TaskEpisodes]) -> dict[str, NDArray[np.float32]]:
+    """Return one number of each recorded info for every episode of every phase, (M, phases, B) by name."""
+    of_phases = [phase.episode_infos() for phase in phases]
+    return {name: np.stack([infos[name].cpu().numpy() for infos in of_phases], axis=1) for name in of_phases[0]}
 
 
 def pooled_intervals(evaluations: Sequence[Evaluation], statistic: Statistic = mean) -> NDArray[np.float64]:

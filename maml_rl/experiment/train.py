@@ -125,6 +125,8 @@ def _iterate(iteration: int, config: Config, next_batch: Callable[[], Batch], me
     metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in batch.phases)}
     for step, episodes in enumerate(batch.phases):
         metrics[f"return/step_{step}"] = mean_return(episodes)
+        for name, info in episodes.episode_infos().items():
+            metrics[f"info/{name}/step_{step}"] = float(info.double().mean())
     metrics |= logs
     if config.prefetch:
         metrics["staleness"] = iteration - batch.version

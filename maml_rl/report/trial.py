@@ -14,7 +14,7 @@ from maml_rl.config.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, Task, same_tasks, step_schedule
+from maml_rl.experiment.evaluate import Evaluation, Task, episode_infos, same_tasks, step_schedule
 from maml_rl.experiment.task_files import load_tasks
 from maml_rl.report.runs import Run, RunGroup
 from maml_rl.runs.checkpoint import check_architecture, latest_intact
@@ -150,7 +150,11 @@ def _try(
         )
     phases = [*train_episodes, valid_episodes]
     returns = np.stack([phase.episode_returns().numpy() for phase in phases], axis=1)
-    return Trial(config, phases, Evaluation(config.env_name, config.seed, tasks, step_sizes, returns, fixed))
+    return Trial(
+        config,
+        phases,
+        Evaluation(config.env_name, config.seed, tasks, step_sizes, returns, fixed, episode_infos(phases)),
+    )
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
@@ -170,6 +174,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 np.asarray(arrays["returns"], np.float32),
                 # Files of earlier versions have no fixed tasks.
                 fixed_tasks="fixed_tasks" in arrays and bool(arrays["fixed_tasks"]),
+                infos={name.removeprefix("info/"): arrays[name] for name in arrays if name.startswith("info/")},
             )
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         return None, [f"{path} cannot be read ({error}); `test.py --overwrite --output {path}` writes it again."]

@@ -200,3 +200,24 @@ def test_table_has_a_row_for_every_number_of_steps() -> None:
     for row, words in zip(rows[1:], (["0", "10.00", "10.00"], ["1", "13.00", "13.00"]), strict=True):
         assert [row.split()[place] for place in (0, 1, 4)] == words
     assert len({len(row) for row in rows}) == 1
+
+
+def test_recorded_infos_are_evaluated_shown_and_saved(tmp_path: Path) -> None:
+    evaluation = evaluate(
+        make_experiment(config_of(env_name="lamp_env:Lamp-v0")),
+        num_batches=2,
+        meta_batch_size=3,
+        step_sizes=(0.1,),
+        num_workers=0,
+    )
+    power = np.array([task["power"] for task in evaluation.tasks])
+    np.testing.assert_allclose(evaluation.infos["power"], np.broadcast_to(power[:, None, None], (6, 2, 4)), rtol=1e-6)
+    success = evaluation.infos["success"]
+    assert success.shape == (6, 2, 4)
+    assert set(success.ravel().tolist()) == {0.0, 1.0}
+    heading, *rows = evaluation.table().splitlines()
+    assert heading.endswith("  mean power  mean success")
+    assert [row.split()[-1] for row in rows] == [f"{success[:, step].mean():.3f}" for step in (0, 1)]
+    evaluation.save(tmp_path / "results.npz")
+    with np.load(tmp_path / "results.npz") as arrays:
+        np.testing.assert_array_equal(arrays["info/success"], success)

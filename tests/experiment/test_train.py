@@ -255,3 +255,11 @@ def test_negative_number_of_workers_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_workers"):
         train(config_of(), tmp_path / "run", num_workers=-1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_means_of_recorded_infos_are_metrics(tmp_path: Path) -> None:
+    train(config_of(env_name="lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
+    for metrics in read_metrics(tmp_path / "run" / "metrics.jsonl"):
+        for step in (0, 1):
+            assert 0.0 < metrics[f"info/power/step_{step}"] < 1.0
+            assert 0.0 < metrics[f"info/success/step_{step}"] < 1.0

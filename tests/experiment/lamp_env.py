@@ -1,0 +1,39 @@
+"""A family whose infos are recorded, found by tests as `lamp_env:Lamp-v0`."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maml_rl.envs.meta_env import RecordedInfos
+
+HORIZON = 4
+
+
+class LampEnv(gymnasium.Env):
+    """Tells at every step the task's power, and at the end whether the last action was positive."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    recorded_infos: RecordedInfos = {"power": "step", "success": "episode"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.power = 0.0
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"power": float(power)} for power in self.np_random.uniform(size=num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.power = task["power"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=1).astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        info = {"power": self.power, "success": action[0] > 0.0}
+        return self.np_random.normal(size=1).astype(np.float32), float(action[0]), False, False, info
+
+
+gymnasium.register("Lamp-v0", entry_point=f"{__name__}:LampEnv", max_episode_steps=HORIZON)
