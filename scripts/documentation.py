@@ -1,7 +1,8 @@
 """What the documentation site does to its pages, so that they need no network and no scripts to be read.
 
 MkDocs calls the functions `on_...`. Formulas become MathML, which browsers set by themselves. Diagrams, blocks of
-Mermaid, become the pictures that `scripts/draw_diagrams.py` has drawn from them.
+Mermaid, become the pictures that `scripts/draw_diagrams.py` has drawn from them. A comment `<!-- settings: KEYS -->`
+becomes a table of these settings, read from the config's model, so that the page cannot differ from the code.
 """
 
 import hashlib
@@ -14,12 +15,16 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
+from maml_rl.config import Config
+from maml_rl.config.reference import Setting, describe_settings
+
 # MkDocs counts the warnings of its own loggers, and fails on them in strict mode.
 LOG = logging.getLogger("mkdocs.hooks.documentation")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
+_SETTINGS = re.compile(r"^<!-- settings: (.*) -->$", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -55,6 +60,29 @@ def with_pictures(markdown: str, page: str, docs: Path = DOCS) -> str:
     return _DIAGRAM.sub(to_picture, markdown)
 
 
+def with_settings(markdown: str) -> str:
+    """Put tables of settings in the place of the comments that ask for them; keys that there are not are left out."""
+    asked = _SETTINGS.findall(markdown)
+    known = {setting.key: setting for setting in describe_settings(Config)}
+    named = {key for keys in asked if keys != "all others" for key in keys.split()}
+
+    def to_table(match: re.Match[str]) -> str:
+        keys = [key for key in known if key not in named] if match[1] == "all others" else match[1].split()
+        return table_of([known[key] for key in keys if key in known])
+
+    return _SETTINGS.sub(to_table, markdown)
+
+
+def table_of(settings: list[Setting]) -> str:
+    """Return a table of settings in Markdown."""
+    rows = [
+        f"| `{setting.key}` | {setting.meaning} | {setting.allowed} "
+        f"| {'required' if setting.default is None else f'`{setting.default}`'} |"
+        for setting in settings
+    ]
+    return "\n".join(["| key | meaning | range | default |", "|---|---|---|---|", *rows])
+
+
 def with_formulas(page_html: str) -> str:
     """Put MathML in the place of LaTeX."""
 
@@ -67,7 +95,7 @@ def with_formulas(page_html: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Called with every page before it is rendered."""
-    return with_pictures(markdown, page.file.src_uri)
+    return with_settings(with_pictures(markdown, page.file.src_uri))
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:

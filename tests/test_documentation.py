@@ -1,6 +1,7 @@
 """The documentation is built as `make docs` does it; what it shows is run, or stands in an example that is."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -11,9 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import maml_rl
+from maml_rl.cli import main as cli
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
@@ -171,6 +174,40 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
     assert found
     for block in found:
         exec(block, {})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that writes everything that a run can write, and an evaluation of it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    sizes = {"hidden-sizes": [8], "fast-batch-size": 2, "meta-batch-size": 2, "num-batches": 1, "max-episode-steps": 5}
+    config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes, "prefetch": 1}))
+    train(config, folder, num_workers=0, profile=True)
+    options = ["--config", str(folder), "--output", str(folder.parent / "results.npz"), "--num-workers", "0"]
+    assert cli.main(["test", *options, "--meta-batch-size", "2", "--num-steps", "1"]) == 0
+    return folder
+
+
+def test_no_key_is_written_that_the_documentation_lacks(run: Path) -> None:
+    metrics, results = PAGES["outputs.md"].split("## Keys of the results file")
+    rows = [line.split("|")[1] for line in metrics.splitlines() if line.startswith("|")]
+    patterns = {re.escape(key) for row in rows for key in re.findall("`([^`]+)`", row)}
+    known = re.compile("|".join(patterns).replace("step_K", r"step_\d+").replace("STAGE", r"\w+"))
+    (line,) = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [key for key in json.loads(line) if not known.fullmatch(key)] == []
+    assert not known.fullmatch("undocumented")
+    with np.load(run.parent / "results.npz") as written:
+        assert [key for key in written if f"`{key}`" not in results] == []
+
+
+def test_every_file_of_a_run_is_documented(run: Path) -> None:
+    for path in run.iterdir():
+        assert f"`{path.name}" in PAGES["outputs.md"], path.name
+
+
+def test_every_setting_is_on_the_page_of_settings_once(site: Path) -> None:
+    rows = re.findall(r"<td><code>([\w-]+)</code></td>", (site / "settings.html").read_text(encoding="utf-8"))
+    assert sorted(rows) == sorted(str(field.alias) for field in Config.model_fields.values())
 
 
 def test_walk_through_shows_the_example_as_it_is() -> None:

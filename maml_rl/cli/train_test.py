@@ -9,6 +9,7 @@ from typing import Any
 
 from maml_rl.cli.console import Parser, add_log_level, not_negative, positive, run_command
 from maml_rl.config.config import Config, load_config
+from maml_rl.config.reference import describe_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 
@@ -38,8 +39,14 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     parser.set_defaults(prog=prog)
     _add_common(parser)
     settings = parser.add_argument_group("settings of the config, as YAML, to be replaced for this run")
-    for name, field in Config.model_fields.items():
-        settings.add_argument(f"--{field.alias}", dest=name, metavar="VALUE", help=field.description)
+    for setting in describe_settings(Config):
+        default = "required in the config" if setting.default is None else f"default {setting.default}"
+        settings.add_argument(
+            f"--{setting.key}",
+            dest=setting.key.replace("-", "_"),
+            metavar="VALUE",
+            help=f"{setting.meaning} [{setting.allowed}; {default}]".replace("%", "%%"),
+        )
     return run_command(parser, arguments, _train, _how_to_go_on)
 
 

@@ -70,28 +70,36 @@ class Config(BaseModel):
     ] = "maml"
     max_episode_steps: Annotated[Count | None, Field(description="time limit; null for the family's own")] = None
     gamma: Annotated[Fraction, Field(description="discount factor")] = 0.99
-    gae_lambda: Annotated[Fraction, Field(description="lambda of generalised advantage estimation")] = 1.0
-    bootstrap: Annotated[bool, Field(description="value of the final observation in truncated episodes")] = True
+    gae_lambda: Annotated[Fraction, Field(description="lambda of generalized advantage estimation")] = 1.0
+    bootstrap: Annotated[
+        bool, Field(description="add the value of the final observation where a time limit ends an episode")
+    ] = True
     first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
     hidden_sizes: Annotated[tuple[Count, ...], Field(strict=False, description="units of each hidden layer")] = (64, 64)
-    nonlinearity: Annotated[Literal["relu", "tanh"], BeforeValidator(_lower)] = "tanh"
+    nonlinearity: Annotated[
+        Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
+    ] = "tanh"
     fast_batch_size: Annotated[Count, Field(description="episodes for each task and phase")] = 20
-    num_steps: Annotated[Count, Field(description="inner steps in training")] = 1
+    num_steps: Annotated[Count, Field(description="inner steps (gradient steps on one task) in training")] = 1
     fast_lr: Annotated[Positive, Field(description="inner step size")] = 0.1
-    num_batches: Annotated[Count, Field(description="meta-updates")] = 500
+    num_batches: Annotated[Count, Field(description="iterations; each ends in one meta-update")] = 500
     meta_batch_size: Annotated[Count, Field(description="tasks for each meta-update")] = 20
-    max_kl: Annotated[Positive, Field(description="trust region")] = 1e-2
+    max_kl: Annotated[
+        Positive, Field(description="trust region: mean KL divergence that one meta-update may cause")
+    ] = 1e-2
     cg_iters: Annotated[Count, Field(description="conjugate gradient iterations")] = 10
-    cg_damping: Annotated[float, Field(ge=0, description="damping of the curvature")] = 1e-5
+    cg_damping: Annotated[float, Field(ge=0, description="added to the diagonal of the curvature")] = 1e-5
     curvature_fraction: Annotated[
         float, Field(gt=0, le=1, description="share of the episodes that the curvature is computed from")
     ] = 1.0
-    ls_max_steps: Annotated[Count, Field(description="tries of the line search")] = 15
-    ls_backtrack_ratio: Annotated[float, Field(gt=0, lt=1, description="shrinkage between tries")] = 0.8
+    ls_max_steps: Annotated[Count, Field(description="step lengths that the line search tries")] = 15
+    ls_backtrack_ratio: Annotated[
+        float, Field(gt=0, lt=1, description="length of each try of the line search relative to the one before")
+    ] = 0.8
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of every random stream")] = 0
-    slots_per_task: Annotated[Count | None, Field(description="environments for each task; null: one an episode")] = (
-        None
-    )
+    slots_per_task: Annotated[
+        Count | None, Field(description="environments for each task; null: one for each episode")
+    ] = None
     inference: Annotated[
         Literal["auto", "central", "worker"],
         Field(description="where the policy acts: main process (central), each child (worker), the faster one (auto)"),
@@ -100,9 +108,11 @@ class Config(BaseModel):
     recv_timeout: Annotated[
         Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow children; null: wait for all")
     ] = None
-    prefetch: Annotated[int, Field(ge=0, le=_MOST, description="batches collected ahead, during updates; 0: none")] = 0
-    checkpoint_every: Annotated[Count, Field(description="meta-updates between checkpoints")] = 10
-    keep_checkpoints: Annotated[Count, Field(description="newest checkpoints to keep, beside the best")] = 3
+    prefetch: Annotated[
+        int, Field(ge=0, le=_MOST, description="batches collected ahead of time, during meta-updates; 0: none")
+    ] = 0
+    checkpoint_every: Annotated[Count, Field(description="iterations between checkpoints")] = 10
+    keep_checkpoints: Annotated[Count, Field(description="newest checkpoints to keep, besides the best")] = 3
     evaluation_steps: Annotated[Count, Field(description="inner steps in evaluation")] = 3
     halve_step_size: Annotated[
         Halving, Field(description="in evaluation, halve the step size after the first step (once) or every (always)")
