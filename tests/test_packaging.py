@@ -15,7 +15,14 @@ SUPPORTED = SpecifierSet(PROJECT["requires-python"])
 # Releases that people have: the first of each minor version, what Debian and Ubuntu ship, and a late one.
 PYTHONS = [
     version
-    for minor, patches in {10: (0, 19), 11: (0, 2, 4, 5, 15), 12: (0, 3, 12), 13: (0, 5, 13), 14: (0, 3), 15: (0,)}.items()
+    for minor, patches in {
+        10: (0, 19),
+        11: (0, 2, 4, 5, 15),
+        12: (0, 3, 12),
+        13: (0, 5, 13),
+        14: (0, 3),
+        15: (0,),
+    }.items()
     for version in (f"3.{minor}.{patch}" for patch in patches)
     if version in SUPPORTED
 ]
