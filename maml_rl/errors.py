@@ -25,6 +25,10 @@ class ChildEnvTimeout(ChildEnvError, TimeoutError):
     """A child did not answer within `step_timeout`; the message holds its stack."""
 
 
+class ChildLost(ChildEnvError):
+    """A worker died; once it is replaced, what it had begun can be done again from the beginning."""
+
+
 class NonFiniteError(MamlRLError, ArithmeticError):
     """An observation, a reward or an action is NaN or infinite; the message names task, episode and step."""
 

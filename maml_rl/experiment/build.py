@@ -18,8 +18,6 @@ from maml_rl.errors import ConfigError, TaskError
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.modes import check_mode
-from maml_rl.samplers.placement import usable_cores
 
 # Arguments that the sampler gives, and those of Gymnasium: right, but not what somebody meant to write into a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps"}
@@ -58,23 +56,30 @@ class Experiment:
             ConfigError: If the config's way of collecting makes no sense.
         """
         config = self.config
-        modes = {} if evaluation else self._modes(num_workers)
-        return MultiTaskSampler(
-            self.env_maker,
-            config.env_kwargs,
-            batch_size=config.fast_batch_size,
-            policy=copy.deepcopy(self.policy) if config.prefetch and not evaluation else self.policy,
-            baseline=self.baseline,
-            seed=config.seed,
-            num_workers=num_workers,
-            slots_per_task=config.slots_per_task,
-            max_episode_steps=config.max_episode_steps,
-            evaluation=evaluation,
-            timer=timer,
-            **{"device": self.device, **modes},
-        )
+        modes = {} if evaluation else self._modes()
+        prefetched = config.prefetch > 0 and not evaluation
+        try:
+            return MultiTaskSampler(
+                self.env_maker,
+                config.env_kwargs,
+                batch_size=config.fast_batch_size,
+                policy=copy.deepcopy(self.policy) if prefetched else self.policy,
+                baseline=self.baseline,
+                seed=config.seed,
+                num_workers=num_workers,
+                slots_per_task=config.slots_per_task,
+                max_episode_steps=config.max_episode_steps,
+                evaluation=evaluation,
+                record_log_probs=prefetched,
+                timer=timer,
+                **{"device": self.device, **modes},
+            )
+        except ValueError as error:
+            if not modes:
+                raise
+            raise config.error(str(error), next(iter(modes)).replace("_", "-")) from error
 
-    def _modes(self, num_workers: int | None) -> dict[str, Any]:
+    def _modes(self) -> dict[str, Any]:
         """Return the sampler's arguments for the config's way of collecting."""
         config = self.config
         modes: dict[str, Any] = {
@@ -85,11 +90,7 @@ class Experiment:
         if config.inference == "worker":
             # The update may still run elsewhere.
             modes["device"] = "cpu"
-        try:
-            check_mode(num_workers=usable_cores() if num_workers is None else num_workers, **modes)
-        except ValueError as error:
-            raise config.error(str(error), next(iter(modes)).replace("_", "-")) from error
-        return {**modes, "record_log_probs": config.prefetch > 0}
+        return modes
 
 
 def make_experiment(config: Config, device: torch.device | str = "cpu") -> Experiment:

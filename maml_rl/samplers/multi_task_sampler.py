@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import torch
@@ -17,15 +17,23 @@ from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ChildLost
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.modes import Inference, check_mode, fewest_tasks_to_act
-from maml_rl.samplers.placement import Placed, Placement, usable_cores
-from maml_rl.samplers.rollout.rollout import rollout
+from maml_rl.samplers.backend import Inference, Phase, make_backend
+from maml_rl.samplers.closing import Closing
+from maml_rl.samplers.rollout.actor import log_probs_of
+from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 
+Result = TypeVar("Result")
 
-class MultiTaskSampler(Placed):
+
+class InterruptedSamplingError(RuntimeError):
+    """Another thread wants sampling to end."""
+
+
+class MultiTaskSampler(Closing):
     """Samples tasks of one family, and episodes of a policy in them, on several processes.
 
     Randomness is keyed by (seed, iteration, phase, task, episode): the episodes are bit-identical for any number of
@@ -41,6 +49,8 @@ class MultiTaskSampler(Placed):
         env: a callable in place of `env_name`; never an environment object, which could not cross to a child.
         seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
         num_workers: child processes; 0 steps in this process; None takes the number of usable cores.
+        backend: where the environments are: "in-process", "processes", or "auto", which is the former if
+            `num_workers` is 0 and else the latter. The episodes are the same.
         slots_per_task: environments per task, a divisor of B; None for B. With fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
@@ -75,6 +85,7 @@ class MultiTaskSampler(Placed):
         seed: int | None = None,
         num_workers: int | None = None,
         *,
+        backend: str = "auto",
         slots_per_task: int | None = None,
         max_episode_steps: int | None = None,
         start_method: str | None = None,
@@ -91,35 +102,33 @@ class MultiTaskSampler(Placed):
         if policy is None:
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
         self.batch_size = check_count("batch_size", batch_size)
-        self.num_workers = usable_cores() if num_workers is None else check_count("num_workers", num_workers, 0)
         self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
-        mode: dict[str, Any] = {
-            "num_workers": self.num_workers,
-            "inference": inference,
-            "recv_timeout": recv_timeout,
-            "num_groups": num_groups,
-            "device": device,
-        }
-        check_mode(**mode)
-        self.recv_timeout, self.num_groups, self.inference = recv_timeout, num_groups, inference
-        self.record_log_probs = record_log_probs
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        self.policy, self.baseline = policy, baseline
-        self.iteration, self.phase = -1, 0
-        self.evaluation, self.device, self.timer = evaluation, device, timer
-        self._placement = Placement(
-            env if env is not None else env_name,
-            env_kwargs,
-            num_workers=self.num_workers,
+        self._recipe = Recipe.of(env if env is not None else env_name, env_kwargs, max_episode_steps)
+        self._backend = make_backend(
+            backend,
+            self._recipe,
+            policy,
+            num_workers=num_workers,
             slots_per_task=self.slots_per_task,
-            max_episode_steps=max_episode_steps,
+            device=device,
+            inference=inference,
+            recv_timeout=recv_timeout,
+            num_groups=num_groups,
             start_method=start_method,
             step_timeout=step_timeout,
             max_restarts=max_restarts,
-            fewest_tasks_to_act=fewest_tasks_to_act(policy, **mode),
         )
+        self.policy, self.baseline = policy, baseline
+        self.iteration, self.phase = -1, 0
+        self.record_log_probs, self.evaluation, self.timer = record_log_probs, evaluation, timer
+        self._closed = self._interrupted = False
+
+    def prepare(self, num_tasks: int) -> None:
+        """Start the workers for phases of `num_tasks` tasks now, and not in the first phase; idle if they are there."""
+        self._replay(lambda: self._backend.prepare(check_count("num_tasks", num_tasks)))
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
         """Begin the next iteration and draw its tasks.
@@ -130,13 +139,17 @@ class MultiTaskSampler(Placed):
         Returns:
             M tasks; the same for the same seed and iteration.
         """
-        vector_env = self._placement.slots_for(check_count("num_tasks", num_tasks))
         iteration = self.iteration + 1
         purpose = Purpose.EVALUATION_TASKS if self.evaluation else Purpose.TASKS
-        seed = int(generator(StreamKey(self.seed, purpose, iteration)).integers(2**63))
-        tasks = self._placement.replayed(lambda: vector_env.sample_tasks(num_tasks, seed=seed))
+        tasks = self.draw_tasks(num_tasks, StreamKey(self.seed, purpose, iteration))
         self.seek(iteration)
         return tasks
+
+    def draw_tasks(self, num_tasks: int, key: StreamKey) -> list[Task]:
+        """Draw tasks from the random stream `key`, without beginning an iteration."""
+        check_count("num_tasks", num_tasks)
+        seed = int(generator(key).integers(2**63))
+        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed))
 
     def seek(self, iteration: int) -> None:
         """Continue as if `iteration` had just begun: the next `rollout` is its phase 0.
@@ -145,47 +158,44 @@ class MultiTaskSampler(Placed):
         """
         self.iteration, self.phase = iteration, 0
 
-    def rollout(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
+    def rollout(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        streams: PhaseStreams | None = None,
+    ) -> TaskEpisodes:
         """Sample B episodes of every task under fixed parameters: one phase.
 
         Args:
             tasks: M tasks.
             params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
+            streams: the random streams; None for those of the next phase of the iteration.
 
         Returns:
             Episodes (M, T, B, ...).
 
         Raises:
-            ChildEnvError: If an environment raised, or children died more than `max_restarts` times.
-            ChildEnvTimeout: If a child did not answer within `step_timeout`.
+            ChildEnvError: If an environment raised, or workers died more than `max_restarts` times.
+            ChildEnvTimeout: If a worker did not answer within `step_timeout`.
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
             TaskError: If a task is malformed.
         """
-        vector_env = self._placement.slots_for(check_count("the number of tasks", len(tasks)))
-        streams = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
-        slot_tasks = [task for task in tasks for _ in range(self.slots_per_task)]
+        check_count("the number of tasks", len(tasks))
+        is_next = streams is None
+        keyed = streams or PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
         def one_phase() -> TaskEpisodes:
-            vector_env.reset_task(slot_tasks)
-            return rollout(
-                vector_env,
-                self.policy,
-                params,
-                streams=streams,
-                num_tasks=len(tasks),
-                episodes_per_task=self.batch_size,
-                horizon=self._placement.horizon(),
-                tasks=tasks,
-                device=self.device,
-                recv_timeout=self.recv_timeout,
-                num_groups=min(self.num_groups, len(vector_env.parts)),
-                inference="worker" if self._placement.children_act(len(tasks)) else "central",
-                record_log_probs=self.record_log_probs,
-                timer=self.timer,
-            )
+            self._backend.prepare(len(tasks))
+            phase = Phase(tuple(tasks), self.policy, params, keyed, self.batch_size, self._horizon())
+            return self._backend.run(phase, self.timer)
 
-        episodes = self._placement.replayed(one_phase)
-        self.phase += 1
+        episodes = self._replay(one_phase)
+        if self.record_log_probs:
+            with self.timer.stage("inference"):
+                episodes.log_probs = log_probs_of(self.policy, params, episodes)
+        if is_next:
+            self.phase += 1
         return episodes
 
     def sample(
@@ -241,16 +251,52 @@ class MultiTaskSampler(Placed):
         """Have the thread that samples end with an error, and any later attempt too; may be called by any thread.
 
         Args:
-            now: kill the children, whatever they do; otherwise the phase is finished first.
+            now: kill the workers; otherwise the phase is finished first.
         """
-        self._placement.interrupt(now=now)
+        self._interrupted = True
+        if now:
+            self._backend.kill()
+
+    def close(self) -> None:
+        """End all workers; nothing can be sampled afterwards. Safe to call twice."""
+        self._closed = True
+        self._backend.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers on this machine that there are now."""
+        return self._backend.pids
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
         """Observation space of one environment."""
-        return self._placement.slots().single_observation_space
+        return self._replay(self._backend.describe).observation_space
 
     @property
     def single_action_space(self) -> gymnasium.Space[Any]:
         """Action space of one environment."""
-        return self._placement.slots().single_action_space
+        return self._replay(self._backend.describe).action_space
+
+    def _horizon(self) -> int:
+        horizon = self._recipe.max_episode_steps or self._backend.describe().max_episode_steps
+        if horizon is None:
+            raise ValueError(f"the environment {self._recipe.env} has no time limit; pass max_episode_steps")
+        return horizon
+
+    def _replay(self, work: Callable[[], Result]) -> Result:
+        """Do `work`, again after every loss of a worker: keyed streams make it come out the same.
+
+        Raises:
+            RuntimeError: If the sampler is closed.
+            InterruptedSamplingError: If another thread has called `interrupt`.
+        """
+        if self._closed:
+            raise RuntimeError("this sampler or evaluator is closed; make a new one")
+        self._backend.start_phase()
+        while not self._interrupted:
+            try:
+                return work()
+            except ChildLost:
+                if not self._interrupted:
+                    self._backend.recover()
+        raise InterruptedSamplingError("sampling was interrupted by another thread")

@@ -15,14 +15,13 @@ from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.modes import Inference, check_mode, fewest_tasks_to_act
-from maml_rl.samplers.placement import Placed, Placement, usable_cores
-from maml_rl.samplers.rollout.rollout import rollout
-from maml_rl.samplers.wire.env_recipe import Recipe
-from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
+from maml_rl.samplers.backend import Inference
+from maml_rl.samplers.closing import Closing
+from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
+from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed
 
 
-class PopulationEvaluator(Placed):
+class PopulationEvaluator(Closing):
     """Evaluates populations for evolution strategies and other methods that only need returns.
 
     The members of a population are to a rollout what the tasks of a batch are: each acts under its own parameters, all
@@ -58,6 +57,7 @@ class PopulationEvaluator(Placed):
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
         step_timeout: seconds a child may take for one command, or one step, before it counts as hung.
         max_restarts: how often children may be replaced within one generation.
+        backend: where the environments are; see `MultiTaskSampler`.
         timer: gets the seconds of every stage.
 
     Attributes:
@@ -85,31 +85,30 @@ class PopulationEvaluator(Placed):
         start_method: str | None = None,
         step_timeout: float = 60.0,
         max_restarts: int = 3,
+        backend: str = "auto",
         timer: StageTimer = NULL_TIMER,
     ) -> None:
-        num_workers = usable_cores() if num_workers is None else check_count("num_workers", num_workers, 0)
+        check_count("episodes", episodes)
         self._layout, own = ParameterLayout(policy), next(policy.parameters())
-        mode: dict[str, Any] = {"num_workers": num_workers, "inference": inference, "device": own.device}
-        check_mode(**mode)
-        recipe = Recipe.of(env, env_kwargs, max_episode_steps)
-        if num_workers:
-            # Refused here rather than in the first generation.
-            recipe.pickled()
-        self._episodes, self._seed = check_count("episodes", episodes), check_seed(seed)
-        self._policy, self._task, self._common_noise, self._timer = policy, task, common_noise, timer
-        self._dtype, self._device = own.dtype, own.device
-        self.size, self.generation, self._num_draws = self._layout.size, 0, 0
-        self._placement = Placement(
+        self._sampler = MultiTaskSampler(
             env,
             env_kwargs,
+            episodes,
+            policy,
+            seed=check_seed(seed),
             num_workers=num_workers,
-            slots_per_task=episodes,
+            backend=backend,
             max_episode_steps=max_episode_steps,
+            inference=inference,
             start_method=start_method,
             step_timeout=step_timeout,
             max_restarts=max_restarts,
-            fewest_tasks_to_act=fewest_tasks_to_act(policy, **mode, recv_timeout=None, num_groups=1),
+            device=own.device,
+            timer=timer,
         )
+        self._seed, self._policy, self._task, self._common_noise = seed, policy, task, common_noise
+        self._dtype = own.dtype
+        self.size, self.generation, self._num_draws = self._layout.size, 0, 0
 
     def policy_weights(self) -> NDArray[np.float64]:
         """Return the policy's own parameters as weights, (D,)."""
@@ -150,39 +149,29 @@ class PopulationEvaluator(Placed):
         num_members = len(next(iter(params.values())))
         if tasks is not None and len(tasks) != num_members:
             raise ValueError(f"expected one task for each of the {num_members} members, got {len(tasks)}")
-        slots = self._placement.slots_for(num_members)
         if tasks is None:
             if self._task is None:
+                # Otherwise drawing it would start workers for a single task.
+                self._sampler.prepare(num_members)
                 (self._task,) = self._draw_tasks(1, 0)
             tasks = [self._task] * num_members
-        slot_tasks = [task for task in tasks for _ in range(self._episodes)]
         streams = PhaseStreams(self._seed, self.generation, 0, common=self._common_noise)
-
-        def one_generation() -> NDArray[np.float64]:
-            slots.reset_task(slot_tasks)
-            found = rollout(
-                slots,
-                self._policy,
-                params,
-                streams=streams,
-                num_tasks=num_members,
-                episodes_per_task=self._episodes,
-                horizon=self._placement.horizon(),
-                device=self._device,
-                inference="worker" if self._placement.children_act(num_members) else "central",
-                timer=self._timer,
-            )
-            returns: NDArray[np.float64] = found.episode_returns().double().mean(1).numpy()
-            return returns
-
-        returns = self._placement.replayed(one_generation)
+        episodes = self._sampler.rollout(tasks, params, streams=streams)
+        returns: NDArray[np.float64] = episodes.episode_returns().double().mean(1).numpy()
         self.generation += 1
         return returns
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers on this machine that there are now."""
+        return self._sampler.pids
+
+    def close(self) -> None:
+        """End all workers; nothing can be evaluated afterwards. Safe to call twice."""
+        self._sampler.close()
+
     def _draw_tasks(self, num_tasks: int, number: int) -> list[Task]:
-        slots = self._placement.slots()
-        seed = int(generator(StreamKey(self._seed, Purpose.TASKS, number)).integers(2**63))
-        return self._placement.replayed(lambda: slots.sample_tasks(num_tasks, seed=seed))
+        return self._sampler.draw_tasks(num_tasks, StreamKey(self._seed, Purpose.TASKS, number))
 
     def _as_parameters(self, weights: ArrayLike | Sequence[ArrayLike]) -> dict[str, torch.Tensor]:
         """Return weights (P, D) as stacked parameters (P, ...)."""

@@ -181,11 +181,11 @@ def test_collector_acts_with_a_policy_of_its_own() -> None:
             2,
             r"'inference' in x.yaml, line 1: expected 'auto', 'central' or 'worker', got 'both'",
         ),
-        ({"num_groups": 2}, 1, r"'num-groups' in x.yaml, line 1: num_groups=2 needs at least as many children"),
-        ({"inference": "worker"}, 0, r"'inference' in x.yaml, line 1: .*needs children to act in"),
+        ({"num_groups": 2}, 1, r"'num-groups' in x.yaml, line 1: num_groups=2 needs at least as many workers"),
+        ({"inference": "worker"}, 0, r"'inference' in x.yaml, line 1: .*needs workers to act in"),
         ({"inference": "worker", "recv_timeout": 0.1}, 2, r"'inference' in .*recv_timeout and .* exclude each other"),
         ({"num_groups": 2, "recv_timeout": 0.1}, 2, r"'num-groups' in .*exclude each other"),
-        ({"recv_timeout": 0.1}, 0, r"'recv-timeout' in .*needs children to wait for"),
+        ({"recv_timeout": 0.1}, 0, r"'recv-timeout' in .*needs workers to wait for"),
     ],
 )
 def test_combination_that_makes_no_sense_is_refused_with_its_place(

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.samplers.parent.vector_env import ChildLost, ParallelVectorEnv
+from maml_rl.errors import ChildLost
+from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 
 NUM_SLOTS = 5
 SEED = 7

@@ -185,8 +185,8 @@ def test_closed_sampler_says_so(sampler: MultiTaskSampler) -> None:
         ({"slots_per_task": 2}, "slots_per_task must divide batch_size, got 2 and 3"),
         ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
         ({"num_groups": 0}, "num_groups must be an integer of at least 1"),
-        ({"num_groups": 2, "num_workers": 1}, "num_groups=2 needs at least as many children"),
-        ({"num_groups": 2, "num_workers": 0}, "num_groups=2 needs at least as many children"),
+        ({"num_groups": 2, "num_workers": 1}, "num_groups=2 needs at least as many workers"),
+        ({"num_groups": 2, "num_workers": 0}, "num_groups=2 needs at least as many workers"),
         ({"num_groups": 2, "num_workers": 2, "recv_timeout": 0.1}, "exclude each other"),
         ({"recv_timeout": -0.1}, "recv_timeout must be None or a number of seconds"),
         ({"seed": -1}, "a seed must be an integer"),
@@ -199,7 +199,7 @@ def test_number_out_of_range_is_named(policy: NormalMLPPolicy, options: dict[str
 
 
 def test_environment_object_is_refused_with_the_remedy(policy: NormalMLPPolicy) -> None:
-    with closing(make_vector_env("2DNavigation-v0")) as env, pytest.raises(TypeError, match="pass its class"):
+    with closing(make_vector_env("2DNavigation-v0")) as env, pytest.raises(TypeError, match="pass its id, its class"):
         MultiTaskSampler(None, policy=policy, env=env)
 
 

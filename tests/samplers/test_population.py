@@ -346,7 +346,7 @@ def test_lambda_is_refused_before_any_child_starts_and_taken_where_there_is_none
         ({"num_workers": -1}, "num_workers must be an integer of at least 0, got -1"),
         ({"episodes": 0}, "episodes must be an integer of at least 1, got 0"),
         ({"seed": -1}, "a seed must be an integer"),
-        ({"inference": "worker"}, "needs children to act in, but num_workers is 0"),
+        ({"inference": "worker"}, "needs workers to act in, but num_workers is 0"),
         ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
     ],
 )

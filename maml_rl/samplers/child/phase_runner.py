@@ -78,14 +78,14 @@ class PhaseRunner:
             for name, constant in self._policy.named_buffers():
                 constant.copy_(torch.from_numpy(self._shared.constants[name]))
         self._env.begin(command.generation)
-        streams = command.streams._replace(first_task=self._first_task)
+        streams = command.streams._replace(first_task=command.streams.first_task + self._first_task)
         timer = StageTimer() if command.timed else NULL_TIMER
         try:
             collect(
                 self._env,
                 self._policy,
                 self._params,
-                EpisodeRecorder(self._episodes, self._first_task),
+                EpisodeRecorder(self._episodes, streams.first_task),
                 streams=streams,
                 timer=timer,
             )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.samplers.parent.worker import ChildLost
+from maml_rl.errors import ChildLost
 from maml_rl.samplers.parent.worker_pool import Crew
 from maml_rl.samplers.wire.commands import Bind, Load, Make, Ready, ResetTask
 from maml_rl.samplers.wire.describing import describe_slots

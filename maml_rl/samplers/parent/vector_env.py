@@ -17,13 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
-from maml_rl.errors import ChildEnvError, TaskError
+from maml_rl.errors import ChildEnvError, ChildLost, TaskError
 from maml_rl.samplers.closing import Closing
 from maml_rl.samplers.parent.infos import join_infos
 from maml_rl.samplers.parent.parts import split_slots
 from maml_rl.samplers.parent.phases import ChildPhases
 from maml_rl.samplers.parent.startup import Startup
-from maml_rl.samplers.parent.worker import ChildLost as ChildLost
 from maml_rl.samplers.parent.worker_pool import Crew
 from maml_rl.samplers.wire.channel import encode
 from maml_rl.samplers.wire.commands import GiveInfos, Infos, Reset, ResetBuffers, ResetTask, SampleTasks, Step, Tasks

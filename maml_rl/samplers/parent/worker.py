@@ -8,17 +8,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ChildEnvError
 from maml_rl.samplers.wire.channel import Channel
 from maml_rl.samplers.wire.commands import Command, Reply
 from maml_rl.samplers.wire.describing import describe_command, describe_slots, describe_task, describe_tasks
 
 if TYPE_CHECKING:
     from maml_rl.samplers.parent.launcher import ChildProcess
-
-
-class ChildLost(ChildEnvError):
-    """A child died. `ParallelVectorEnv.recover` replaces it; the phase has to be repeated from its beginning."""
 
 
 class Child:

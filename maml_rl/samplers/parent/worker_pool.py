@@ -11,8 +11,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ChildLost
 from maml_rl.samplers.parent.faults import failure, hang, repeated_death
-from maml_rl.samplers.parent.worker import Child, ChildLost, wait_for_ends
+from maml_rl.samplers.parent.worker import Child, wait_for_ends
 from maml_rl.samplers.wire.channel import encode
 from maml_rl.samplers.wire.commands import Close, Command, Failed, Reply, RunPhase
 from maml_rl.samplers.wire.describing import describe_exit, describe_stack

@@ -10,7 +10,6 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.rollout.actor import log_probs_of
 from maml_rl.samplers.rollout.in_children import collect_in_children
 from maml_rl.samplers.rollout.loop import collect
 from maml_rl.samplers.rollout.recorder import EpisodeArrays, EpisodeRecorder
@@ -31,7 +30,6 @@ def rollout(
     recv_timeout: float | None = None,
     num_groups: int = 1,
     inference: Literal["central", "worker"] = "central",
-    record_log_probs: bool = False,
     timer: StageTimer = NULL_TIMER,
 ) -> TaskEpisodes:
     """Sample one episode per slot and wave under fixed parameters.
@@ -42,7 +40,7 @@ def rollout(
         vector_env: M * S slots which already have their tasks.
         policy: chooses the actions.
         params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
-        streams: the random streams of this phase.
+        streams: the random streams of this phase; `streams.first_task` is the number of the first task.
         num_tasks: M.
         episodes_per_task: B, a multiple of S.
         horizon: T; an episode still running after T steps is truncated there.
@@ -52,7 +50,6 @@ def rollout(
         num_groups: groups of children that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process; "worker": in the children, each of which samples all
             episodes of its tasks by itself. `device`, `recv_timeout` and `num_groups` then have no meaning.
-        record_log_probs: record the log-probability of every action under the policy that chose it.
         timer: gets the seconds of the stages.
 
     Returns:
@@ -71,15 +68,11 @@ def rollout(
             vector_env,
             policy,
             params,
-            EpisodeRecorder(arrays),
+            EpisodeRecorder(arrays, streams.first_task),
             streams=streams,
             device=device,
             recv_timeout=recv_timeout,
             num_groups=num_groups,
             timer=timer,
         )
-    episodes = TaskEpisodes(**arrays.by_name(), tasks=tasks)
-    if record_log_probs:
-        with timer.stage("inference"):
-            episodes.log_probs = log_probs_of(policy, params, episodes)
-    return episodes
+    return TaskEpisodes(**arrays.by_name(), tasks=tasks)

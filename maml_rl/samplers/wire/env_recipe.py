@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from maml_rl.envs.making import env_id, make_vector_env
+from maml_rl.envs.arguments import check_count
+from maml_rl.envs.making import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import find_spec
 from maml_rl.samplers.wire.describing import describe_env, describe_task
@@ -34,14 +35,12 @@ class Recipe:
     spec: EnvSpec | None
 
     @classmethod
-    def of(
-        cls, env: str | Callable[..., Any], env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None
-    ) -> Recipe:
+    def of(cls, env: EnvMaker | None, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None) -> Recipe:
         """Return the recipe for what a user passed.
 
         Raises:
             TypeError: If `env` is an environment object, or neither an id nor a callable.
-            ValueError: If no such id is registered.
+            ValueError: If no such id is registered, or `max_episode_steps` is not positive.
         """
         if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
             raise TypeError(
@@ -50,19 +49,23 @@ class Recipe:
             )
         if not isinstance(env, str) and not callable(env):
             raise TypeError(f"expected a registered id or a callable that makes the environment, got {env!r}")
+        if max_episode_steps is not None:
+            check_count("max_episode_steps", max_episode_steps)
         name = env_id(env)
         spec = find_spec(name) if name else None
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
-    def make(self, num_envs: int) -> MetaVectorEnv:
-        """Return the environment with `num_envs` slots."""
+    def make(self, num_envs: int, num_threads: int = 1) -> MetaVectorEnv:
+        """Return the environment with `num_envs` slots; its physics may use `num_threads` threads."""
         if self.spec is not None and self.spec.id not in gymnasium.registry:
             # Modules register their ids themselves, and Gymnasium would warn of what is there before them.
             for place in (env_id(self.env), self.spec.entry_point):
                 if isinstance(place, str) and ":" in place:
                     import_module(place.partition(":")[0])
             gymnasium.registry.setdefault(self.spec.id, self.spec)
-        return make_vector_env(self.env, self.env_kwargs, num_envs, max_episode_steps=self.max_episode_steps)
+        return make_vector_env(
+            self.env, self.env_kwargs, num_envs, max_episode_steps=self.max_episode_steps, num_threads=num_threads
+        )
 
     def pickled(self) -> bytes:
         """Return the recipe as bytes.

@@ -23,8 +23,7 @@ from phases import (
     play_until_through,
 )
 
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout
-from maml_rl.samplers.parent.vector_env import ChildLost
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -17,10 +17,9 @@ from iterations import digests
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import make_vector_env
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
-from maml_rl.samplers.parent.worker import ChildLost
 from maml_rl.samplers.parent.worker_pool import Crew
 from maml_rl.samplers.rollout.rollout import rollout
 from maml_rl.samplers.wire.commands import RunPhase
@@ -293,10 +292,10 @@ def test_parameters_of_another_version_are_refused() -> None:
     ("options", "message"),
     [
         ({"inference": "workers"}, "inference must be one of auto, central, worker, got 'workers'"),
-        ({"num_workers": 0}, "needs children to act in, but num_workers is 0"),
+        ({"num_workers": 0}, "needs workers to act in, but num_workers is 0"),
         ({"recv_timeout": 0.1}, "recv_timeout and inference='worker' exclude each other"),
         ({"num_groups": 2}, "num_groups and inference='worker' exclude each other"),
-        ({"device": "cuda"}, r"acts on the CPU, in every child, got device='cuda'"),
+        ({"device": "cuda"}, r"acts on the CPU, in every worker, got device='cuda'"),
     ],
 )
 def test_combination_that_makes_no_sense_is_refused_with_the_reason(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,194 @@
+"""Backends: the same episodes from each of them, for any range of the tasks; and where the policy acts by default."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from maml_rl import MultiTaskSampler
+from maml_rl.policies import NormalMLPPolicy, Policy
+from maml_rl.policies.policy import Params
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.backend import Phase, RolloutBackend, make_backend
+from maml_rl.samplers.wire.env_recipe import Recipe
+from maml_rl.seeding import PhaseStreams
+
+pytestmark = pytest.mark.timeout(60)
+
+# Forked children have the torch of this process, and so start at once.
+BACKENDS: dict[str, dict[str, Any]] = {
+    "in-process": {},
+    "processes, central": {"num_workers": 2, "inference": "central"},
+    "processes, auto": {"num_workers": 2},
+}
+
+
+@contextmanager
+def backend_of(policy: Policy, num_workers: int = 0, **options: Any) -> Iterator[RolloutBackend]:
+    settings: dict[str, Any] = {"inference": "auto", "recv_timeout": None, "num_groups": 1, "start_method": "fork"}
+    recipe = Recipe.of("2DNavigation-v0", None, 4)
+    backend = make_backend(
+        "auto", recipe, policy, num_workers=num_workers, slots_per_task=1, device="cpu", **{**settings, **options}
+    )
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+# The protocol.
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_part_of_a_phase_has_the_episodes_of_the_whole_phase_there(name: str) -> None:
+    policy = NormalMLPPolicy(2, 2, (4,))
+    stacked = {name: value.detach() for name, value in policy.stack_parameters(5).items()}
+    stacked["mu.bias"] = stacked["mu.bias"] + torch.arange(5.0).unsqueeze(1) * 0.01
+    with backend_of(policy, **BACKENDS[name]) as backend:
+        tasks = tuple(backend.sample_tasks(5, 3))
+        for params in (stacked, {**stacked, "sigma": policy.state_dict()["sigma"]}):
+            whole = Phase(tasks, policy, params, PhaseStreams(7, 1, 0), 2, 4)
+            expected = backend.run(whole, NULL_TIMER)
+            for part in (slice(0, 2), slice(2, 5)):
+                found = backend.run(whole.part(part), NULL_TIMER)
+                assert torch.equal(found.observations, expected.observations[part])
+                assert torch.equal(found.actions, expected.actions[part])
+                assert torch.equal(found.rewards, expected.rewards[part])
+
+
+def test_part_of_a_part_counts_tasks_from_the_first_of_all() -> None:
+    tasks = tuple({"goal": [number, 0.0]} for number in range(6))
+    phase = Phase(tasks, NormalMLPPolicy(2, 2, (4,)), None, PhaseStreams(0, 0, 0), 2, 4)
+    part = phase.part(slice(2, 6)).part(slice(1, 3))
+    assert part.tasks == tasks[3:5]
+    assert part.streams.first_task == 3
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_draws_the_same_tasks_and_describes_the_same_slots(name: str) -> None:
+    policy = NormalMLPPolicy(2, 2, (4,))
+    with backend_of(policy) as in_process, backend_of(policy, **BACKENDS[name]) as backend:
+        assert backend.describe() == in_process.describe()
+        assert backend.describe().max_episode_steps == 4
+        goals = [[tuple(task["goal"]) for task in each.sample_tasks(3, 11)] for each in (backend, in_process)]
+        assert goals[0] == goals[1]
+        assert len(set(goals[0])) == 3
+
+
+def test_preparing_starts_the_workers_that_the_phase_uses() -> None:
+    policy = NormalMLPPolicy(2, 2, (4,))
+    with MultiTaskSampler(
+        "2DNavigation-v0", {}, 2, policy, seed=0, num_workers=2, start_method="fork", max_episode_steps=3
+    ) as sampler:
+        assert sampler.pids == []
+        sampler.prepare(4)
+        pids = sampler.pids
+        assert len(pids) == 2
+        sampler.rollout(sampler.sample_tasks(4))
+        assert sampler.pids == pids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "threads"}, "backend must be one of auto, in-process, processes, got 'threads'"),
+        ({"backend": "processes", "num_workers": 0}, "needs workers, but num_workers is 0"),
+        ({"backend": "in-process", "num_workers": 2}, "has no workers, but num_workers is 2"),
+    ],
+)
+def test_backend_that_cannot_be_is_refused_with_the_remedy(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2), **options)
+
+
+def test_backend_in_this_process_needs_no_number_of_workers() -> None:
+    with MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2), seed=0, backend="in-process") as sampler:
+        assert len(sampler.rollout(sampler.sample_tasks(2))) == 2
+        assert sampler.pids == []
+
+
+# Where the policy acts.
+
+
+class CountingPolicy(NormalMLPPolicy):
+    """Counts how often it acts in this process."""
+
+    calls = 0
+
+    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
+        type(self).calls += 1
+        return super().act(observations, noise, params)
+
+
+class RememberingPolicy(CountingPolicy):
+    """One whose copies in other processes would not act as itself does."""
+
+    stateless = False
+
+
+@dataclasses.dataclass
+class Case:
+    """A sampler with two children, and whether the policy is to act in them."""
+
+    in_children: bool
+    num_tasks: int = 2
+    policy: type[CountingPolicy] = CountingPolicy
+    nonlinearity: Any = "tanh"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(True), id="a task for every child"),
+        pytest.param(Case(True, 5), id="more tasks than children"),
+        pytest.param(Case(False, 1), id="a child without a task"),
+        pytest.param(Case(True, 1, options={"inference": "worker"}), id="a child without a task, but asked for"),
+        pytest.param(Case(False, policy=RememberingPolicy), id="a policy with a memory"),
+        pytest.param(Case(False, nonlinearity=lambda units: torch.relu(units)), id="a policy that cannot be pickled"),
+        pytest.param(Case(False, options={"inference": "central"}), id="asked for the parent"),
+        pytest.param(Case(False, options={"recv_timeout": 1.0}), id="recv_timeout"),
+        pytest.param(Case(False, options={"num_groups": 2}), id="num_groups"),
+        pytest.param(Case(False, options={"num_workers": 0}), id="no children"),
+    ],
+)
+def test_policy_acts_in_the_children_where_that_is_possible_and_pays(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CountingPolicy, "calls", 0)
+    monkeypatch.setattr(RememberingPolicy, "calls", 0)
+    policy = case.policy(2, 2, (4,), case.nonlinearity)
+    options = {"num_workers": 2, "start_method": "fork", "max_episode_steps": 3, "seed": 0, **case.options}
+    with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, **options) as sampler:
+        sampler.rollout(sampler.sample_tasks(case.num_tasks))
+    assert (case.policy.calls == 0) == case.in_children
+
+
+def test_number_of_tasks_decides_anew_every_time() -> None:
+    policy = NormalMLPPolicy(2, 2, (4,))
+    options: dict[str, Any] = {"start_method": "fork", "max_episode_steps": 3, "seed": 0}
+    with (
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=2, **options) as sampler,
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=0, **options) as in_process,
+    ):
+        for num_tasks in (4, 1, 4):
+            tasks = sampler.sample_tasks(num_tasks)
+            assert sampler.rollout(tasks).digest() == in_process.rollout(in_process.sample_tasks(num_tasks)).digest()
+
+
+def test_timer_gets_the_stages_of_children_that_act() -> None:
+    timer = StageTimer()
+    options: dict[str, Any] = {"start_method": "fork", "max_episode_steps": 20, "seed": 0, "timer": timer}
+    with MultiTaskSampler("2DNavigation-v0", {}, 4, NormalMLPPolicy(2, 2, (4,)), num_workers=2, **options) as sampler:
+        start = perf_counter()
+        sampler.rollout(sampler.sample_tasks(4))
+        whole = perf_counter() - start
+    seconds = timer.take()
+    assert {"inference", "assembly", "waiting"} <= seconds.keys()
+    assert min(seconds["inference"], seconds["assembly"]) > 0.0
+    assert sum(seconds.values()) <= whole
