@@ -4,6 +4,13 @@ Each carries one message that says what happened, where, and what to do about it
 so that they survive pickling between processes.
 """
 
+import sysconfig
+import traceback
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parent)
+_LIBRARIES = _PACKAGE, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+
 
 class MamlRLError(Exception):
     """Base of every exception that maml_rl raises on purpose."""
@@ -35,3 +42,23 @@ class NonFiniteError(MamlRLError, ArithmeticError):
 
 class CheckpointError(MamlRLError, RuntimeError):
     """A checkpoint is missing, truncated, altered, or of another architecture."""
+
+
+def explain(error: BaseException) -> str:
+    """Return an exception of any kind on one line: what it is, where in the user's own code it was raised, and why.
+
+    An exception that this package raises speaks for itself, so it is its message alone.
+    """
+    message = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        message, places = error.msg, [(error.filename, error.lineno)]
+    elif not places and frames and frames[-1].filename.startswith(_PACKAGE) and message:
+        return message
+    name = type(error).__name__
+    if places:
+        path, line = places[-1]
+        here = Path(path).resolve()
+        name += f" in {here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else path}, line {line}"
+    return f"{name}: {message}" if message else name

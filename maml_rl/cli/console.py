@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the arguments, and exit."""
-        self.exit(BAD_INPUT, f"{self.prog}: error: {message} (--help lists the options)\n")
+        self.exit(BAD_INPUT, f"{self.prog}: error: {_printable(message)} (--help lists the options)\n")
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
@@ -55,12 +55,17 @@ def run_command(
         print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
         return INTERRUPTED
     except (ConfigError, CheckpointError, TaskError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {_printable(str(error))}", file=sys.stderr)
         return BAD_INPUT
     except (MamlRLError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _printable(text: str) -> str:
+    """Return a text that stays on one line of a terminal; what a user has typed may hold anything."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import textwrap
 import warnings
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ from typing import Any
 
 from maml_rl.cli.console import BAD_INPUT, Parser, add_log_level, not_negative, run_command
 from maml_rl.cli.train_test import run_test, run_train
-from maml_rl.errors import ConfigError, MamlRLError
+from maml_rl.errors import ConfigError, MamlRLError, explain
 
 # What Gymnasium puts around its remarks to make them yellow.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
@@ -127,47 +128,67 @@ def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl c
 
 
 def _check_env(options: Namespace) -> None:
+    env = _make_env(options.env, _kwargs(options.env_kwargs))
+    try:
+        _check_made(env, options.env)
+    except BaseException:
+        with suppress(Exception):
+            env.close()
+        raise
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise MamlRLError(f"{options.env}: close() raises {explain(error)}") from error
+    # A class has no id that a config could name.
+    name = repr(options.env) if env.spec is not None else options.env.rpartition(":")[2]
+    print(f"{options.env} is a task family; MultiTaskSampler({name}, ...) samples it")
+
+
+def _check_made(env: Any, name: str) -> None:
+    """Check an environment, and print what it keeps."""
     from gymnasium.utils.env_checker import check_env
 
     from maml_rl.envs import check_meta_env
 
-    env = _make_env(options.env, _kwargs(options.env_kwargs))
-    try:
-        for check, promises in (
-            (check_meta_env, "tasks are drawn, set, kept over resets, and refused where malformed"),
-            (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
-        ):
-            try:
-                with warnings.catch_warnings(record=True) as remarks:
-                    warnings.simplefilter("always")
-                    check(env)
-            except Exception as error:
-                # Whatever somebody's environment raises, a check that fails is its answer.
-                raise MamlRLError(f"{options.env}: {' '.join(str(error).split()) or type(error).__name__}") from error
-            for remark in dict.fromkeys(_ESCAPE.sub("", str(remark.message)) for remark in remarks):
-                print(f"note: {remark}")
-            print(f"ok: {promises}")
-    finally:
-        env.close()
-    # A class has no id that a config could name.
-    name = repr(options.env) if env.spec is not None else options.env.rpartition(":")[2]
-    print(f"{options.env} is a task family; MultiTaskSampler({name}, ...) samples it")
+    for check, promises in (
+        (check_meta_env, "tasks are drawn, set, kept over resets, and refused where malformed"),
+        (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
+    ):
+        try:
+            with warnings.catch_warnings(record=True) as remarks:
+                warnings.simplefilter("always")
+                check(env)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Whatever the environment raises, a check that fails is its answer.
+            raise MamlRLError(f"{name}: {explain(error)}") from error
+        for remark in dict.fromkeys(_ESCAPE.sub("", str(remark.message)) for remark in remarks):
+            print(f"note: {remark}")
+        print(f"ok: {promises}")
 
 
 def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
     """Make an environment from an id or a class."""
     import gymnasium
 
-    from maml_rl.envs.registration import find_spec
+    from maml_rl.envs.registration import find_spec, import_named
 
     module, _, attribute = name.rpartition(":")
     make: Callable[..., Any]
     try:
-        found = getattr(import_module(module), attribute, None) if module else None
+        found = getattr(import_named(module, name), attribute, None) if module else None
         make = found if callable(found) else lambda **arguments: gymnasium.make(find_spec(name).id, **arguments)
-        return make(**kwargs)
-    except (ImportError, TypeError, ValueError, gymnasium.error.Error) as error:
-        raise ConfigError(f"{name} cannot be made: {' '.join(str(error).split())}") from error
+        env = make(**kwargs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigError(f"{name} cannot be made: {explain(error)}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"{name} makes {type(env).__name__}, which is no gymnasium.Env; derive it from that")
+    return env
 
 
 def _kwargs(text: str) -> dict[str, Any]:

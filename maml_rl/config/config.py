@@ -159,12 +159,17 @@ class Config(BaseModel):
             type(self).model_validate({"env-name": self.env_name, **values})
         except ValidationError as error:
             raise ConfigError(_explain(error.errors(include_url=False), replaced)) from None
-        lines = {path: line for path, line in self._source.lines.items() if path[0] not in values}
-        return self.from_mapping(Mapping(self._source.origin, {**self._source.values, **values}, lines))
+        source = self._source
+        replacements = {**source.replaced, **dict.fromkeys(values, origin)}
+        return self.from_mapping(Mapping(source.origin, {**source.values, **values}, source.lines, replacements))
 
     def error(self, message: str, *path: str) -> ConfigError:
         """Return an error about the value of a key, with its place: for checks that the config cannot make itself."""
         return ConfigError(f"{'.'.join(path)!r} in {self._source.place(*path)}: {message}")
+
+    def replaces(self, key: str) -> bool:
+        """Tell whether `override` has replaced a hyphenated key."""
+        return key in self._source.replaced
 
     def to_json(self) -> str:
         """Write every setting, defaults included, as JSON that `load_config` reads."""

@@ -4,10 +4,13 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+
+from maml_rl.errors import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,7 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     imported = None
     if module:
-        try:
-            imported = import_module(module)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"cannot import the module of {env_id!r}: {error}") from error
+        imported = import_named(module, env_id)
     if name not in gymnasium.registry and callable(getattr(imported, name, None)):
         raise ValueError(
             f"{env_id!r} is no id, but something that makes an environment; pass it itself, or give it an id in "
@@ -85,3 +85,21 @@ def find_spec(env_id: str) -> EnvSpec:
         hint = f"did you mean {close[0]!r}?" if close else f"the families are {', '.join(FAMILIES)}"
         raise ValueError(f"unknown family {name!r}; {hint}")
     return gymnasium.registry[name]
+
+
+def import_named(module: str, name: str) -> ModuleType:
+    """Import the module that the name of an environment begins with.
+
+    Raises:
+        ValueError: If that fails, whatever the module raises; in one line, with the place in the module.
+    """
+    if module.startswith("."):
+        raise ValueError(f"{name!r} names a module relative to another; give its full name, as in package.module:Id-v0")
+    try:
+        return import_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        file = "/" in module or module.endswith(".py")
+        hint = "; give the name of the module, not of its file" if file else ""
+        raise ValueError(f"cannot import the module of {name!r}: {explain(error)}{hint}") from error

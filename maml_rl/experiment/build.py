@@ -14,7 +14,7 @@ from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
 from maml_rl.envs.registration import find_spec
-from maml_rl.errors import ConfigError, TaskError
+from maml_rl.errors import ConfigError, TaskError, explain
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
@@ -105,15 +105,18 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     try:
         spec = find_spec(config.env_name)
     except ValueError as error:
-        raise config.error(_one_line(error), "env-name") from error
-    _check_env_kwargs(config, spec)
+        raise config.error(explain(error), "env-name") from error
     try:
+        _check_env_kwargs(config, spec)
         env = make_vector_env(_env_maker(config), config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
-    except (TypeError, ValueError, AttributeError, ImportError, gymnasium.error.Error) as error:
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # Whatever the environment raises, and wherever it ends.
         key = "env-kwargs" if config.env_kwargs else "env-name"
         if config.method == "oracle" and isinstance(error, TaskError):
             key = "method"
-        raise config.error(f"{config.env_name} cannot be made: {_one_line(error)}", key) from error
+        raise config.error(f"{config.env_name} cannot be made: {explain(error)}{_remedy(config)}", key) from error
     try:
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
@@ -122,7 +125,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        raise config.error(_one_line(error), "env-name") from error
+        raise config.error(explain(error), "env-name") from error
     finally:
         env.close()
     return Experiment(config, policy.to(device), baseline, device)
@@ -143,9 +146,12 @@ def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
         return
     for name in config.env_kwargs:
         if name not in parameters:
-            hint = suggest(name, [known for known in parameters if known not in _NOT_SUGGESTED])
+            hint = _remedy(config) or suggest(name, [known for known in parameters if known not in _NOT_SUGGESTED])
             raise config.error(f"{config.env_name} takes no argument {name!r}{hint}", "env-kwargs", name)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _remedy(config: Config) -> str:
+    """Say what to do about arguments that are left from the family that the config was written for."""
+    if not config.env_kwargs or not config.replaces("env-name") or config.replaces("env-kwargs"):
+        return ""
+    return "; 'env-name' was replaced and 'env-kwargs' was not: give --env-kwargs, too, '{}' for none"
