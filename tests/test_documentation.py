@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 import maml_rl
 from maml_rl.cli import main as cli
-from maml_rl.config import Config
+from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
 from maml_rl.experiment.train import train
@@ -28,7 +29,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 # Their blocks need nothing but each other, and a run in runs/2d-navigation.
-RUN_PAGES = ("concepts.md", "families.md", "index.md")
+RUN_PAGES = ("concepts.md", "families.md", "gpu.md", "index.md")
+# Their blocks are scripts, and need packages that are no extras of ours; they are run where these are installed.
+SCRIPTS = [
+    ("experiment-tracking.md", "mlflow"),
+    ("experiment-tracking.md", "wandb"),
+    ("hyperparameter-search.md", "optuna"),
+]
 # What a page loads by itself; links that are followed by a click may lead anywhere.
 LOADED = re.compile(r'<(?:script|img|iframe|source|video)[^>]* src="?([^" >]+)|<link[^>]* rel="?stylesheet[^>]*>')
 TOO_WIDE = "return document.documentElement.scrollWidth > innerWidth"
@@ -188,11 +195,50 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("page", "package"), [(page, name) for page, name in SCRIPTS if find_spec(name)])
+def test_script_of_a_page_runs_as_shown(page: str, package: str, tmp_path: Path) -> None:
+    (script,) = (block for block in blocks(page, "python") if f"import {package}\n" in block)
+    (tmp_path / "script.py").write_text(script)
+    small_config(tmp_path, "configs/maml/2d-navigation.yaml")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "script.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    assert list(tmp_path.glob("runs/**/metrics.jsonl"))
+
+
+def test_job_of_slurm_trains_and_goes_on_when_it_is_submitted_again(tmp_path: Path) -> None:
+    (job,) = blocks("slurm.md", "bash")
+    (tmp_path / "job.sh").write_text(job)
+    small_config(tmp_path, "configs/maml/halfcheetah-dir.yaml")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    command = tmp_path / ".venv" / "bin" / "maml-rl"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m maml_rl.cli.main "$@" --log-level warning\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "3", "SLURM_CPUS_PER_TASK": "1"}
+    for num_batches in (1, 2):
+        (tmp_path / "job.sh").write_text(job.rstrip() + f" --num-batches {num_batches}\n")
+        ended = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    metrics = (tmp_path / "runs" / "halfcheetah-dir" / "seed-3" / "metrics.jsonl").read_text()
+    assert [json.loads(line)["iteration"] for line in metrics.splitlines()] == [0, 1]
+
+
+def small_config(folder: Path, name: str) -> None:
+    """Write the shipped config of this name into a folder, made small."""
+    sizes = {"hidden-sizes": [8], "fast-batch-size": 2, "meta-batch-size": 2, "max-episode-steps": 5}
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_text(load_config(ROOT / name).override(sizes).to_json())
+
+
 def test_no_key_is_written_that_the_documentation_lacks(run: Path) -> None:
     metrics, results = PAGES["outputs.md"].split("## Keys of the results file")
     rows = [line.split("|")[1] for line in metrics.splitlines() if line.startswith("|")]
     patterns = {re.escape(key) for row in rows for key in re.findall("`([^`]+)`", row)}
-    known = re.compile("|".join(patterns).replace("step_K", r"step_\d+").replace("STAGE", r"\w+"))
+    known = re.compile(
+        "|".join(patterns).replace("step_K", r"step_\d+").replace("STAGE", r"\w+").replace("NAME", r"\w+")
+    )
     (line,) = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [key for key in json.loads(line) if not known.fullmatch(key)] == []
     assert not known.fullmatch("undocumented")
@@ -222,7 +268,7 @@ def test_walk_through_shows_the_example_as_it_is() -> None:
 
 
 def test_python_is_run_or_stands_in_an_example_on_every_page() -> None:
-    covered = {*RUN_PAGES, "adding-a-family.md"}
+    covered = {*RUN_PAGES, "adding-a-family.md", *(page for page, _ in SCRIPTS)}
     for page in PAGES:
         assert page in covered or not blocks(page, "python"), page
         for block in blocks(page, "python"):
