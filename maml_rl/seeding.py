@@ -34,7 +34,6 @@ class Purpose(IntEnum):
     RESET = 1
     ACTIONS = 2
     INITIALISATION = 3
-    BOOTSTRAP = 4
     EVALUATION_TASKS = 5
     EVALUATION_RESET = 6
     EVALUATION_ACTIONS = 7

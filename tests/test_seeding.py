@@ -84,8 +84,8 @@ def test_words_of_a_key_fit_into_32_bits(key: StreamKey) -> None:
 
 
 def test_no_two_streams_of_a_run_share_a_key() -> None:
-    # All 32 million streams of 1,000 iterations x 5 phases x 40 tasks x 20 episodes, training and evaluation: where the
-    # words give the key back, no two keys can have the same words.
+    # All 4 million streams of each purpose, 1,000 iterations x 5 phases x 40 tasks x 20 episodes: where the words give
+    # the key back, no two keys can have the same words.
     sizes = {"purpose": len(Purpose), "iteration": 1_000, "phase": 5, "task": 40, "episode": 20}
     grid: Any = np.meshgrid(*(np.arange(size) for size in sizes.values()), indexing="ij", sparse=True)
     key = StreamKey(3, *grid)
@@ -93,7 +93,7 @@ def test_no_two_streams_of_a_run_share_a_key() -> None:
     found = StreamKey(seed, purpose_and_phase // 2**24, iteration, purpose_and_phase % 2**24, task, episode)
     for expected, entry in zip(key, found, strict=True):
         assert (np.asarray(entry) == expected).all()
-    assert np.broadcast(*found).size == 32_000_000
+    assert np.broadcast(*found).size == 4_000_000 * len(Purpose)
 
 
 @given(keys)

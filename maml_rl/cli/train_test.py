@@ -64,6 +64,11 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser.add_argument("--save-tasks", type=Path, metavar="FILE", help="write the tasks that are drawn to this file")
     parser.add_argument("--num-batches", type=positive, help="batches of tasks (default: 1, or all of a file)")
     parser.add_argument("--meta-batch-size", type=positive, default=40, help="tasks in each (default: 40)")
+    parser.add_argument(
+        "--repetitions",
+        type=positive,
+        help="adapt to each task so many times, which intervals for fixed tasks need (default: 1; 3 with --tasks)",
+    )
     parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
     parser.add_argument("--fast-lr", help="step size (default: the config's)")
     parser.add_argument("--fast-batch-size", help="episodes for each task and step (default: the config's)")
@@ -179,7 +184,7 @@ def _test(options: argparse.Namespace) -> None:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from maml_rl.experiment.build import make_experiment
-    from maml_rl.experiment.evaluate import evaluate, step_schedule
+    from maml_rl.experiment.evaluate import REPETITIONS, evaluate, step_schedule
     from maml_rl.experiment.task_files import load_tasks, save_tasks
     from maml_rl.runs.checkpoint import check_architecture
 
@@ -190,23 +195,27 @@ def _test(options: argparse.Namespace) -> None:
         check_architecture(checkpoint.tensors, experiment.policy.state_dict(), path)
         experiment.policy.load_state_dict(checkpoint.tensors)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
-    with logging_redirect_tqdm(), tqdm(total=num_batches, unit="batch", disable=None) as bar:
+    repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
+    with logging_redirect_tqdm(), tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar:
         evaluation = evaluate(
             experiment,
             num_batches=num_batches,
             meta_batch_size=options.meta_batch_size,
             step_sizes=step_schedule(config.fast_lr, num_steps, halve=config.halve_step_size),
             tasks=tasks,
+            repetitions=repetitions,
             num_workers=options.num_workers,
             on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
-            on_batch=bar.update,
+            on_batch=lambda _: bar.update(),
         )
     evaluation.save(options.output)
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
     episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
+    if repetitions > 1:
+        episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
-    print(f"{evaluation.resampling()}; saved with the tasks in {options.output}")
+    print(f"{evaluation.scope()}; saved with the tasks in {options.output}")
 
 
 def _find_checkpoint(choice: str | None, folder: Path) -> Any:

@@ -14,11 +14,24 @@ from maml_rl.config.config import Halving
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
-from maml_rl.experiment.statistics import Statistic, interquartile_mean, mean, stratified_intervals
+from maml_rl.experiment.statistics import (
+    Statistic,
+    interquartile_mean,
+    jackknife_intervals,
+    mean,
+    pooled,
+    without_each,
+    without_each_row,
+)
 from maml_rl.runs.atomic_files import replace_file
-from maml_rl.seeding import Purpose, StreamKey, generator
 
 Task = dict[str, Any]
+
+# Of the adaptation to fixed tasks, without which their intervals are unknown.
+REPETITIONS = 3
+# Repetitions of an adaptation, so far apart in the iterations of the random streams, share none.
+_BETWEEN_REPETITIONS = 2**20
+_MOST_REPETITIONS = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +40,15 @@ class Evaluation:
 
     Attributes:
         env_name: the task family.
-        seed: of the tasks, the episodes, and the resamples of the intervals.
+        seed: of the tasks and the episodes.
         tasks: the N tasks.
         step_sizes: (K,) size of each gradient step.
-        returns: (N, K + 1, B) undiscounted return of every episode after 0 ... K steps.
-        fixed_tasks: whether the tasks are those of a file, and not a sample of their family.
-        infos: (N, K + 1, B) by name, one number of each recorded info for every episode: the mean over its steps, or
-            that at its end.
+        returns: (N, K + 1, R * B) undiscounted return of every episode after 0 ... K steps: B episodes of each of R
+            repetitions of the adaptation, one repetition after the other.
+        fixed_tasks: whether the tasks were given, and are not a sample of their family.
+        infos: (N, K + 1, R * B) by name, one number of each recorded info for every episode: the mean over its steps,
+            or that at its end.
+        repetitions: R, how often each task was adapted to, from the first step on.
     """
 
     env_name: str
@@ -43,10 +58,18 @@ class Evaluation:
     returns: NDArray[np.float32]
     fixed_tasks: bool = False
     infos: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    repetitions: int = 1
 
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
         means: NDArray[np.float64] = self.returns.mean(axis=2, dtype=np.float64)
+        return means
+
+    def repetition_returns(self) -> NDArray[np.float64]:
+        """Return the mean return of every repetition of every task, (N, R, K + 1)."""
+        num_tasks, num_phases, _ = self.returns.shape
+        by_repetition = self.returns.reshape(num_tasks, num_phases, self.repetitions, -1)
+        means: NDArray[np.float64] = by_repetition.mean(axis=3, dtype=np.float64).transpose(0, 2, 1)
         return means
 
     def intervals(self, statistic: Statistic = mean) -> NDArray[np.float64]:
@@ -61,25 +84,23 @@ class Evaluation:
         for step, rows in enumerate(zip(self.intervals(), self.intervals(interquartile_mean), strict=True)):
             cells = []
             for width, (value, low, high) in zip((11, 18), rows, strict=True):
-                interval = f"[{low:.2f}, {high:.2f}]"
+                interval = f"[{low:.2f}, {high:.2f}]" if np.isfinite(low) else "unknown"
                 cells.append(f"{value:>{width}.2f}  {interval:>20}")
             for name, info in self.infos.items():
                 cells.append(f"{info[:, step].mean(dtype=np.float64):>{max(11, len('mean ' + name))}.3f}")
             lines.append("  ".join([f"{step:>14}", *cells]))
         return "\n".join(lines)
 
-    def resampling(self) -> str:
+    def scope(self) -> str:
         """Return what the intervals are about."""
-        if self.fixed_tasks:
-            return "the intervals are for these very tasks: the episodes of each are resampled"
-        return "the intervals are for the family: the tasks are resampled"
+        return interval_scope([self])
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file, whole or not at all, that `numpy.load` reads without unpickling anything.
 
-        It holds `returns` (N, K + 1, B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
-        interquartile mean; `info/<name>` (N, K + 1, B) of each recorded info; `step_sizes` (K,), `seed`, `fixed_tasks`,
-        and as text `env_name` and `tasks` (a JSON list).
+        It holds `returns` (N, K + 1, R * B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
+        interquartile mean, with NaN for bounds that are unknown; `info/<name>` (N, K + 1, R * B) of each recorded info;
+        `step_sizes` (K,), `seed`, `repetitions`, `fixed_tasks`, and as text `env_name` and `tasks` (a JSON list).
         """
         names = "mean", "low", "high", "iqm", "iqm_low", "iqm_high"
         columns = np.concatenate([self.intervals(), self.intervals(interquartile_mean)], axis=1).T
@@ -91,6 +112,7 @@ class Evaluation:
             **infos,
             **dict(zip(names, columns, strict=True)),
             fixed_tasks=np.array(self.fixed_tasks),
+            repetitions=np.array(self.repetitions),
             step_sizes=np.array(self.step_sizes),
             seed=np.array(self.seed),
             env_name=np.array(self.env_name),
@@ -106,9 +128,10 @@ def evaluate(
     meta_batch_size: int = 40,
     step_sizes: Sequence[float],
     tasks: Sequence[Task] | None = None,
+    repetitions: int = 1,
     num_workers: int | None = None,
     on_tasks: Callable[[Sequence[Task]], object] | None = None,
-    on_batch: Callable[[], object] | None = None,
+    on_batch: Callable[[Sequence[TaskEpisodes]], object] | None = None,
 ) -> Evaluation:
     """Adapt the experiment's policy to fresh tasks, with new episodes before each gradient step.
 
@@ -120,9 +143,11 @@ def evaluate(
         meta_batch_size: tasks in each.
         step_sizes: size of each gradient step; see `step_schedule`.
         tasks: what to measure on, each once, in batches of `meta_batch_size`; None to draw `num_batches` new ones.
+        repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
+            first is the same for any number of repetitions.
         num_workers: child processes; 0 steps in this process, None takes the number of usable cores.
-        on_tasks: is given the tasks that were drawn, before the first episode; they are fixed from then on.
-        on_batch: called after each batch.
+        on_tasks: is given the tasks that were drawn, before the first episode.
+        on_batch: is given the episodes of each batch and repetition: before the first step, and after every one.
 
     Returns:
         Returns of all tasks.
@@ -134,8 +159,11 @@ def evaluate(
     for name, number in (("num-batches", num_batches), ("meta-batch-size", meta_batch_size)):
         if number < 1:
             raise ConfigError(f"{name} must be at least 1, got {number}")
+    if not 1 <= repetitions <= _MOST_REPETITIONS:
+        raise ConfigError(f"repetitions must lie in [1, {_MOST_REPETITIONS}], got {repetitions}")
     config = experiment.config
-    returns, infos = [], []
+    returns: list[list[NDArray[np.float32]]] = []
+    batches: list[list[dict[str, NDArray[np.float32]]]] = []
     with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
         drawn = tasks is None
         if tasks is None:
@@ -144,30 +172,39 @@ def evaluate(
                 on_tasks(tasks)
         for index, first in enumerate(range(0, len(tasks), meta_batch_size)):
             batch = tasks[first : first + meta_batch_size]
-            sampler.seek(index)
-            train_episodes, valid_episodes = sampler.sample(
-                batch,
-                num_steps=len(step_sizes),
-                fast_lr=list(step_sizes),
-                gamma=config.gamma,
-                gae_lambda=config.gae_lambda,
-                device=experiment.device,
-                bootstrap=config.bootstrap,
-            )
-            phases = [*train_episodes, valid_episodes]
-            returns.append(np.stack([phase.episode_returns().cpu().numpy() for phase in phases], axis=1))
-            infos.append(episode_infos(phases))
-            if on_batch is not None:
-                on_batch()
+            returns.append([])
+            batches.append([])
+            for repetition in range(repetitions):
+                sampler.seek(index + repetition * _BETWEEN_REPETITIONS)
+                train_episodes, valid_episodes = sampler.sample(
+                    batch,
+                    num_steps=len(step_sizes),
+                    fast_lr=list(step_sizes),
+                    gamma=config.gamma,
+                    gae_lambda=config.gae_lambda,
+                    device=experiment.device,
+                    bootstrap=config.bootstrap,
+                )
+                phases = [*train_episodes, valid_episodes]
+                returns[-1].append(np.stack([phase.episode_returns().cpu().numpy() for phase in phases], axis=1))
+                batches[-1].append(episode_infos(phases))
+                if on_batch is not None:
+                    on_batch(phases)
     return Evaluation(
         config.env_name,
         config.seed,
         list(tasks),
         tuple(step_sizes),
-        np.concatenate(returns),
-        fixed_tasks=not drawn or on_tasks is not None,
-        infos={name: np.concatenate([batch[name] for batch in infos]) for name in infos[0]},
+        _joined(returns),
+        fixed_tasks=not drawn,
+        infos={name: _joined([[infos[name] for infos in repeated] for repeated in batches]) for name in batches[0][0]},
+        repetitions=repetitions,
     )
+
+
+def _joined(batches: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
+    """Return the episodes (N, K + 1, R * B) of batches of tasks, each with its repetitions (M, K + 1, B)."""
+    return np.concatenate([np.concatenate(repeated, axis=2) for repeated in batches])
 
 
 def episode_infos(phases: Sequence[TaskEpisodes]) -> dict[str, NDArray[np.float32]]:
@@ -177,30 +214,69 @@ def episode_infos(phases: Sequence[TaskEpisodes]) -> dict[str, NDArray[np.float3
 
 
 def pooled_intervals(evaluations: Sequence[Evaluation], statistic: Statistic = mean) -> NDArray[np.float64]:
-    """Return a statistic of the returns of one or several policies, and its stratified 95 % bootstrap interval.
+    """Return a statistic of the task returns of one or several policies, and its 95 % interval.
 
-    What is resampled is what chance has chosen. Where tasks were drawn, they are, within each policy; so the interval
-    is about the family. Where the tasks are fixed, and the same for all, every task is a stratum of its own, in which
-    the policies are resampled, or the episodes of the only one; so the interval is about these tasks, and narrower.
+    Whatever chance has chosen makes the interval wider:
+
+    - Several policies, which differ in the seed of training: the policies are left out one at a time, with all that was
+      measured of them, so the interval is about the algorithm. Drawn tasks that all share are another source of noise.
+    - One policy on drawn tasks: the tasks are left out, so the interval is about this policy and the family.
+    - One policy on fixed tasks: within each task the repetitions of the adaptation are left out, so the interval is
+      about this policy and these tasks. It is unknown with one repetition.
 
     Args:
         evaluations: at least one.
-        statistic: `intervals.mean` or `intervals.interquartile_mean`.
+        statistic: `statistics.mean` or `statistics.interquartile_mean`, always of the means of the tasks.
 
     Returns:
-        (K + 1, 3) statistic, lower and upper bound, K being the least number of steps in `evaluations`.
-
-    Source: Agarwal et al. 2021, section 4, https://arxiv.org/abs/2108.13264
+        (K + 1, 3) statistic, lower and upper bound, K being the least number of steps in `evaluations`; the bounds are
+        NaN where they are unknown.
     """
     steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
     scores = [evaluation.task_returns()[:, :steps] for evaluation in evaluations]
-    strata: Sequence[NDArray[np.float64]] = scores
-    first = evaluations[0].tasks
-    if all(each.fixed_tasks and same_tasks(each.tasks, first) for each in evaluations):
-        strata = list(np.stack(scores, axis=1))
-        if len(evaluations) == 1:
-            strata = [episodes.T.astype(np.float64) for episodes in evaluations[0].returns]
-    return stratified_intervals(strata, statistic, generator(StreamKey(evaluations[0].seed, Purpose.BOOTSTRAP)))
+    estimate = pooled(scores, statistic)
+    first = evaluations[0]
+    if len(evaluations) > 1:
+        policies = [without_each(scores, statistic)]
+        if _fixed(evaluations) or not all(same_tasks(each.tasks, first.tasks) for each in evaluations[1:]):
+            return jackknife_intervals(estimate, policies)
+        return jackknife_intervals(estimate, policies, [without_each_row(scores, statistic)])
+    if not first.fixed_tasks:
+        return jackknife_intervals(estimate, [without_each_row(scores, statistic)])
+    strata = [
+        _without_each_repetition(scores[0], task, repeated, statistic)
+        for task, repeated in enumerate(first.repetition_returns())
+    ]
+    return jackknife_intervals(estimate, strata)
+
+
+def _without_each_repetition(
+    scores: NDArray[np.float64], task: int, repeated: NDArray[np.float64], statistic: Statistic
+) -> NDArray[np.float64]:
+    """Return the statistic without each of a task's repetitions (R, K + 1) in turn."""
+    if len(repeated) == 1:
+        return np.full_like(repeated, np.nan)
+    left = np.repeat(scores[None], len(repeated), axis=0)
+    left[:, task] = (repeated.sum(axis=0) - repeated) / (len(repeated) - 1)
+    return np.stack([pooled([each], statistic) for each in left])
+
+
+def interval_scope(evaluations: Sequence[Evaluation]) -> str:
+    """Return what the intervals of `pooled_intervals` are about, in a few words."""
+    tasks = "these very tasks" if _fixed(evaluations) else "the family"
+    if len(evaluations) > 1:
+        return f"the intervals are for the algorithm on {tasks}, and include the seeds of training"
+    first = evaluations[0]
+    if not first.fixed_tasks:
+        return "the intervals are for this policy on the family; other seeds of training may differ more"
+    if first.repetitions > 1:
+        times = first.repetitions
+        return f"the intervals are for this policy on {tasks}, and include the adaptation, repeated {times} times"
+    return f"one adaptation to each of fixed tasks tells no interval; --repetitions {REPETITIONS} does"
+
+
+def _fixed(evaluations: Sequence[Evaluation]) -> bool:
+    return all(evaluation.fixed_tasks for evaluation in evaluations)
 
 
 def step_schedule(step_size: float, num_steps: int, *, halve: Halving) -> tuple[float, ...]:

@@ -1,7 +1,16 @@
-"""How sure a number is: stratified bootstrap intervals of the mean and of the interquartile mean.
+"""How sure a number is: the mean and the interquartile mean with their 95 % intervals, for few seeds, too.
 
-Source: Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice, sections 4.1 and 4.3,
-https://arxiv.org/abs/2108.13264
+The intervals are Student's t intervals whose variance comes from the jackknife: leave out one policy (or task, or
+repetition) at a time, and see how much the statistic moves. For the mean of policies this is the textbook t interval.
+A percentile bootstrap would be too narrow here: over three seeds its 95 % interval covers the truth in about 75 % of
+all cases, because a resample of three values is hardly ever as spread as what they were drawn from.
+
+No library that is kept up has it: scipy.stats.bootstrap knows neither strata nor nested samples.
+
+Sources: Tukey 1958, Bias and confidence in not quite large samples, https://doi.org/10.1214/aoms/1177706647;
+MacKinnon, Nielsen and Webb 2023, Fast and reliable jackknife and bootstrap methods for cluster-robust inference,
+https://doi.org/10.1002/jae.2969, who leave out whole clusters, as policies are here; for the interquartile mean
+Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +23,9 @@ Values = NDArray[np.float64]
 Statistic = Callable[[Values, Values], Values]
 
 _CONFIDENCE = 0.95
-_RESAMPLES = 5_000
-# So many resamples are in memory at once.
-_CHUNK = 250
+# Beyond so many degrees of freedom Student's distribution is the normal one, to three digits.
+_MOST_DEGREES = 1_000.0
+_ANGLES = 20_000
 
 
 def mean(values: Values, weights: Values) -> Values:
@@ -41,33 +50,86 @@ def interquartile_mean(values: Values, weights: Values) -> Values:
     return middle
 
 
-def stratified_intervals(strata: Sequence[Values], statistic: Statistic, rng: np.random.Generator) -> Values:
-    """Return a statistic of all values and the bounds of its 95 % percentile bootstrap interval.
-
-    Each stratum is resampled within itself, and weighs as much as any other.
+def pooled(groups: Sequence[Values], statistic: Statistic) -> Values:
+    """Return a statistic of several groups of scores, which weigh alike.
 
     Args:
-        strata: (n, K) each: n values of each of K columns, which are resampled together.
+        groups: (n, K) each: n scores in each of K columns.
         statistic: of one column.
-        rng: draws the resamples.
 
     Returns:
-        (K, 3) statistic, lower and upper bound.
+        (K,) statistic of every column.
     """
-    counts = [len(stratum) for stratum in strata]
-    columns = np.concatenate(strata).T
-    weights = np.concatenate([np.full(count, 1.0 / (count * len(counts))) for count in counts])
-    starts = np.cumsum([0, *counts[:-1]])
-    resampled = np.empty((len(columns), _RESAMPLES))
-    for first in range(0, _RESAMPLES, _CHUNK):
-        chunk = slice(first, first + _CHUNK)
-        size = len(resampled[0, chunk])
-        rows = np.concatenate(
-            [start + rng.integers(count, size=(size, count)) for start, count in zip(starts, counts, strict=True)],
-            axis=1,
-        )
-        for column, values in zip(resampled, columns, strict=True):
-            column[chunk] = statistic(values[rows], weights)
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    low, high = np.quantile(resampled, [tail, 1.0 - tail], axis=1)
-    return np.stack([statistic(columns, weights), low, high], axis=1)
+    weights = [np.full(len(group), 1.0 / (len(group) * len(groups))) for group in groups]
+    return statistic(np.concatenate(groups).T, np.concatenate(weights))
+
+
+def without_each(groups: Sequence[Values], statistic: Statistic) -> Values:
+    """Return `pooled` without each of the groups in turn, (G, K)."""
+    if len(groups) == 1:
+        return np.full((1, groups[0].shape[1]), np.nan)
+    return np.stack([pooled([*groups[:index], *groups[index + 1 :]], statistic) for index in range(len(groups))])
+
+
+def without_each_row(groups: Sequence[Values], statistic: Statistic) -> Values:
+    """Return `pooled` without each of the n rows, which is left out of all groups at once, (n, K)."""
+    if len(groups[0]) == 1:
+        return np.full((1, groups[0].shape[1]), np.nan)
+    return np.stack(
+        [pooled([np.delete(group, row, axis=0) for group in groups], statistic) for row in range(len(groups[0]))]
+    )
+
+
+def jackknife_intervals(estimate: Values, *sources: Sequence[Values]) -> Values:
+    """Return a statistic and the bounds of its 95 % interval.
+
+    The variances of the strata of a source add up, with Satterthwaite's degrees of freedom; the squared widths of
+    independent sources add up.
+
+    Args:
+        estimate: (K,) statistic of everything.
+        sources: what chance chose, such as policies and tasks. Each is a list of strata, and each stratum the
+            statistic without each of its n units in turn, (n, K).
+
+    Returns:
+        (K, 3) statistic, lower and upper bound; the bounds are NaN where a stratum has a single unit.
+
+    Sources: Satterthwaite 1946, An approximate distribution of estimates of variance components,
+        https://doi.org/10.2307/3002019; Zou and Donner 2008, Construction of confidence limits about effect measures,
+        https://doi.org/10.1002/sim.3095
+    """
+    reach = np.sqrt(sum(_reach(strata) ** 2 for strata in sources))
+    return np.stack([estimate, estimate - reach, estimate + reach], axis=1)
+
+
+def _reach(strata: Sequence[Values]) -> Values:
+    """Return how far the interval of one source reaches to either side, (K,)."""
+    degrees = np.array([len(stratum) - 1 for stratum in strata])[:, None]
+    if (degrees < 1).any():
+        return np.full(strata[0].shape[1], np.nan)
+    variances = np.stack([(len(stratum) - 1) * stratum.var(axis=0) for stratum in strata])
+    total = variances.sum(axis=0)
+    shares = variances / np.where(total > 0.0, total, 1.0)
+    satterthwaite = 1.0 / np.maximum((shares**2 / degrees).sum(axis=0), 1.0 / _MOST_DEGREES)
+    reach: Values = student_quantile(satterthwaite) * np.sqrt(total)
+    return reach
+
+
+def student_quantile(degrees: Values) -> Values:
+    """Return the t beyond which, on both sides, lie 5 % of Student's distribution.
+
+    With t = sqrt(degrees) tan(a), the density of the angle a is proportional to cos(a)^(degrees - 1), which a sum
+    over a grid integrates: not worth a dependency on scipy, which nothing else here needs.
+
+    Args:
+        degrees: (K,) degrees of freedom, at least 1, and at most a thousand; they need not be whole.
+    """
+    middles = (np.arange(_ANGLES) + 0.5) * (np.pi / 2.0 / _ANGLES)
+    ends = np.append(0.0, middles + 0.5 * (np.pi / 2.0 / _ANGLES))
+    cosines = np.log(np.cos(middles))
+    unique, places = np.unique(degrees, return_inverse=True)
+    quantiles = np.empty_like(unique)
+    for index, number in enumerate(unique):
+        mass = np.append(0.0, np.cumsum(np.exp((number - 1.0) * cosines)))
+        quantiles[index] = np.sqrt(number) * np.tan(np.interp(_CONFIDENCE * mass[-1], mass, ends))
+    return quantiles[places]

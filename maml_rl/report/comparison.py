@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from maml_rl.experiment.evaluate import Evaluation, pooled_intervals, same_tasks
+from maml_rl.experiment.evaluate import Evaluation, interval_scope, pooled_intervals, same_tasks
 from maml_rl.experiment.statistics import interquartile_mean, mean
 from maml_rl.report.curves import METHODS, figure, group_css, group_names, legend
 from maml_rl.report.markup import Markup, element
@@ -78,7 +78,8 @@ def step_table(findings: Sequence[Findings]) -> Markup | None:
             ]
             rows.append(element("tr", title if statistic is mean else None, element("th", label), cells))
     table = element("div", element("table", head, rows, class_="facts numbers"), class_="scroll")
-    note = f"{_which_tasks(lines)} In brackets are stratified 95 % bootstrap intervals: {_what_is_resampled(lines)}."
+    scopes = dict.fromkeys(interval_scope(evaluations) for _, _, evaluations in lines)
+    note = f"{_which_tasks(lines)} In brackets are 95 % intervals: {'; '.join(scopes)}."
     return figure("Returns in numbers", note, table, css="wide")
 
 
@@ -111,12 +112,6 @@ def _which_tasks(lines: Sequence[Line]) -> str:
         )
     count = sum(len(evaluation.tasks) for evaluation in lines[0][2])
     return f"On {count} tasks {origin}, not the same for all, with new episodes before each step."
-
-
-def _what_is_resampled(lines: Sequence[Line]) -> str:
-    if _same(lines) and all(evaluation.fixed_tasks for _, _, evaluations in lines for evaluation in evaluations):
-        return "the tasks stay, their episodes are resampled, or the seeds where there are several"
-    return "the tasks of each policy are resampled"
 
 
 def _same(lines: Sequence[Line]) -> bool:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
-from maml_rl.report.runs import RunGroup
+from maml_rl.report.runs import Curve, RunGroup
 from maml_rl.report.scales import Span, readable, readable_seconds
 
+_SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colours for gradient steps and for groups.
 _STEP_COLOURS, _GROUP_COLOURS = 6, 6
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
@@ -71,17 +73,14 @@ def learning_curve(group: RunGroup) -> Markup | None:
         return None
     plot = Plot(
         Span.of(curves[0].iterations, margin=0.0),
-        Span.of(*(bound for curve in curves.values() for bound in (curve.low, curve.high))),
+        _span(list(curves.values())),
         f"Return over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} {after(0)} "
         f"in the first to {readable(curves[group.num_steps].mean[-1])} {after(group.num_steps)} in the last.",
         x_label="iteration",
         y_label="mean return",
     )
     for step, curve in curves.items():
-        css = step_css(step, group.num_steps)
-        if len(group.runs) > 1:
-            plot.band(curve.iterations, curve.low, curve.high, css)
-        plot.line(curve.iterations, curve.mean, css)
+        _draw(plot, curve, step_css(step, group.num_steps))
     entries = [(step_css(step, group.num_steps), after(step)) for step in curves]
     if group.num_steps == 0:
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
@@ -96,15 +95,13 @@ def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
         return None
     plot = Plot(
         Span.of(longest.iterations, margin=0.0),
-        Span.of(*(bound for curve in curves for bound in (curve.low, curve.high))),
+        _span(curves),
         "Return after the inner steps of training over the iterations, for each experiment.",
         x_label="iteration",
         y_label="mean return after adaptation" if all(group.num_steps for group in groups) else "mean return",
     )
-    for index, (group, curve) in enumerate(zip(groups, curves, strict=True)):
-        if len(group.runs) > 1:
-            plot.band(curve.iterations, curve.low, curve.high, group_css(index))
-        plot.line(curve.iterations, curve.mean, group_css(index))
+    for index, curve in enumerate(curves):
+        _draw(plot, curve, group_css(index))
     entries = [(group_css(index), name) for index, name in enumerate(group_names(groups))]
     return figure("Learning curves", _seeds_note(groups), legend(entries), plot.svg())
 
@@ -114,7 +111,29 @@ def _seeds_note(groups: Sequence[RunGroup]) -> str:
     text = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
     if seeds == 1:
         return f"{text} One seed; several (--seeds 0 1 2) would show a band."
-    return f"{text} The line is the mean over {seeds} seeds, the band its 95 % bootstrap interval."
+    if seeds < _SEEDS_FOR_A_BAND:
+        return f"{text} The thick line is the mean over {seeds} seeds, the thin ones are the seeds."
+    return f"{text} The line is the mean over {seeds} seeds, the band its 95 % interval (Student's t)."
+
+
+def _span(curves: Sequence[Curve]) -> Span:
+    """Return the span of all that `_draw` draws."""
+    return Span.of(*(values for curve in curves for values in _drawn(curve)))
+
+
+def _drawn(curve: Curve) -> list[NDArray[np.float64]]:
+    # The interval of two seeds is six times as wide as they are apart: it would hide the curves.
+    return [curve.low, curve.high, curve.mean] if len(curve.seeds) >= _SEEDS_FOR_A_BAND else [curve.mean, *curve.seeds]
+
+
+def _draw(plot: Plot, curve: Curve, css: str) -> None:
+    """Draw the mean over the seeds, and their band where there are enough of them."""
+    if len(curve.seeds) >= _SEEDS_FOR_A_BAND:
+        plot.band(curve.iterations, curve.low, curve.high, css)
+    elif len(curve.seeds) > 1:
+        for seed in curve.seeds:
+            plot.line(curve.iterations, seed, f"{css} seed")
+    plot.line(curve.iterations, curve.mean, css)
 
 
 def time_per_stage(group: RunGroup) -> Markup | None:
@@ -182,7 +201,7 @@ def _single_metric(
     longest = max(curves, key=lambda curve: len(curve.iterations))
     if not any(np.isfinite(curve.mean).any() for curve in curves):
         return None
-    span = Span.of(*(bound for curve in curves for bound in (curve.low, curve.high)))
+    span = _span(curves)
     plot = Plot(
         Span.of(longest.iterations, margin=0.0),
         Span(0.0, span.high) if zero and span.high > 0 else span,
@@ -192,6 +211,5 @@ def _single_metric(
     )
     for index, curve in enumerate(curves):
         css = group_css(index) if len(groups) > 1 else "meta"
-        plot.band(curve.iterations, curve.low, curve.high, css)
-        plot.line(curve.iterations, curve.mean, css)
+        _draw(plot, curve, css)
     return figure(title, note, plot.svg())

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
+from maml_rl.experiment.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.runs.metrics import Metrics, read_metrics
 from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS
-from maml_rl.seeding import Purpose, StreamKey, generator
 
 # Runs that differ in nothing else are the same experiment.
 _NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints"}
-_RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,21 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over the iterations, (n,) each, and its 95 % bootstrap interval over seeds, of no width for one."""
+    """A metric over the iterations.
+
+    Attributes:
+        iterations: (n,).
+        mean: (n,) mean of the seeds that have it.
+        low: (n,) lower bound of its 95 % interval over the seeds; NaN for one seed, since the interval is unknown.
+        high: (n,) upper bound.
+        seeds: (S, n) of each seed; NaN where it has none.
+    """
 
     iterations: NDArray[np.int64]
     mean: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
+    seeds: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +99,14 @@ class RunGroup:
                 row[metrics["iteration"]] = _number(metrics.get(key))
         known = np.isfinite(values)
         bounds = np.full((3, count), np.nan)
-        # Runs may be of different lengths: iterations that the same seeds have are resampled together.
+        # Runs may be of different lengths: iterations that the same seeds have are treated together.
         for pattern in np.unique(known, axis=1).T:
             columns = np.flatnonzero((known == pattern[:, None]).all(axis=0))
             if pattern.any():
-                bounds[:, columns] = _bootstrap(values[np.ix_(pattern, columns)])
-        return Curve(np.arange(count), *bounds)
-
-
-def _bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return mean and bounds of the 95 % percentile interval of (seeds, n) values, (3, n)."""
-    mean = values.mean(axis=0)
-    if len(values) == 1:
-        return np.stack([mean, mean, mean])
-    rng = generator(StreamKey(0, Purpose.BOOTSTRAP))
-    # How often each seed is drawn, so that all columns share the resamples: the band does not jitter.
-    weights = rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=_RESAMPLES) / len(values)
-    low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
-    return np.stack([mean, low, high])
+                seeds = list(values[np.ix_(pattern, columns)][:, None])
+                bounds[:, columns] = jackknife_intervals(pooled(seeds, mean), [without_each(seeds, mean)]).T
+        average, low, high = bounds
+        return Curve(np.arange(count), average, low, high, values)
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[RunGroup], list[str]]:

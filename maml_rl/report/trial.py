@@ -3,7 +3,7 @@
 import json
 import logging
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from maml_rl.config.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, Task, episode_infos, same_tasks, step_schedule
+from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, Task, evaluate, same_tasks, step_schedule
 from maml_rl.experiment.task_files import load_tasks
 from maml_rl.report.runs import Run, RunGroup
 from maml_rl.runs.checkpoint import check_architecture, latest_intact
@@ -47,7 +47,7 @@ class Trial:
 
     def median_episode(self, phase: int, task: int) -> int:
         """Return the episode whose return is the median of its task and phase."""
-        returns = self.evaluation.returns[task, phase]
+        returns = self.evaluation.returns[task, phase, : self.phases[phase].rewards.shape[2]]
         return int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
 
 
@@ -129,32 +129,26 @@ def _try(
     tasks: int | list[Task],
     num_workers: int | None,
 ) -> Trial:
-    """Adapt a saved policy, or the initial one, to new or given tasks as `evaluate` does, but keep the episodes."""
+    """Adapt a saved policy, or the initial one, to new or given tasks, and keep the episodes."""
     experiment = make_experiment(config)
     if saved is not None:
         path, tensors = saved
         check_architecture(tensors, experiment.policy.state_dict(), path)
         experiment.policy.load_state_dict(tensors)
     step_sizes = step_schedule(config.fast_lr, config.test_steps, halve=config.halve_step_size)
-    with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
-        fixed = not isinstance(tasks, int)
-        tasks = tasks if not isinstance(tasks, int) else sampler.sample_tasks(tasks)
-        sampler.seek(0)
-        train_episodes, valid_episodes = sampler.sample(
-            tasks,
-            num_steps=len(step_sizes),
-            fast_lr=list(step_sizes),
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            bootstrap=config.bootstrap,
-        )
-    phases = [*train_episodes, valid_episodes]
-    returns = np.stack([phase.episode_returns().numpy() for phase in phases], axis=1)
-    return Trial(
-        config,
-        phases,
-        Evaluation(config.env_name, config.seed, tasks, step_sizes, returns, fixed, episode_infos(phases)),
+    fixed = None if isinstance(tasks, int) else tasks
+    batches: list[Sequence[TaskEpisodes]] = []
+    evaluation = evaluate(
+        experiment,
+        meta_batch_size=tasks if isinstance(tasks, int) else len(tasks),
+        step_sizes=step_sizes,
+        tasks=fixed,
+        repetitions=1 if fixed is None else REPETITIONS,
+        num_workers=num_workers,
+        on_batch=batches.append,
     )
+    # Pictures show the first repetition.
+    return Trial(config, list(batches[0]), evaluation)
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
@@ -172,10 +166,12 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 tasks,
                 step_sizes,
                 np.asarray(arrays["returns"], np.float32),
-                # Files of earlier versions have no fixed tasks.
+                # Files of earlier versions have no fixed tasks, and no repetitions.
                 fixed_tasks="fixed_tasks" in arrays and bool(arrays["fixed_tasks"]),
                 infos={name.removeprefix("info/"): arrays[name] for name in arrays if name.startswith("info/")},
+                repetitions=int(arrays["repetitions"]) if "repetitions" in arrays else 1,
             )
+            evaluation.repetition_returns()
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         return None, [f"{path} cannot be read ({error}); `test.py --overwrite --output {path}` writes it again."]
     if evaluation.env_name != run.config.env_name or evaluation.returns.ndim != 3 or not len(tasks):

@@ -241,28 +241,31 @@ def test_training_without_tensorboard_says_so_once_and_goes_on(
 def test_policies_are_measured_on_the_tasks_of_a_file_again_and_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path
 ) -> None:
-    tasks, tables, returns = tmp_path / "tasks.json", [], []
+    tasks, saved = tmp_path / "tasks.json", {}
     common = ["--config", str(run_folder / "config.json"), "--num-workers", "0", "--meta-batch-size", "4"]
-    for options in (["--save-tasks", str(tasks), "--num-batches", "2"], ["--tasks", str(tasks)]):
-        output = tmp_path / f"{len(tables)}.npz"
-        assert run_test([*common, "--output", str(output), *options]) == 0
-        tables.append(capsys.readouterr().out.splitlines()[1:-1])
-        with np.load(output, allow_pickle=False) as saved:
-            returns.append(saved["returns"])
-            assert saved["fixed_tasks"]
-    assert tables[0] == tables[1]
-    assert returns[0].shape == (8, 4, 4)
-    assert np.array_equal(*returns)
-    assert (
-        run_test([*common, "--output", str(tmp_path / "initial.npz"), "--tasks", str(tasks), "--policy", "initial"])
-        == 0
-    )
-    output = capsys.readouterr().out
-    assert f"8 tasks of {tasks}" in output
-    assert "for these very tasks" in output
-    with np.load(tmp_path / "initial.npz", allow_pickle=False) as saved:
-        assert saved["returns"].shape == returns[0].shape
-        assert not np.array_equal(saved["returns"], returns[0])
+    for name, options in {
+        "drawn": ["--num-batches", "2"],
+        "kept": ["--save-tasks", str(tasks), "--num-batches", "2"],
+        "given": ["--tasks", str(tasks)],
+        "given once": ["--tasks", str(tasks), "--repetitions", "1"],
+        "initial": ["--tasks", str(tasks), "--policy", "initial"],
+    }.items():
+        assert run_test([*common, "--output", str(tmp_path / f"{name}.npz"), *options]) == 0
+        with np.load(tmp_path / f"{name}.npz", allow_pickle=False) as arrays:
+            saved[name] = {**arrays, "printed": capsys.readouterr().out}
+    # Keeping the tasks changes nothing.
+    for key in ("returns", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "fixed_tasks"):
+        assert np.array_equal(saved["kept"][key], saved["drawn"][key]), key
+    for key in ("returns", "mean", "iqm"):
+        assert np.array_equal(saved["given once"][key], saved["drawn"][key]), key
+    assert np.isnan(saved["given once"]["low"]).all()
+    assert "--repetitions 3" in saved["given once"]["printed"]
+    assert saved["given"]["returns"].shape == (8, 4, 12)
+    assert np.array_equal(saved["given"]["returns"][..., :4], saved["drawn"]["returns"])
+    assert (saved["given"]["low"] < saved["given"]["high"]).all()
+    assert "this policy on these very tasks, and include the adaptation" in saved["given"]["printed"]
+    assert f"8 tasks of {tasks}, 4 episodes of each before each step, 3 times" in saved["given"]["printed"]
+    assert not np.array_equal(saved["initial"]["returns"], saved["given"]["returns"])
 
 
 def test_oracle_is_trained_and_tested_without_adaptation(

@@ -13,8 +13,8 @@ from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import statistics as intervals
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, evaluate, pooled_intervals, step_schedule
-from maml_rl.experiment.statistics import interquartile_mean
+from maml_rl.experiment.evaluate import Evaluation, evaluate, interval_scope, pooled_intervals, step_schedule
+from maml_rl.experiment.statistics import interquartile_mean, mean
 
 SMALL = {
     "env-name": "2DNavigation-v0",
@@ -130,31 +130,105 @@ def test_intervals_of_drawn_tasks_are_over_tasks_and_not_over_episodes(statistic
     assert low < -2.0 < 2.0 < high
 
 
-def test_intervals_of_fixed_tasks_are_over_their_episodes_and_not_over_tasks() -> None:
-    fixed = replace(evaluation_of(TASKS_DIFFER), fixed_tasks=True)
-    np.testing.assert_allclose(fixed.intervals(), np.zeros((2, 3)), atol=1e-9)
-    _, low, high = replace(evaluation_of(EPISODES_DIFFER), fixed_tasks=True).intervals()[0]
-    # The mean of 64 returns of -10 or 10.
-    assert [low, high] == pytest.approx([-2.45, 2.45], abs=0.2)
+def fixed_evaluation(returns: np.ndarray, repetitions: int) -> Evaluation:
+    return replace(evaluation_of(returns), fixed_tasks=True, repetitions=repetitions)
 
 
-def test_policies_on_the_same_fixed_tasks_are_resampled_within_each_task() -> None:
-    first = replace(evaluation_of(TASKS_DIFFER), fixed_tasks=True)
-    # Of two policies one is better by 4 in every task: that is all that varies within a task.
-    second = replace(first, returns=first.returns + 4.0)
-    value, low, high = pooled_intervals([first, second])[0]
-    assert value == pytest.approx(2.0)
-    # The mean of 8 draws of two from {0, 4}, whose deviation is 2 / sqrt(16) = 0.5.
-    assert [low, high] == pytest.approx([2.0 - 0.98, 2.0 + 0.98], abs=0.15)
-    others = replace(second, tasks=[{"goal": np.array([0.5, 0.5])}] * len(second.tasks))
-    wide = pooled_intervals([first, others])[0]
-    assert wide[1] < -2.0, "tasks that differ are a sample of the family again"
+def test_intervals_of_fixed_tasks_are_over_repetitions_and_neither_over_tasks_nor_over_episodes() -> None:
+    # Two repetitions of four episodes each.
+    np.testing.assert_allclose(fixed_evaluation(TASKS_DIFFER, 2).intervals(), np.zeros((2, 3)), atol=1e-9)
+    np.testing.assert_allclose(fixed_evaluation(EPISODES_DIFFER, 2).intervals(), np.zeros((2, 3)), atol=1e-9)
+    repetitions_differ = np.tile(np.repeat([-10.0, 10.0], 4), (8, 2, 1))
+    _, low, high = fixed_evaluation(repetitions_differ, 2).intervals()[0]
+    # The mean of 8 tasks, each of which has an error of 10, with 8 degrees of freedom.
+    assert [low, high] == pytest.approx([-2.306 * 10 / np.sqrt(8), 2.306 * 10 / np.sqrt(8)], abs=0.01)
+
+
+def test_interval_of_one_adaptation_to_fixed_tasks_is_unknown_and_says_what_to_do() -> None:
+    once = fixed_evaluation(TASKS_DIFFER, 1)
+    assert np.isnan(once.intervals()[:, 1:]).all()
+    assert np.isfinite(once.intervals()[:, 0]).all()
+    assert once.table().count("unknown") == 4
+    assert "--repetitions" in once.scope()
+
+
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+@pytest.mark.parametrize("repetitions", [2, 3, 5])
+def test_interval_of_one_policy_on_fixed_tasks_covers_its_mean_on_them(
+    statistic: intervals.Statistic, repetitions: int
+) -> None:
+    rng = np.random.default_rng(repetitions)
+    tasks = rng.normal(0.0, 2.0, (20, 1, 1))
+    # 500 experiments stand where the gradient steps do; the adaptations differ more than their episodes.
+    adaptations = tasks[..., None] + rng.normal(0.0, 2.0, (20, 500, repetitions, 1))
+    episodes = adaptations + rng.normal(0.0, 0.5, (20, 500, repetitions, 4))
+    evaluation = fixed_evaluation(episodes.reshape(20, 500, -1), repetitions)
+    truth = intervals.pooled([tasks[:, 0]], statistic)[0]
+    _, low, high = evaluation.intervals(statistic).T
+    assert 0.90 <= ((low <= truth) & (truth <= high)).mean() <= 0.98
+
+
+@pytest.mark.parametrize("policies", [2, 3, 5])
+def test_interval_of_policies_on_fixed_tasks_covers_the_algorithm_on_them(policies: int) -> None:
+    rng = np.random.default_rng(policies)
+    tasks = rng.normal(0.0, 2.0, (20, 1))
+    evaluations = [
+        fixed_evaluation((tasks + rng.normal(0.0, 2.0, 500) + rng.normal(0.0, 2.0, (20, 500)))[..., None], 1)
+        for _ in range(policies)
+    ]
+    _, low, high = pooled_intervals(evaluations).T
+    assert 0.90 <= ((low <= tasks.mean()) & (tasks.mean() <= high)).mean() <= 0.98
+
+
+def test_interval_on_fixed_navigation_tasks_covers_what_many_adaptations_show() -> None:
+    tasks = [{"goal": np.array(goal)} for goal in ([0.3, 0.2], [-0.4, 0.1], [0.0, -0.5])]
+    # A step so large that the adapted parameters are mostly noise.
+    every = small_evaluation(tasks=tasks, step_sizes=(2.0,), repetitions=90)
+    assert every.returns.shape == (3, 2, 360)
+    truth = every.task_returns().mean(axis=0)
+    thirty = [replace(every, returns=part, repetitions=3) for part in np.split(every.returns, 30, axis=2)]
+    bounds = np.stack([each.intervals() for each in thirty])
+    covered = ((bounds[..., 1] <= truth) & (truth <= bounds[..., 2])).mean(axis=0)
+    assert (covered >= 0.85).all(), covered
+
+
+def test_several_policies_are_left_out_one_at_a_time() -> None:
+    policies = [evaluation_of(np.full((40, 2, 3), level)) for level in (0.0, 10.0, 20.0)]
+    moved = [replace(each, tasks=each.tasks[::order]) for each, order in zip(policies, (1, -1, 1), strict=True)]
+    fixed = [replace(each, fixed_tasks=True) for each in policies]
+    reach = 4.3027 * 10.0 / np.sqrt(3.0)
+    for evaluations in (policies, moved, fixed):
+        for statistic in (mean, interquartile_mean):
+            bounds = pooled_intervals(evaluations, statistic)
+            np.testing.assert_allclose(bounds[:, 0], 10.0)
+            # Leaving out one of three policies moves the interquartile mean of the others as far as their mean.
+            np.testing.assert_allclose(bounds[:, 1:], [[10.0 - reach, 10.0 + reach]] * 2, rtol=1e-3)
+    assert "include the seeds of training" in interval_scope(policies)
+
+
+def test_drawn_tasks_that_all_policies_share_make_the_interval_wider() -> None:
+    rng = np.random.default_rng(0)
+    tasks = rng.normal(0.0, 10.0, (8, 1, 1))
+    policies = [evaluation_of(np.broadcast_to(tasks + level, (8, 2, 3))) for level in (0.0, 1.0, 2.0)]
+    shared = pooled_intervals(policies)
+    fixed = pooled_intervals([replace(each, fixed_tasks=True) for each in policies])
+    assert (shared[:, 2] > fixed[:, 2] + 1.0).all()
+
+
+def test_interquartile_mean_is_that_of_the_tasks_whatever_is_resampled() -> None:
+    returns = np.random.default_rng(0).normal(size=(9, 2, 6)) + np.arange(9.0)[:, None, None] ** 2
+    drawn = evaluation_of(returns)
+    expected = [interquartile_mean(column, np.full(9, 1 / 9)) for column in drawn.task_returns().T]
+    for evaluation in (drawn, fixed_evaluation(returns, 1), fixed_evaluation(returns, 3)):
+        assert evaluation.intervals(interquartile_mean)[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_policies_of_drawn_tasks_weigh_alike_and_share_the_least_number_of_steps() -> None:
     many = evaluation_of(np.zeros((40, 2, 3)))
     few = evaluation_of(np.full((10, 1, 3), 8.0))
-    np.testing.assert_allclose(pooled_intervals([many, few]), [[4.0, 4.0, 4.0]])
+    bounds = pooled_intervals([many, few])
+    assert bounds.shape == (1, 3)
+    assert bounds[0, 0] == pytest.approx(4.0)
 
 
 def test_interquartile_mean_ignores_a_task_that_went_wild() -> None:
@@ -166,15 +240,28 @@ def test_interquartile_mean_ignores_a_task_that_went_wild() -> None:
 def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
     drawn: list[Any] = []
     evaluation = small_evaluation(on_tasks=drawn.extend)
-    assert evaluation.fixed_tasks
-    assert not small_evaluation().fixed_tasks
+    # Who keeps the tasks that were drawn has not chosen them.
+    assert not evaluation.fixed_tasks
+    assert np.array_equal(evaluation.intervals(), small_evaluation().intervals())
     again = small_evaluation(tasks=drawn, num_batches=1)
     assert again.fixed_tasks
     assert np.array_equal(again.returns, evaluation.returns)
-    assert np.array_equal(again.intervals(), evaluation.intervals())
+    assert np.array_equal(again.intervals(interquartile_mean)[:, 0], evaluation.intervals(interquartile_mean)[:, 0])
     rest = small_evaluation(tasks=drawn[:5], num_workers=2)
     assert np.array_equal(rest.returns[:3], evaluation.returns[:3])
     assert rest.returns.shape == (5, 3, 4)
+
+
+def test_repetitions_adapt_anew_and_the_first_is_the_same_for_any_number() -> None:
+    phases: list[Any] = []
+    once, twice = small_evaluation(), small_evaluation(repetitions=2, num_workers=2, on_batch=phases.append)
+    assert twice.returns.shape == (6, 3, 8)
+    assert np.array_equal(twice.returns[..., :4], once.returns)
+    assert len(phases) == 4
+    assert not np.isin(twice.returns[..., 4:], once.returns).any()
+    np.testing.assert_allclose(twice.repetition_returns()[:, 0], once.task_returns())
+    with pytest.raises(ConfigError, match=r"repetitions must lie in \[1, 4096\], got 0"):
+        small_evaluation(repetitions=0)
 
 
 def test_saved_evaluation_is_read_without_pickle(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
 import numpy as np
 import pytest
 
-from maml_rl.experiment.statistics import interquartile_mean, mean, stratified_intervals
+from maml_rl.experiment.statistics import (
+    Statistic,
+    interquartile_mean,
+    jackknife_intervals,
+    mean,
+    pooled,
+    student_quantile,
+    without_each,
+    without_each_row,
+)
 
 
 def weights(*numbers: float) -> np.ndarray:
     return np.array(numbers) / sum(numbers)
-
-
-def only_interval(*strata: np.ndarray, statistic: object = mean, seed: int = 0) -> np.ndarray:
-    columns = [np.asarray(stratum, np.float64)[:, None] for stratum in strata]
-    (row,) = stratified_intervals(columns, statistic, np.random.default_rng(seed))  # type: ignore[arg-type]
-    return np.asarray(row)
 
 
 @pytest.mark.parametrize(
@@ -37,50 +40,91 @@ def test_interquartile_mean_of_weighted_values_is_that_of_repeated_ones() -> Non
     assert mean(values, weights(1, 3, 2, 2)) == pytest.approx(repeated.mean())
 
 
-def test_interval_of_coin_tosses_has_the_quantiles_of_the_binomial_distribution() -> None:
-    tosses = np.repeat([0.0, 1.0], 50)
-    # Bootstrap means of these are Binomial(100, 1/2) / 100, whose 2.5 % and 97.5 % quantiles are 0.40 and 0.60.
-    value, low, high = only_interval(tosses)
-    assert value == 0.5
-    assert low == pytest.approx(0.40, abs=0.0101)
-    assert high == pytest.approx(0.60, abs=0.0101)
+def test_student_quantiles_are_those_of_the_tables() -> None:
+    degrees = np.array([1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 1000.0, 2.0])
+    expected = [12.7062, 4.3027, 3.1824, 2.5706, 2.2281, 2.0423, 1.9623, 4.3027]
+    np.testing.assert_allclose(student_quantile(degrees), expected, atol=1e-4)
+
+
+def test_interval_of_a_sample_is_the_textbook_t_interval() -> None:
+    sample = np.array([[1.0], [2.0], [6.0]])
+    ((value, low, high),) = jackknife_intervals(pooled([sample], mean), [without_each_row([sample], mean)])
+    reach = 4.3027 * np.sqrt(7.0 / 3.0)
+    assert [value, low, high] == pytest.approx([3.0, 3.0 - reach, 3.0 + reach], abs=1e-3)
+
+
+def test_policies_that_differ_in_the_seed_alone_make_the_interval_as_wide_as_they_are_apart() -> None:
+    policies = [np.full((40, 1), level) for level in (0.0, 10.0, 20.0)]
+    ((value, low, high),) = jackknife_intervals(pooled(policies, mean), [without_each(policies, mean)])
+    reach = 4.3027 * 10.0 / np.sqrt(3.0)
+    assert [value, low, high] == pytest.approx([10.0, 10.0 - reach, 10.0 + reach], abs=1e-3)
 
 
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
-def test_interval_of_equal_values_is_a_point(statistic: object) -> None:
-    np.testing.assert_allclose(only_interval(np.full(5, -3.5), statistic=statistic), [-3.5] * 3)
+def test_interval_of_equal_values_is_a_point(statistic: Statistic) -> None:
+    values = np.full((5, 2), -3.5)
+    intervals = jackknife_intervals(pooled([values], statistic), [without_each_row([values], statistic)])
+    np.testing.assert_allclose(intervals, np.full((2, 3), -3.5))
 
 
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
-def test_interval_covers_the_mean_of_the_population(statistic: object) -> None:
+def test_interval_of_a_single_unit_is_unknown(statistic: Statistic) -> None:
+    one = np.ones((1, 2))
+    for left_out in (without_each([one], statistic), without_each_row([one], statistic)):
+        intervals = jackknife_intervals(pooled([one], statistic), [left_out])
+        np.testing.assert_array_equal(intervals, [[1.0, np.nan, np.nan]] * 2)
+
+
+def test_groups_of_different_sizes_weigh_alike() -> None:
+    groups = [np.zeros((40, 1)), np.full((10, 1), 8.0)]
+    assert pooled(groups, mean) == pytest.approx([4.0])
+    assert without_each(groups, mean).ravel().tolist() == pytest.approx([8.0, 0.0])
+
+
+def test_strata_make_an_interval_of_their_errors_alone() -> None:
     rng = np.random.default_rng(0)
-    rows = [only_interval(rng.normal(7.0, 2.0, 40), statistic=statistic, seed=seed) for seed in range(100)]
-    assert 87 <= sum(low <= 7.0 <= high for _, low, high in rows) <= 99
+    strata = [rng.normal(level, 1.0, 200) for level in (0.0, 100.0)]
+    value = np.array([np.mean(strata)])
+    left_out = [
+        ((stratum.sum() - stratum)[:, None] / 199 + other.mean()) / 2 for stratum, other in (strata, strata[::-1])
+    ]
+    ((_, low, high),) = jackknife_intervals(value, left_out)
+    error = np.sqrt(sum(stratum.var(ddof=1) / 200 for stratum in strata)) / 2
+    assert [low, high] == pytest.approx([value[0] - 1.966 * error, value[0] + 1.966 * error], abs=0.001 * error)
 
 
-def test_what_differs_between_strata_alone_makes_no_interval_wider() -> None:
-    np.testing.assert_allclose(only_interval(np.full(10, -100.0), np.full(10, 100.0)), [0.0] * 3, atol=1e-9)
-    value, low, high = only_interval(np.repeat([-100.0, 100.0], 10))
-    assert value == pytest.approx(0.0, abs=1e-9)
-    assert low < -30.0 < 30.0 < high
+# Coverage, simulated: each column is one experiment; a policy has an effect as large as a task's.
+COLUMNS = 500
+COVERAGE = 0.90, 0.98
 
 
-def test_strata_weigh_alike_and_the_interval_is_that_of_a_normal_mean() -> None:
-    rng = np.random.default_rng(0)
-    first, second = rng.normal(0.0, 1.0, 400), rng.normal(4.0, 1.0, 100)
-    value, low, high = only_interval(first, second)
-    assert value == pytest.approx((first.mean() + second.mean()) / 2)
-    error = np.sqrt(first.var() / 400 + second.var() / 100) / 2
-    np.testing.assert_allclose([low, high], value + np.array([-1.96, 1.96]) * error, atol=0.1 * error)
+def coverage(intervals: np.ndarray, truth: float) -> float:
+    _, low, high = intervals.T
+    return float(((low <= truth) & (truth <= high)).mean())
 
 
-def test_columns_are_resampled_together() -> None:
-    values = np.random.default_rng(1).normal(size=20)
-    rows = stratified_intervals([np.stack([values, values + 1.0], axis=1)], mean, np.random.default_rng(0))
-    np.testing.assert_allclose(rows[1], rows[0] + 1.0)
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+@pytest.mark.parametrize("tasks", [20, 40])
+def test_interval_of_one_policy_covers_its_mean_over_the_family(statistic: Statistic, tasks: int) -> None:
+    scores = np.random.default_rng(tasks).normal(7.0, 2.0, (tasks, COLUMNS))
+    intervals = jackknife_intervals(pooled([scores], statistic), [without_each_row([scores], statistic)])
+    assert COVERAGE[0] <= coverage(intervals, 7.0) <= COVERAGE[1]
 
 
-def test_same_seed_gives_the_same_interval() -> None:
-    values = np.arange(10.0)
-    assert only_interval(values, seed=3).tolist() == only_interval(values, seed=3).tolist()
-    assert only_interval(values, seed=3).tolist() != only_interval(values, seed=4).tolist()
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+@pytest.mark.parametrize("policies", [2, 3, 5, 10])
+def test_interval_of_several_policies_covers_the_mean_of_the_algorithm(statistic: Statistic, policies: int) -> None:
+    rng = np.random.default_rng(policies)
+    scores = list(rng.normal(7.0, 2.0, (policies, 1, COLUMNS)) + rng.normal(0.0, 2.0, (policies, 40, COLUMNS)))
+    intervals = jackknife_intervals(pooled(scores, statistic), [without_each(scores, statistic)])
+    assert COVERAGE[0] <= coverage(intervals, 7.0) <= COVERAGE[1]
+
+
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+@pytest.mark.parametrize("policies", [2, 3, 5])
+def test_interval_of_policies_on_the_same_drawn_tasks_includes_both(statistic: Statistic, policies: int) -> None:
+    rng = np.random.default_rng(policies)
+    seeds, tasks = rng.normal(7.0, 2.0, (policies, 1, COLUMNS)), rng.normal(0.0, 2.0, (1, 40, COLUMNS))
+    scores = list(seeds + tasks + rng.normal(0.0, 0.5, (policies, 40, COLUMNS)))
+    sources = [without_each(scores, statistic)], [without_each_row(scores, statistic)]
+    assert COVERAGE[0] <= coverage(jackknife_intervals(pooled(scores, statistic), *sources), 7.0) <= COVERAGE[1]

@@ -153,7 +153,7 @@ def test_seeds_of_one_command_are_one_experiment_with_a_band(
     assert report(study) == 0
     page = (study / "report.html").read_text()
     assert "<h1>study</h1>" in page
-    assert "mean over 3 seeds, the band its 95 % bootstrap interval" in page
+    assert "mean over 3 seeds, the band its 95 % interval" in page
     assert 'class="band' in page
 
 

@@ -62,8 +62,15 @@ def test_curve_is_the_mean_over_seeds_within_its_interval(tmp_path: Path) -> Non
         write_run(tmp_path / "study" / str(seed), returns, seed=seed)
     curve = only_group(tmp_path / "study").curve("return/step_0")
     np.testing.assert_allclose(curve.mean, [2.0, 3.0])
-    # Of three seeds all three draws are the lowest in 1 of 27 resamples, more than 2.5 %: the interval is the range.
-    np.testing.assert_allclose([curve.low, curve.high], [[0.0, 3.0], [5.0, 3.0]])
+    # Student's t of two degrees of freedom, and a variance of 7 among three.
+    reach = 4.3027 * np.sqrt(7.0 / 3.0)
+    np.testing.assert_allclose([curve.low, curve.high], [[2.0 - reach, 3.0], [2.0 + reach, 3.0]], rtol=1e-3)
+    np.testing.assert_allclose(curve.seeds, [[0.0, 3.0], [1.0, 3.0], [5.0, 3.0]])
+
+
+def test_interval_of_one_seed_is_unknown(tmp_path: Path) -> None:
+    curve = only_group(write_run(tmp_path / "run", [1.0, 2.0])).curve("return/step_0")
+    np.testing.assert_array_equal([curve.low, curve.high], np.full((2, 2), np.nan))
 
 
 def test_interval_of_many_seeds_is_that_of_a_normal_mean(tmp_path: Path) -> None:

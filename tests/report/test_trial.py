@@ -69,7 +69,12 @@ def test_policies_are_tried_on_the_tasks_of_a_file(navigation_runs: Path, tmp_pa
     assert [evaluation.tasks for evaluation in found.evaluations] == [goals, goals]
     assert [evaluation.fixed_tasks for evaluation in found.evaluations] == [True, True]
     np.testing.assert_array_equal(found.evaluations[0].returns, on_these.returns)
-    assert found.evaluations[1].returns.shape == (3, 3, 4)
+    # Of fixed tasks an interval takes several adaptations.
+    assert [evaluation.repetitions for evaluation in found.evaluations] == [1, 3]
+    assert found.evaluations[1].returns.shape == (3, 3, 12)
+    assert found.trial is not None
+    assert found.trial.phases[0].rewards.shape[2] == 4
+    assert found.trial.median_episode(1, 2) < 4
     assert found.untrained is not None
     assert found.untrained.tasks == goals
 
