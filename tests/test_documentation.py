@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import maml_rl
 from maml_rl.cli import main as cli
@@ -27,7 +29,7 @@ from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 # Their blocks need nothing but each other, and a run in runs/2d-navigation.
 RUN_PAGES = ("concepts.md", "families.md", "gpu.md", "index.md")
 # Their blocks are scripts, and need packages that are no extras of ours; they are run where these are installed.
@@ -95,8 +97,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(120)
 def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(site: Path) -> None:
-    pages = list(site.glob("*.html"))
-    assert {path.stem for path in pages} >= {page.removesuffix(".md") for page in PAGES}
+    pages = list(site.rglob("*.html"))
+    assert {path.relative_to(site).as_posix() for path in pages} >= {page.replace(".md", ".html") for page in PAGES}
     for path in pages:
         text = path.read_text(encoding="utf-8")
         loaded = [match[0] for match in LOADED.finditer(text)]
@@ -108,7 +110,7 @@ def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(site: Path) -> 
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    reference = (site / "api.html").read_text(encoding="utf-8")
+    reference = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     headings = set(re.findall(r'<h\d id="([\w.]+)"', reference))
     for package in ("", ".envs", ".samplers", ".policies", ".metalearners", ".report"):
         for name in import_module(f"maml_rl{package}").__all__:
@@ -127,7 +129,7 @@ def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
 @pytest.mark.timeout(120)
 def test_pages_open_in_a_browser(site: Path) -> None:
     with chromium() as browser:
-        for path in sorted(site.glob("*.html")):
+        for path in sorted(site.rglob("*.html")):
             if path.stem == "404":  # It knows its place on a server alone.
                 continue
             for width, dark in ((1300, False), (390, True)):
@@ -287,6 +289,12 @@ def test_every_family_is_described_and_has_a_picture() -> None:
         assert f"`{env_id}`" in PAGES["families.md"]
         same = [other for other, spec in FAMILIES.items() if spec.name == family.name]
         assert any(f"images/families/{other}.webp" in PAGES["families.md"] for other in same), env_id
+
+
+def test_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
 
 
 def test_what_the_pages_name_is_there() -> None:
