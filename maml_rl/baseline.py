@@ -28,13 +28,14 @@ class LinearFeatureBaseline:
     too weak for a solution, it is raised for that task until there is one. A fit says nothing about what lies outside
     its data: entries of an observation that are larger than any fitted are clipped to it. Values are never NaN.
 
-    The targets are the plain discounted returns, whether or not the advantages bootstrap. A value function of time that
-    is fitted to the returns of time-limited episodes estimates the reward still to come before the limit, which is what
-    such tasks are judged by. At a limit common to all episodes it is close to zero, so that bootstrapping there changes
-    little, and `bootstrap=False` is exact. Bootstrapping matters where episodes are cut at different times, or where
-    the limit is an artefact of sampling. Targets that bootstrap too would need V of the final states while it is being
-    fitted: with features of time, any c * discount^(limit - t) could be added to a solution of that equation, so the
-    data do not determine it.
+    The targets are the plain discounted returns, whether or not the advantages bootstrap. Fitted to time-limited
+    episodes, V estimates the reward still to come before the limit. At a limit common to all episodes it is therefore
+    close to zero on average, but not for every episode: features of the observation fit the returns of all steps with
+    the same weights, and on HalfCheetahDir the values of final observations deviate by 0.2 to 1 times as much as those
+    of all steps. Bootstrapping adds this deviation to the advantages; `bootstrap=False` does not. Bootstrapping is
+    needed where episodes are cut off at different times, or where the limit is no part of the problem. Targets that
+    bootstrap as well would need V of the final observations while it is being fitted: with features of time, any
+    c * discount^(limit - t) could be added to a solution of that equation, so the data do not determine it.
 
     Integer observations without axes become one-hot vectors when `input_size` is more than 1; others are flattened.
 
