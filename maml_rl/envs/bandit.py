@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_count, check_number
@@ -31,6 +32,7 @@ class _BanditFamily(BatchedFamily):
         task: Task | None,
         max_episode_steps: int | None,
         render_mode: str | None,
+        autoreset_mode: str | AutoresetMode,
     ) -> None:
         self.k = k
         super().__init__(
@@ -41,6 +43,7 @@ class _BanditFamily(BatchedFamily):
             task=task,
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
+            autoreset_mode=autoreset_mode,
         )
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -77,6 +80,7 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         task: `{"mean": (k,)}`, probabilities.
         max_episode_steps: steps after which an episode is truncated; it terminates with its first step anyway.
         render_mode: None.
+        autoreset_mode: see `BatchedFamily`.
     """
 
     task_description = "mean (k,): probability that each arm pays 1, uniform in [0, 1]"
@@ -89,10 +93,11 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         task: Task | None = None,
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         check_count("k", k)
         entry = TaskEntry((k,), "probabilities in [0, 1]", lambda mean: bool(((mean >= 0) & (mean <= 1)).all()))
-        super().__init__(num_envs, k, entry, task, max_episode_steps, render_mode)
+        super().__init__(num_envs, k, entry, task, max_episode_steps, render_mode, autoreset_mode)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
@@ -110,6 +115,7 @@ class GaussianBanditVectorEnv(_BanditFamily):
         task: `{"mean": (k,)}`.
         max_episode_steps: steps after which an episode is truncated; it terminates with its first step anyway.
         render_mode: None.
+        autoreset_mode: see `BatchedFamily`.
     """
 
     task_description = "mean (k,): mean pay of each arm, uniform in [0, 1]"
@@ -123,12 +129,13 @@ class GaussianBanditVectorEnv(_BanditFamily):
         task: Task | None = None,
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         check_count("k", k)
         if check_number("std", std) < 0.0:
             raise ValueError(f"std must not be negative, got {std}")
         self.std = float(std)
-        super().__init__(num_envs, k, TaskEntry((k,)), task, max_episode_steps, render_mode)
+        super().__init__(num_envs, k, TaskEntry((k,)), task, max_episode_steps, render_mode, autoreset_mode)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams

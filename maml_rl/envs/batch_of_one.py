@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import MetaEnv, Task
@@ -26,13 +27,21 @@ class BatchOfOne(MetaEnv):
     family_class: ClassVar[type[BatchedFamily]]
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium declares it an instance variable
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        metadata = cls.family_class.metadata
+        cls.metadata = {"render_modes": []} | {key: metadata[key] for key in metadata if key != "autoreset_mode"}
+
     def __init__(self, **kwargs: Any) -> None:
+        if "autoreset_mode" in kwargs:
+            raise TypeError(f"{type(self).__name__} is one environment; autoreset_mode is for gymnasium.make_vec")
         if "max_episode_steps" in kwargs:
             raise TypeError(
                 f"{type(self).__name__} never truncates; pass max_episode_steps to gymnasium.make, or wrap it in "
                 "gymnasium.wrappers.TimeLimit"
             )
         self._family = self.family_class(1, max_episode_steps=None, **kwargs)
+        self._family.autoreset_mode = AutoresetMode.DISABLED
         self.observation_space = self._family.single_observation_space
         self.action_space = self._family.single_action_space
         self.render_mode = self._family.render_mode

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
@@ -28,6 +29,9 @@ class BatchedFamily(MetaVectorEnv):
     A family sets its spaces and task entries, and implements `draw_tasks`, `_reset_slots`, `_step_slots` and
     `_write_observations`.
 
+    What happens to a slot whose episode is over is Gymnasium's convention in `step`: by default the next call resets
+    it, whatever its action. `step_send` and `step_recv`, with which `rollout` steps, never reset a slot.
+
     Args:
         num_envs: N, at least 1.
         observation_space: of one slot.
@@ -36,9 +40,15 @@ class BatchedFamily(MetaVectorEnv):
         task: the task of all slots; by default one drawn with a fixed seed.
         max_episode_steps: steps after which an episode is truncated; None for never.
         render_mode: None or "rgb_array", where the family can draw itself.
+        autoreset_mode: what `step` does with slots whose episode is over: "NextStep" resets them instead of the next
+            step; "SameStep" at once, the end of the episode is then in the infos `final_obs` and `final_info`;
+            "Disabled" leaves them as they are until `reset`. See https://farama.org/Vector-Autoreset-Mode.
+
+    Attributes:
+        autoreset_mode: as given; may be set at any time.
 
     Raises:
-        ValueError: If a number is not positive or the task is malformed.
+        ValueError: If a number is not positive, the task is malformed, or the mode unknown.
     """
 
     task_description: ClassVar[str]
@@ -55,6 +65,7 @@ class BatchedFamily(MetaVectorEnv):
         task: Task | None = None,
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         check_count("num_envs", num_envs)
         if max_episode_steps is not None:
@@ -63,7 +74,7 @@ class BatchedFamily(MetaVectorEnv):
             raise ValueError(
                 f"{type(self).__name__} has no render_mode {render_mode!r}; it has {self.metadata.get('render_modes')}"
             )
-        self.num_envs = num_envs
+        self.num_envs, self.autoreset_mode = num_envs, autoreset_mode
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space = batch_space(observation_space, num_envs)
         self.action_space = batch_space(action_space, num_envs)
@@ -81,6 +92,21 @@ class BatchedFamily(MetaVectorEnv):
         self._acted = np.zeros(num_envs, np.bool_)
         default = task if task is not None else self.sample_default_task()
         self.reset_task([default] * num_envs)
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """What `step` does with slots whose episode is over."""
+        mode: AutoresetMode = self.metadata["autoreset_mode"]
+        return mode
+
+    @autoreset_mode.setter
+    def autoreset_mode(self, mode: str | AutoresetMode) -> None:
+        try:
+            known = AutoresetMode(mode)
+        except ValueError:
+            names = ", ".join(repr(known.value) for known in AutoresetMode)
+            raise ValueError(f"autoreset_mode must be one of {names}, got {mode!r}") from None
+        self.metadata = {**self.metadata, "autoreset_mode": known}
 
     @abstractmethod
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -190,6 +216,31 @@ class BatchedFamily(MetaVectorEnv):
             values[where] = np.nan
         self._write_observations(self.buffers.observations)
 
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step all slots, and reset those whose episode is over as `autoreset_mode` says.
+
+        Args:
+            actions: (N, *act); the rows of slots that are reset instead of stepped are ignored.
+
+        Returns:
+            Observations, rewards, terminated, truncated, and infos; the arrays are the caller's own.
+        """
+        over, everyone = self.buffers.terminated | self.buffers.truncated, np.ones(self.num_envs, np.bool_)
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP and over.any():
+            terminated[over], truncated[over] = False, False
+            infos = self._describe(~over, everyone)
+        elif self.autoreset_mode is AutoresetMode.SAME_STEP and (over := terminated | truncated).any():
+            infos = self._describe(~over, everyone)
+            infos |= {"final_obs": np.full(self.num_envs, None), "_final_obs": over.copy()}
+            infos |= {"final_info": self._describe(over, over), "_final_info": over.copy()}
+            for slot in np.flatnonzero(over):
+                infos["final_obs"][slot] = observations[slot].copy()
+        else:
+            return observations, rewards, terminated, truncated, infos
+        self._reset(over)
+        return self.buffers.observations.copy(), rewards, terminated, truncated, infos
+
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
         if self._streams is None:
@@ -239,15 +290,21 @@ class BatchedFamily(MetaVectorEnv):
 
     def _infos(self) -> dict[str, Any]:
         """Return reward terms and tasks in Gymnasium's way: `_name` tells which slots have a `name`."""
-        terms = {name: np.where(self._acted, values, 0.0) for name, values in self._reward_terms.items()}
-        return self._with_masks({**terms, "task": self._with_masks(self.tasks)})
+        return self._describe(self._acted, self._acted)
 
-    def _with_masks(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            key: entry
-            for name, value in values.items()
-            for key, entry in ((name, value.copy()), (f"_{name}", self._acted.copy()))
-        }
+    def _describe(self, stepped: NDArray[np.bool_], told: NDArray[np.bool_]) -> dict[str, Any]:
+        """Return the reward terms of the slots that have `stepped`, and the tasks of those that are `told` theirs."""
+        terms = _with_masks(self._reward_terms, stepped) if stepped.any() else {}
+        return {**terms, "task": _with_masks(self.tasks, told), "_task": told.copy()}
+
+
+def _with_masks(values: Mapping[str, NDArray[Any]], mask: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
+    """Return arrays (N, ...) by name, zero outside of the mask, each with its mask as `_name`."""
+    masked: dict[str, NDArray[Any]] = {}
+    for name, value in values.items():
+        masked[name] = np.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, 0.0)
+        masked[f"_{name}"] = mask.copy()
+    return masked
 
 
 def to_all_slots(numbers: NDArray[np.float64], active: NDArray[np.bool_] | None) -> NDArray[np.float64]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import AutoresetMode
 
+from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
@@ -61,7 +63,8 @@ def make_vector_env(
         The batched family of an id that has one; otherwise an adapter around N environment objects.
 
     Raises:
-        ValueError: If no such id is registered, or an argument is out of range.
+        ValueError: If no such id is registered, an argument is out of range, or `autoreset_mode` is given: these slots
+            stay as they are until they are reset.
         TypeError: If the environment is no task family, or does not take an argument.
     """
     if isinstance(env, ObservedTask):
@@ -69,6 +72,8 @@ def make_vector_env(
             make_vector_env(env.env, env_kwargs, num_envs, max_episode_steps=max_episode_steps, num_threads=num_threads)
         )
     kwargs = dict(env_kwargs or {})
+    if "autoreset_mode" in kwargs:
+        raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
     if not isinstance(env, str):
         return SerialVectorEnv(partial(_make_limited, env, max_episode_steps), kwargs, num_envs)
     spec = find_spec(env)
@@ -79,6 +84,8 @@ def make_vector_env(
         vector_env = gymnasium.make_vec(
             spec.id, num_envs, vectorization_mode="vector_entry_point", **{**threads, **kwargs}
         )
+        if isinstance(vector_env, BatchedFamily):
+            vector_env.autoreset_mode = AutoresetMode.DISABLED
         if isinstance(vector_env, MetaVectorEnv):
             return vector_env
         vector_env.close()

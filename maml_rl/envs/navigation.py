@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_interval, check_number
@@ -37,6 +38,7 @@ class Navigation2DVectorEnv(BatchedFamily):
             actions that are the moves themselves. Finn et al. trained with a scale of 1.
         max_episode_steps: steps after which an episode is truncated.
         render_mode: None or "rgb_array".
+        autoreset_mode: see `BatchedFamily`.
 
     Raises:
         ValueError: If a number is out of range or low is not below high.
@@ -55,6 +57,7 @@ class Navigation2DVectorEnv(BatchedFamily):
         normalization_scale: float | None = None,
         max_episode_steps: int | None = 100,
         render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         self.low, self.high = check_interval(low, high)
         scale = _STEP if normalization_scale is None else check_number("normalization_scale", normalization_scale)
@@ -69,6 +72,7 @@ class Navigation2DVectorEnv(BatchedFamily):
             task=task,
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
+            autoreset_mode=autoreset_mode,
         )
         self._position = np.zeros((num_envs, 2))
         # Where all slots were after every step, and at which of these entries each slot's episode began.
@@ -123,4 +127,3 @@ class Navigation2DEnv(BatchOfOne):
     """One slot of `Navigation2DVectorEnv`."""
 
     family_class = Navigation2DVectorEnv
-    metadata = Navigation2DVectorEnv.metadata

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_count
@@ -34,6 +35,7 @@ class TabularMDPVectorEnv(BatchedFamily):
         task: `{"transitions": (S, A, S), "rewards_mean": (S, A)}`.
         max_episode_steps: steps after which an episode is truncated.
         render_mode: None.
+        autoreset_mode: see `BatchedFamily`.
     """
 
     task_description = "transitions (S, A, S): Dirichlet(1) for each state and action; rewards_mean (S, A): N(1, 1)"
@@ -47,6 +49,7 @@ class TabularMDPVectorEnv(BatchedFamily):
         task: Task | None = None,
         max_episode_steps: int | None = 10,
         render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         check_count("num_states", num_states)
         check_count("num_actions", num_actions)
@@ -64,6 +67,7 @@ class TabularMDPVectorEnv(BatchedFamily):
             task=task,
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
+            autoreset_mode=autoreset_mode,
         )
         self._states = np.zeros(num_envs, np.int64)
 

@@ -11,7 +11,7 @@ from tests.envs.contract import STEPS, assert_same_slot, assert_same_tasks, play
 
 def test_slots_are_bit_identical_to_single_environments(env_id: str) -> None:
     limit = STEPS - 1
-    batch = gymnasium.make_vec(env_id, num_envs=4, max_episode_steps=limit)
+    batch = make_vector_env(env_id, {}, 4, max_episode_steps=limit)
     tasks = batch.sample_tasks(4, seed=1)
     batch.reset_task(tasks)
     observations, infos = batch.reset(seed=7)

@@ -47,7 +47,6 @@ def test_make_vec_finds_the_batched_family(env_id: str) -> None:
     env = gymnasium.make_vec(env_id, num_envs=3)
     assert isinstance(env, MetaVectorEnv)
     assert env.num_envs == 3
-    assert env.metadata["autoreset_mode"] is gymnasium.vector.AutoresetMode.DISABLED
     env.close()
 
 

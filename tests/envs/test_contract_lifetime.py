@@ -16,7 +16,7 @@ from tests.envs.contract import assert_same_slot, assert_same_tasks, play, rando
 
 def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id: str) -> None:
     """Where each slot has a task and a seed of its own, and some are reset while the others go on."""
-    batch: Any = gymnasium.make_vec(env_id, num_envs=3)
+    batch: Any = make_vector_env(env_id, {}, 3)
     tasks = batch.sample_tasks(3, seed=1)
     batch.reset_task(tasks)
     singles: list[Any] = [gymnasium.make(env_id, task=task) for task in tasks]

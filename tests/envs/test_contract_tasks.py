@@ -81,7 +81,7 @@ def test_tasks_survive_json(vector_env: MetaVectorEnv) -> None:
 def test_task_at_construction_is_the_task(env_id: str, vector_env: MetaVectorEnv) -> None:
     task = vector_env.sample_tasks(2, seed=5)[1]
     vector_env.reset_task([task] * 4)
-    made = gymnasium.make_vec(env_id, num_envs=4, task=task)
+    made = gymnasium.make_vec(env_id, num_envs=4, task=task, autoreset_mode="Disabled")
     assert same(play(vector_env, 0), play(made, 0))
     info = gymnasium.make(env_id, task=task).reset(seed=0)[1]
     assert_same_tasks([info["task"]], [task])

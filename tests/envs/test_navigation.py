@@ -56,7 +56,7 @@ def test_arriving_in_one_coordinate_is_not_arriving() -> None:
 
 
 def test_final_observation_of_an_episode_is_where_it_arrived() -> None:
-    env = Navigation2DVectorEnv(2)
+    env = Navigation2DVectorEnv(2, autoreset_mode="Disabled")
     env.reset_task([{"goal": [0.2, 0.0]}, {"goal": [0.5, 0.0]}])
     env.reset(seed=0)
     for _ in range(4):

@@ -179,18 +179,15 @@ class AntVelEnv(BatchOfOne):
     """One slot of `AntVelVectorEnv`."""
 
     family_class = AntVelVectorEnv
-    metadata = AntVelVectorEnv.metadata
 
 
 class AntDirEnv(BatchOfOne):
     """One slot of `AntDirVectorEnv`."""
 
     family_class = AntDirVectorEnv
-    metadata = AntDirVectorEnv.metadata
 
 
 class AntPosEnv(BatchOfOne):
     """One slot of `AntPosVectorEnv`."""
 
     family_class = AntPosVectorEnv
-    metadata = AntPosVectorEnv.metadata

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import mujoco
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_number
@@ -32,6 +33,7 @@ class MujocoOptions(TypedDict, total=False):
     engine: Engine
     num_threads: int
     render_mode: str | None
+    autoreset_mode: str | AutoresetMode
 
 
 class MujocoFamily(BatchedFamily):
@@ -52,6 +54,7 @@ class MujocoFamily(BatchedFamily):
         engine: "mjbatch", "mujoco", or "auto"; they give the same bits on one version of MuJoCo.
         num_threads: to step with.
         render_mode: None or "rgb_array".
+        autoreset_mode: see `BatchedFamily`.
 
     Attributes:
         model: as given; read-only.
@@ -78,6 +81,7 @@ class MujocoFamily(BatchedFamily):
         engine: Engine = "auto",
         num_threads: int = 1,
         render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         scale = check_number("normalization_scale", normalization_scale)
         if scale <= 0.0:
@@ -90,6 +94,7 @@ class MujocoFamily(BatchedFamily):
             task=task,
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
+            autoreset_mode=autoreset_mode,
         )
         self.model = model
         self.dt: float = model.opt.timestep * _SUBSTEPS

@@ -111,11 +111,9 @@ class HalfCheetahVelEnv(BatchOfOne):
     """One slot of `HalfCheetahVelVectorEnv`."""
 
     family_class = HalfCheetahVelVectorEnv
-    metadata = HalfCheetahVelVectorEnv.metadata
 
 
 class HalfCheetahDirEnv(BatchOfOne):
     """One slot of `HalfCheetahDirVectorEnv`."""
 
     family_class = HalfCheetahDirVectorEnv
-    metadata = HalfCheetahDirVectorEnv.metadata

@@ -82,7 +82,7 @@ def test_rewards_follow_the_task_of_each_slot():
 
 
 def test_episode_terminates_above_one_metre_below_a_fifth_and_when_not_finite(in_empty_folder, capfd):
-    env = AntDirVectorEnv(4)
+    env = AntDirVectorEnv(4, autoreset_mode="Disabled")
     env.reset(seed=0)
     heights = env.model.qpos0.copy(), env.model.qpos0.copy()
     heights[0][2], heights[1][2] = 3.0, -5.0
