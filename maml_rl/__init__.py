@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from maml_rl.samplers import MultiTaskSampler as MultiTaskSampler
     from maml_rl.samplers.population import PopulationEvaluator as PopulationEvaluator
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "BatchEpisodes": "maml_rl.episode.task_episodes",
     "LinearFeatureBaseline": "maml_rl.baseline",
@@ -40,6 +42,7 @@ __all__ = [
     "MultiTaskSampler",
     "PopulationEvaluator",
     "TaskEpisodes",
+    "__version__",
     "adapt",
     "adapt_to_task",
     "envs",

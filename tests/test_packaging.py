@@ -1,4 +1,4 @@
-"""What an installation brings: versions for every supported Python, and the same range of Pythons wherever it is named."""
+"""What an installation brings: versions for every supported Python, configs, and what type checkers need."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The command `maml-rl`: training, testing, reports, the list of families, benchmarks, a check for one's own family."""
+"""The command `maml-rl`: training, testing, reports, lists of families and configs, benchmarks, checks."""
 
 import os
 import re
@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from maml_rl import __version__
 from maml_rl.cli.console import BAD_INPUT, Parser, add_log_level, not_negative, run_command
 from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.config.catalog import shipped_configs
+from maml_rl.config.config import load_config
+from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, explain
 
 # What Gymnasium puts around its remarks to make them yellow.
@@ -47,12 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=f"Meta-reinforcement learning. Commands:\n\n{lines}\n\nmaml-rl COMMAND --help tells more.",
     )
     parser.formatter_class = RawDescriptionHelpFormatter
-    parser.add_argument("--version", action="version", version=f"maml-rl {_version()}")
+    parser.add_argument("--version", action="version", version=f"maml-rl {__version__}")
     parser.add_argument("command", help=SUPPRESS)
+    if not arguments:
+        parser.print_help()
+        return 0
     # What follows the command is its own.
     name = parser.parse_args(arguments[:1]).command
     if name not in COMMANDS:
-        parser.error(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+        known = list(COMMANDS)
+        parser.error(f"there is no command {name!r}{suggest(name, known)} The commands are {', '.join(known)}")
     # As `python -m` does: families in modules of the current folder are found, by children, too.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -63,7 +70,7 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     """Write a report, and return the exit code."""
     parser = Parser(prog=prog, description="Write a self-contained HTML page about one or several training runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of several runs")
-    parser.add_argument("--output", type=Path, help="the file (default: report.html in the folder, or here if several)")
+    parser.add_argument("--output", type=Path, help="the file (default: report.html in the folder that holds the runs)")
     parser.add_argument("--title", help="of the page (default: the names of the runs)")
     parser.add_argument(
         "--tasks",
@@ -116,6 +123,28 @@ def _envs(options: Namespace) -> None:
     print(
         "\nAny gymnasium.Env with sample_tasks and reset_task is a family, too, as module:Id-v0; see maml-rl check-env."
     )
+
+
+def run_configs(arguments: Sequence[str] | None = None, prog: str = "maml-rl configs") -> int:
+    """List the configs that come with the package, and return the exit code."""
+    parser = Parser(prog=prog, description="List the configs that maml-rl train takes by name.")
+    add_log_level(parser)
+    return run_command(parser, arguments, _configs)
+
+
+def _configs(options: Namespace) -> None:
+    configs = {name: (load_config(path), path) for name, path in shipped_configs().items()}
+    rows = [("name", "tasks", "method", "what for")]
+    for name, (config, path) in configs.items():
+        # The first comment of a config says in a sentence or two what it is for.
+        purpose = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        rows.append((name, config.env_name, config.method, purpose))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        start = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False))
+        lines = textwrap.wrap(row[-1], 118 - len(start))
+        print(f"{start}  " + f"\n{'':<{len(start)}}  ".join(lines))
+    print("\nmaml-rl train NAME trains with one; every setting may be replaced on the command line.")
 
 
 def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl check-env") -> int:
@@ -230,19 +259,13 @@ def _benchmarks() -> list[str]:
     return [path.stem for path in paths if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
 
 
-def _version() -> str:
-    try:
-        return version("maml-rl")
-    except PackageNotFoundError:
-        return "(not installed)"
-
-
 COMMANDS = {
     "train": Command("meta-train a policy", run_train),
     "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
     "report": Command("write an HTML page about training runs", run_report),
     "envs": Command("list the task families and what their tasks mean", run_envs),
     "bench": Command("run a benchmark", run_benchmark),
+    "configs": Command("list the configs that come with the package", run_configs),
     "check-env": Command("check that your environment is a task family", run_check_env),
 }
 

@@ -3,20 +3,22 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from maml_rl.cli.console import Parser, add_log_level, not_negative, positive, run_command
+from maml_rl.config.catalog import SHIPPED, find_config, name_of
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.reference import describe_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
+from maml_rl.runs.numbered import new_folder, newest_path, next_path
 
 # torch is imported inside the commands: a child that is spawned imports this module again, and must stay light.
 
-_ROOT = Path(__file__).resolve().parents[2]
-_DEFAULT_CONFIG = _ROOT / "configs" / "maml" / "2d-navigation.yaml"
+_DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
 
 
 def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
@@ -24,8 +26,10 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     parser = Parser(
         prog=prog, description="Meta-train a policy by MAML-TRPO on a family of tasks, or one to compare it with."
     )
-    parser.add_argument("--config", type=_config_path, help="YAML of the experiment (default: 2D navigation), or a run")
-    parser.add_argument("--output-folder", type=Path, help="where the run goes (default: runs/<name of the config>)")
+    _add_config(parser, "the experiment: a name that `maml-rl configs` lists, a YAML file, or a run", "2d-navigation")
+    parser.add_argument(
+        "--output-folder", type=Path, help="where the run goes (default: runs/<name of the config>, with a new number)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
     parser.add_argument("--profile", action="store_true", help="measure the share of each stage")
@@ -53,12 +57,14 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
 def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
     """Run test.py, or the command that `prog` names, and return its exit code."""
     parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
-    parser.add_argument("--config", type=_config_path, required=True, help="a run, its config.json, or a YAML")
+    _add_config(parser, "the folder of a run, its config.json, or a config by file or name")
     parser.add_argument(
         "--policy",
         help="a checkpoint; or 'latest' (the default), 'best', or 'initial' (at random) of the config's run",
     )
-    parser.add_argument("--output", type=Path, required=True, help="the .npz file to write")
+    parser.add_argument(
+        "--output", type=Path, help="the .npz file to write (default: evaluation.npz in the run, with a new number)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
     parser.add_argument("--tasks", type=Path, metavar="FILE", help="measure on the tasks in this file")
     parser.add_argument("--save-tasks", type=Path, metavar="FILE", help="write the tasks that are drawn to this file")
@@ -82,6 +88,12 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     return run_command(parser, arguments, _test)
 
 
+def _add_config(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
+    suffix = f" (default: {default})" if default else ""
+    parser.add_argument("name", nargs="?", metavar="CONFIG", help=meaning + suffix)
+    parser.add_argument("--config", help="the same, after an option")
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
@@ -90,21 +102,34 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    config_path, folder = options.config or _DEFAULT_CONFIG, _folder_of(options)
+    given = _chosen_config(options)
+    config_path = given or _DEFAULT_CONFIG
+    config = _overridden(load_config(config_path), _settings(options))
+    new = options.output_folder is None and not (options.resume or options.overwrite)
+    if options.output_folder is None:
+        options.output_folder = _default_folder(config_path, config.method, resume=options.resume)
     begun = [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
-    if options.resume and options.config is None and begun:
-        config_path = begun[0]
-    config = _overridden(load_config(config_path), {name: getattr(options, name) for name in Config.model_fields})
+    if options.resume and begun and given is None:
+        config = _overridden(load_config(begun[0]), _settings(options))
     device = _device(options)
+    with new_folder(options.output_folder) if new else nullcontext(options.output_folder) as folder:
+        options.output_folder = folder
+        if options.seeds is None:
+            progress = _train_one(config, folder, options, device, resume=options.resume)
+            print(progress.summary())
+            if options.profile:
+                print(progress.profile())
+        else:
+            _train_seeds(config, options, begun, device)
     if options.seeds is None:
-        progress = _train_one(config, folder, options, device, resume=options.resume)
-        print(progress.summary())
-        if options.profile:
-            print(progress.profile())
-        print(f"the results lie in {folder}; to test the policy on new tasks:")
-        print(f"  {_command(options, 'test')} --config {folder}/config.json --output {folder}/evaluation.npz")
-        return
+        print(f"the results are in {folder}; to test the policy on new tasks:")
+        print(f"  {_command(options, 'test')} {folder}")
+    else:
+        print(f"the results are in {folder}; to see the curves with their band over the seeds:")
+        print(f"  {_command(options, 'report')} {folder}")
 
+
+def _train_seeds(config: Config, options: argparse.Namespace, begun: Sequence[Path], device: Any) -> None:
     from maml_rl.runs.run_folder import check_run_folder
 
     _check_seeds(options, begun)
@@ -118,8 +143,6 @@ def _train(options: argparse.Namespace) -> None:
         print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
         if options.profile:
             print(progress.profile())
-    print(f"the results lie in {folder}; to see the curves with their band over the seeds:")
-    print(f"  {_command(options, 'report')} {folder}")
 
 
 def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any, *, resume: bool) -> Any:
@@ -150,7 +173,7 @@ def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
     for seed in options.seeds:
         if options.seeds.count(seed) > 1:
             raise ConfigError(f"--seeds names {seed} more than once; leave out all but one")
-    folder = _folder_of(options)
+    folder = options.output_folder
     if (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
     if options.resume and not begun:
@@ -158,13 +181,20 @@ def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
 
 
 def _how_to_go_on(options: argparse.Namespace) -> str:
+    if options.output_folder is None:
+        return ""
     has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
     return "; the same command with --resume goes on" if has_run else ""
 
 
 def _test(options: argparse.Namespace) -> None:
-    for name in ("output", "save_tasks"):
-        path = getattr(options, name)
+    config_path = _chosen_config(options)
+    if config_path is None:
+        raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
+    named = {"output": options.output, "save_tasks": options.save_tasks}
+    if options.output is None:
+        options.output = _default_output(config_path, overwrite=options.overwrite)
+    for name, path in named.items():
         option = f"--{name.replace('_', '-')}"
         if path is not None and path.exists() and not options.overwrite:
             raise ConfigError(f"{path} exists; replace it by --overwrite, or choose another {option}")
@@ -174,7 +204,7 @@ def _test(options: argparse.Namespace) -> None:
         if options.tasks is not None and getattr(options, name) is not None:
             raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
-    config = _overridden(load_config(options.config), {name: getattr(options, name) for name in names})
+    config = _overridden(load_config(config_path), {name: getattr(options, name) for name in names})
     num_steps = config.test_steps if options.num_steps is None else options.num_steps
     if config.method == "oracle" and num_steps:
         raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
@@ -191,7 +221,7 @@ def _test(options: argparse.Namespace) -> None:
     experiment = make_experiment(config, device)
     tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
     if options.policy != "initial":
-        path, checkpoint = _find_checkpoint(options.policy, options.config.parent / "checkpoints")
+        path, checkpoint = _find_checkpoint(options.policy, config_path.parent / "checkpoints")
         check_architecture(checkpoint.tensors, experiment.policy.state_dict(), path)
         experiment.policy.load_state_dict(checkpoint.tensors)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
@@ -208,6 +238,7 @@ def _test(options: argparse.Namespace) -> None:
             on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
             on_batch=lambda _: bar.update(),
         )
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     evaluation.save(options.output)
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
     episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
@@ -230,26 +261,59 @@ def _find_checkpoint(choice: str | None, folder: Path) -> Any:
             return Path(choice), load_checkpoint(choice)
 
 
-def _config_path(text: str) -> Path:
-    """Return the file of a config; a run's folder stands for the one in it."""
-    path = Path(text)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise argparse.ArgumentTypeError(f"{path} is no run, it has no config.json; give a run, or a YAML file")
-    return path / "config.json" if path.is_dir() else path
+def _chosen_config(options: argparse.Namespace) -> Path | None:
+    """Return the file of the config that is given: by its path, by its run's folder, or by the name of a shipped one.
+
+    Raises:
+        ConfigError: If there is no such config, or if two are given.
+    """
+    if options.config is not None and options.name is not None:
+        raise ConfigError(f"two configs are given, {options.name} and --config {options.config}; give one of them")
+    given = options.config or options.name
+    if given is None:
+        return None
+    path = Path(given)
+    if (path / "config.json").is_file():
+        return path / "config.json"
+    if path.is_file() or path.suffix:
+        return path
+    try:
+        return find_config(given)
+    except ConfigError:
+        if path.is_dir():
+            raise ConfigError(f"{path} is no run, it has no config.json; give a run, or a YAML file") from None
+        raise
 
 
 def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
     """Return the folder of the run of each of the --seeds, or of the only run."""
-    folder = _folder_of(options)
+    folder = options.output_folder
     return {None: folder} if options.seeds is None else {seed: folder / f"seed-{seed}" for seed in options.seeds}
 
 
-def _folder_of(options: argparse.Namespace) -> Path:
-    """Return the folder of the run, by default named after the config; a run's config.json is named after its run."""
-    if options.output_folder is not None:
-        return Path(options.output_folder)
-    path: Path = options.config or _DEFAULT_CONFIG
-    return Path("runs") / (path.resolve().parent.name if path.name == "config.json" else path.stem)
+def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
+    """Return the folder of a run that names none; a new one may get a number, and the newest is resumed."""
+    if config_path.name == "config.json":
+        # A run is resumed or overwritten where it is, or repeated beside that.
+        return config_path.parent
+    folder = Path("runs") / name_of(config_path)
+    if method != "maml":
+        folder = folder.with_name(f"{folder.name}-{method}")
+    return (resume and newest_path(folder)) or folder
+
+
+def _default_output(config_path: Path, *, overwrite: bool) -> Path:
+    """Return the file of results that name none: in the run's folder, or named after the config."""
+    if config_path.name == "config.json":
+        path = config_path.parent / "evaluation.npz"
+    else:
+        path = Path("runs") / f"{name_of(config_path)}.npz"
+    return path if overwrite else next_path(path)
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a config that the command line may give."""
+    return {name: getattr(options, name) for name in Config.model_fields}
 
 
 def _overridden(config: Config, values: dict[str, Any]) -> Config:

@@ -18,6 +18,7 @@ from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, Task, evaluate,
 from maml_rl.experiment.task_files import load_tasks
 from maml_rl.report.runs import Run, RunGroup
 from maml_rl.runs.checkpoint import check_architecture, latest_intact
+from maml_rl.runs.numbered import newest_path
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.seeding import PhaseStreams
 
@@ -152,9 +153,9 @@ def _try(
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
-    """Return what `test.py --output <run>/evaluation.npz` has written."""
-    path = run.path / EVALUATION
-    if not path.exists():
+    """Return what `test.py <run>` has written last."""
+    path = newest_path(run.path / EVALUATION)
+    if path is None:
         return None, []
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:

@@ -1,6 +1,7 @@
 """From run folders to the file `report.html`."""
 
 import logging
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def write_report(
 
     Args:
         runs: run folders, or folders that hold run folders.
-        output: the file; by default `report.html` in the folder, or beside the folders where there are several.
+        output: the file; by default `report.html` in the folder, or in the one that holds all of several folders.
         title: of the page; by default the names of the runs.
         num_tasks: new tasks on which each policy is tried; 0 for none.
         task_file: tasks on which each is tried instead; see `test.py --save-tasks`.
@@ -95,7 +96,12 @@ def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
 
 
 def _default_output(runs: Sequence[str | Path]) -> Path:
-    return (Path(runs[0]) if len(runs) == 1 else Path()) / FILE
+    """Return the report's place: the folder, or the lowest that holds all of them; here where that is the root."""
+    try:
+        folder = Path(os.path.commonpath(runs))
+    except ValueError:  # Some are absolute paths and some are not.
+        folder = Path()
+    return (Path() if folder == folder.parent else folder) / FILE
 
 
 def _check_output(path: Path) -> None:

@@ -1,5 +1,6 @@
 import logging
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,8 +11,10 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+import maml_rl
 from maml_rl.cli import console
 from maml_rl.cli import main as cli
+from maml_rl.config.catalog import shipped_configs
 from maml_rl.envs import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,8 +96,10 @@ def test_help_of_every_command_names_the_command(name: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["command"]),
-        (["trian"], ["there is no command 'trian'", "train, test, report"]),
+        (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),
+        (["train", "halfcheetah-dri"], ["there is no config 'halfcheetah-dri'; did you mean 'halfcheetah-dir'?"]),
+        (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),
+        (["test"], ["give a run"]),
         (["bench"], ["name"]),
         (["bench", "smapling"], ["there is no benchmark 'smapling'", "sampling"]),
         (["bench", "measuring"], ["there is no benchmark 'measuring'"]),
@@ -123,6 +128,34 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(error.strip().splitlines()) == 1
     assert all(word in error for word in words), error
     assert not list(tmp_path.iterdir())
+
+
+def test_command_alone_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code() == 0
+    shown = capsys.readouterr().out
+    assert exit_code("--help") == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"maml-rl {maml_rl.__version__}\n"
+
+
+def test_package_is_a_module_to_run() -> None:
+    command = [sys.executable, "-m", "maml_rl", "--version"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"maml-rl {maml_rl.__version__}\n", "")
+
+
+def test_configs_are_listed_with_their_tasks_and_purpose(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("configs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 120 for line in lines)
+    for name in shipped_configs():
+        (line,) = (line for line in lines if line.startswith(f"{name} "))
+        assert len(line.split()) > 6
+    assert any(re.match(r"ant-goal +AntPos-v5 .*Ant that must find out where to go", line) for line in lines)
 
 
 def test_envs_tells_what_the_tasks_of_every_family_mean(capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,9 +336,62 @@ def test_default_folder_is_named_after_the_config(
     assert run_train(["--config", str(config), "--num-workers", "0", "--num-batches", "1", "--seed", "7"]) == 0
     assert load_config("runs/small/config.json").seed == 7
     output = capsys.readouterr()
-    assert "the results lie in runs/small" in output.out
+    assert "the results are in runs/small" in output.out
     # No terminal, no progress bar.
     assert "\r" not in output.err
+
+
+def test_runs_and_results_without_a_folder_do_not_collide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--meta-batch-size", "2", "--fast-batch-size", "2"]
+    small = [*sizes, "--num-batches", "1", "--hidden-sizes", "[4]", "--max-episode-steps", "4", "--num-workers", "0"]
+    for arguments in (
+        ["2d-navigation"],
+        ["--config", "2d-navigation"],
+        ["finn2017/2d-navigation"],
+        ["2d-navigation", "--method", "pretrain"],
+        ["--seeds", "0"],
+        ["--config", "runs/maml/2d-navigation"],
+    ):
+        assert run_train([*arguments, *small]) == 0
+    runs = {path.parent.relative_to("runs").as_posix() for path in Path("runs").rglob("config.json")}
+    assert runs == {
+        "maml/2d-navigation",
+        "maml/2d-navigation-2",
+        "finn2017/2d-navigation",
+        "maml/2d-navigation-pretrain",
+        "maml/2d-navigation-3/seed-0",
+        "maml/2d-navigation-4",
+    }
+    for _ in range(2):
+        assert run_test(["runs/maml/2d-navigation", *sizes, "--num-workers", "0"]) == 0
+    assert run_test(["finn2017/2d-navigation", "--policy", "initial", *sizes, "--num-workers", "0"]) == 0
+    results = {path.relative_to("runs").as_posix() for path in Path("runs").rglob("*.npz")}
+    names = ("maml/2d-navigation/evaluation", "maml/2d-navigation/evaluation-2", "finn2017/2d-navigation")
+    assert results == {f"{name}.npz" for name in names}
+    capsys.readouterr()
+
+
+def test_newest_of_the_runs_of_a_config_is_resumed(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert run_train([str(config), "--num-batches", "1", "--num-workers", "0"]) == 0
+    assert run_train([str(config), "--num-batches", "2", "--num-workers", "0", "--resume"]) == 0
+    assert [len(read_metrics(Path("runs", name, "metrics.jsonl"))) for name in ("small", "small-2")] == [1, 2]
+
+
+def test_bad_input_without_a_folder_leaves_nothing_behind(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = snapshot(tmp_path)
+    assert exit_code(run_train, [str(config), "--env-kwargs", "{hihg: 1}"]) == 2
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "runs").exists()
 
 
 def test_default_config_is_2d_navigation(tmp_path: Path) -> None:
@@ -489,7 +542,7 @@ def test_scripts_run_from_any_folder_with_processes_of_their_own(
 ) -> None:
     code, output, errors = start("train.py", "--config", str(config), "--num-workers", "2").end()
     assert (code, errors) == (0, "")
-    assert "the results lie in runs/small" in output
+    assert "the results are in runs/small" in output
     run = tmp_path / "runs" / "small"
     options = ["--config", str(run / "config.json"), "--output", "results.npz", "--meta-batch-size", "4"]
     script = start("test.py", *options, "--num-workers", "2")

@@ -1,0 +1,51 @@
+"""The configs that come with the package, found by name."""
+
+from pathlib import Path
+
+from maml_rl.config.yaml_source import suggest
+from maml_rl.errors import ConfigError
+
+# A link to `configs/` of the repository; where the package is installed, a copy of it.
+SHIPPED = Path(__file__).parent / "shipped"
+# Of several configs with one name, that of this folder is meant.
+_USUAL = "maml"
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return the file of every config that comes with the package, by the shortest name that means it.
+
+    That is the name of the file, or its path below `configs/` where a config of `configs/maml/` has the same name; both
+    without the ending.
+    """
+    paths = sorted(SHIPPED.glob("**/*.yaml"), key=lambda path: (_full_name(path).split("/")[0] != _USUAL, path))
+    configs: dict[str, Path] = {}
+    for path in paths:
+        configs[path.stem if path.stem not in configs else _full_name(path)] = path
+    return configs
+
+
+def find_config(name: str) -> Path:
+    """Return the file of a config that comes with the package.
+
+    Args:
+        name: as `shipped_configs` has it, or the path below `configs/`, with or without the ending.
+
+    Raises:
+        ConfigError: If there is no such config; the message has the closest name.
+    """
+    known = shipped_configs()
+    names = known | {_full_name(path): path for path in known.values()}
+    wanted = name.removesuffix(".yaml")
+    if wanted not in names:
+        raise ConfigError(f"there is no config {name!r}{suggest(wanted, list(names))} (`maml-rl configs` lists them)")
+    return names[wanted]
+
+
+def name_of(path: Path) -> str:
+    """Return what a run of a config is named after: the path below `configs/`, or the name of a file of one's own."""
+    file = path.resolve()
+    return _full_name(file) if file.is_relative_to(SHIPPED.resolve()) else path.stem
+
+
+def _full_name(path: Path) -> str:
+    return path.resolve().relative_to(SHIPPED.resolve()).with_suffix("").as_posix()
