@@ -1,7 +1,7 @@
 """Load the policy of a finished run, adapt it to a task of one's choice, and let it act there.
 
 make train
-python examples/adapt_saved_policy.py runs/2d-navigation '{"goal": [0.3, -0.2]}'
+python examples/adapt_saved_policy.py runs/maml/2d-navigation '{"goal": [0.3, -0.2]}'
 """
 
 import argparse

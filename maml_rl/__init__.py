@@ -42,7 +42,6 @@ __all__ = [
     "MultiTaskSampler",
     "PopulationEvaluator",
     "TaskEpisodes",
-    "__version__",
     "adapt",
     "adapt_to_task",
     "envs",

@@ -30,7 +30,7 @@ from tests.shown_commands import check_command
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
-# Their blocks need nothing but each other, and a run in runs/2d-navigation.
+# Their blocks need nothing but each other, and a run in runs/maml/2d-navigation.
 RUN_PAGES = ("concepts.md", "families.md", "gpu.md", "index.md")
 # Their blocks are scripts, and need packages that are no extras of ours; they are run where these are installed.
 SCRIPTS = [
@@ -178,7 +178,7 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
     if page == "index.md":
         sizes = {"hidden-sizes": [8], "fast-batch-size": 4, "meta-batch-size": 2, "num-batches": 1}
         config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes}))
-        train(config, "runs/2d-navigation", num_workers=0)
+        train(config, "runs/maml/2d-navigation", num_workers=0)
     found = blocks(page, "python")
     assert found
     for block in found:

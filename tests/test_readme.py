@@ -34,7 +34,7 @@ def test_policy_is_adapted_to_a_task_as_shown(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     settings = {"env-name": "2DNavigation-v0", "hidden-sizes": [8], "fast-batch-size": 4, "meta-batch-size": 2}
     config = Config.from_mapping(Mapping("the test", {**settings, "num-batches": 1}))
-    train(config, "runs/2d-navigation", num_workers=0)
+    train(config, "runs/maml/2d-navigation", num_workers=0)
     names: dict[str, object] = {}
     exec(python_block("adapt_to_task"), names)
     before, after = names["policy"], names["adapted"]

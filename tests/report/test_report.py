@@ -162,3 +162,12 @@ def test_report_of_an_oracle_alone_is_made(compared_runs: list[Path], tmp_path: 
     page = (tmp_path / "report.html").read_text()
     assert "without adaptation" in page
     assert "random initialisation" not in page
+
+
+def test_report_of_several_runs_goes_to_the_folder_that_holds_them(
+    navigation_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(navigation_runs, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert write_report(["runs/seed-0", "runs/seed-1"], num_tasks=0) == Path("runs/report.html")
+    assert write_report([Path("runs/seed-0"), tmp_path / "runs" / "seed-1"], num_tasks=0) == Path("report.html")

@@ -55,6 +55,15 @@ def test_saved_evaluation_is_taken_as_it_is(navigation_runs: Path, tmp_path: Pat
     assert found.evaluations[0].tasks == saved.tasks
 
 
+def test_newest_of_several_saved_evaluations_is_taken(navigation_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    for name, value in (("evaluation", 1.0), ("evaluation-2", 2.0), ("evaluation-10", 3.0)):
+        made_up(np.full((2, 2), value)).save(tmp_path / "run" / f"{name}.npz")
+    (group,), _ = read_runs([tmp_path / "run"])
+    found, _ = find_out(group, num_tasks=0, num_workers=0)
+    assert (found.evaluations[0].returns == 3.0).all()
+
+
 def test_policies_are_tried_on_the_tasks_of_a_file(navigation_runs: Path, tmp_path: Path) -> None:
     goals = [{"goal": [0.1, 0.2]}, {"goal": [0.3, -0.2]}, {"goal": [0.0, 0.4]}]
     save_tasks(tmp_path / "tasks.json", "2DNavigation-v0", goals)

@@ -1,0 +1,1 @@
+"""Run folders: where a run writes its config, metrics and checkpoints, and reads them again."""

@@ -1,0 +1,43 @@
+"""Names that do not collide: `runs/maml/2d-navigation`, then `runs/maml/2d-navigation-2`, and so on."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+def numbered(path: Path) -> dict[int, Path]:
+    """Return what there is of `path`, `path`-2, `path`-3 ..., by number; the number stands before a file's ending."""
+    name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?{re.escape(path.suffix)}")
+    siblings = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    return {int(match[1] or 1): sibling for sibling in siblings if (match := name.fullmatch(sibling.name))}
+
+
+def next_path(path: Path) -> Path:
+    """Return `path`, or the next of `path`-2, `path`-3 ... that is higher than all that there are."""
+    number = max(numbered(path), default=0) + 1
+    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def newest_path(path: Path) -> Path | None:
+    """Return the highest of `path`, `path`-2, ... that is there, but for empty folders; None if there is none."""
+    found = sorted(numbered(path).items(), reverse=True)
+    return next((entry for _, entry in found if not entry.is_dir() or any(entry.iterdir())), None)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Make a folder `path`, `path`-2, ... that no other process gets; remove it if nothing was written to it."""
+    while True:
+        folder = next_path(path)
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue  # Another process has just made it.
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # The first folder that is not empty ends this.
+            for empty in (folder, *folder.parents):
+                empty.rmdir()

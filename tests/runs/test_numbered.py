@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from maml_rl.runs.numbered import new_folder, newest_path, next_path
+
+
+def test_first_name_is_plain_and_later_ones_are_numbered(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        with new_folder(tmp_path / "family" / "run") as folder:
+            (folder / "config.json").touch()
+        names.append(folder.name)
+    assert names == ["run", "run-2", "run-3"]
+
+
+def test_number_is_higher_than_all_that_there_are(tmp_path: Path) -> None:
+    for name in ("run-7", "run-x", "run-12-old", "other-20"):
+        (tmp_path / name).mkdir()
+    assert next_path(tmp_path / "run").name == "run-8"
+
+
+def test_file_is_numbered_before_its_ending(tmp_path: Path) -> None:
+    assert next_path(tmp_path / "evaluation.npz").name == "evaluation.npz"
+    (tmp_path / "evaluation.npz").touch()
+    (tmp_path / "evaluation-2.npz").touch()
+    assert next_path(tmp_path / "evaluation.npz").name == "evaluation-3.npz"
+    assert newest_path(tmp_path / "evaluation.npz") == tmp_path / "evaluation-2.npz"
+
+
+def test_newest_is_by_number_and_passes_over_empty_folders(tmp_path: Path) -> None:
+    assert newest_path(tmp_path / "nowhere" / "run") is None
+    for name in ("run", "run-9", "run-10"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+    (tmp_path / "run-11").mkdir()
+    assert newest_path(tmp_path / "run") == tmp_path / "run-10"
+
+
+def test_folder_of_another_process_is_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Path.mkdir
+
+    def make_after_the_other(path: Path, *arguments: object, **options: object) -> None:
+        monkeypatch.undo()
+        make(path, parents=True)  # The other process is a moment faster.
+        make(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", make_after_the_other)
+    with new_folder(tmp_path / "run") as folder:
+        assert folder == tmp_path / "run-2"
+
+
+def test_folder_to_which_nothing_was_written_is_removed_with_its_parents(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    with pytest.raises(ValueError, match="bad input"), new_folder(tmp_path / "runs" / "family" / "run"):
+        raise ValueError("bad input")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
