@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 
-from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 from maml_rl.errors import CheckpointError
+from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"

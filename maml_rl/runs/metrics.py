@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from maml_rl.runs.atomic_files import replace_file
 from maml_rl.errors import CheckpointError
+from maml_rl.runs.atomic_files import replace_file
 
 Metrics = dict[str, Any]
 

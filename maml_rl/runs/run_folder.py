@@ -6,12 +6,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from maml_rl.runs.atomic_files import discard, replace_file, sync_folder
-from maml_rl.runs.checkpoint import Checkpoint, check_architecture, latest_intact, save_checkpoint
 from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
-from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog
 from maml_rl.policies import Policy
+from maml_rl.runs.atomic_files import discard, replace_file, sync_folder
+from maml_rl.runs.checkpoint import Checkpoint, check_architecture, latest_intact, save_checkpoint
+from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from maml_rl.errors import CheckpointError
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.checkpoint import (
     Checkpoint,
@@ -21,7 +22,6 @@ from maml_rl.runs.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from maml_rl.errors import CheckpointError
 
 
 def checkpoint_at(iteration: int, score: float | None = None, size: int = 2) -> Checkpoint:

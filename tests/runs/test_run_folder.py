@@ -8,8 +8,8 @@ import torch
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.runs.metrics import read_metrics
 from maml_rl.policies import NormalMLPPolicy
+from maml_rl.runs.metrics import read_metrics
 from maml_rl.runs.run_folder import RunFolder
 
 
