@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from maml_rl import MultiTaskSampler, TaskEpisodes
-from maml_rl.functional import categorical_entropy, categorical_log_prob, generalized_advantages, masked_mean
+from maml_rl.functional import categorical_log_prob, generalized_advantages, masked_mean
 from maml_rl.policies.policy import Params, Policy
 
 
@@ -124,9 +124,9 @@ class RecurrentPolicy(Policy):
         memory = self.remember(*observations.split([self.input_size, self.memory_size], dim=-1), params)
         return (memory @ (self.to_logits if params is None else params["to_logits"]),)
 
-    def forward(self, observations: Tensor, params: Params | None = None) -> Categorical:
+    def distribution_from(self, parameters: tuple[Tensor, ...]) -> Categorical:
         """Return the distribution over actions."""
-        return Categorical(logits=self.distribution_parameters(observations, params)[0])
+        return Categorical(logits=parameters[0])
 
     def through_trials(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (L, M, K) and values (L, M) of trials of inputs (L, M, I), differentiable through time."""
@@ -140,18 +140,6 @@ class RecurrentPolicy(Policy):
     def log_prob_from(self, distribution: tuple[Tensor, ...], actions: Tensor) -> Tensor:
         """Return the log-probability (...) of the actions' first entries; memories are no choice."""
         return categorical_log_prob(distribution[0], actions[..., 0].long())
-
-    def entropy_from(self, distribution: tuple[Tensor, ...]) -> Tensor:
-        """Return the entropy (...)."""
-        return categorical_entropy(distribution[0])
-
-    def kl(self, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Tensor:
-        """Refuse: PPO needs none."""
-        raise NotImplementedError("this policy is trained by PPO, which needs no KL divergence")
-
-    def fisher_product(self, distribution: Any, tangents: Any, weights: Tensor) -> Any:
-        """Refuse: PPO needs none."""
-        raise NotImplementedError("this policy is trained by PPO, which needs no Fisher products")
 
 
 def as_trials(episodes: TaskEpisodes, policy: RecurrentPolicy) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maml_rl import functional
 from maml_rl.derivatives import (
@@ -24,7 +24,7 @@ from maml_rl.derivatives import (
     cut,
 )
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.policies.policy import Params, Policy
+from maml_rl.policies import Params, Policy, as_policy
 
 # (log_probs (M, T, B), something with advantages and mask (M, T, B)) -> one loss per task, (M,).
 InnerLoss = Callable[[Tensor, Any], Tensor]
@@ -36,7 +36,7 @@ def reinforce(log_probs: Tensor, samples: Any) -> Tensor:
 
 
 def adapt(
-    policy: Policy,
+    policy: nn.Module,
     episodes: TaskEpisodes,
     params: Params | None = None,
     *,
@@ -48,7 +48,7 @@ def adapt(
     """Take one gradient step for every task.
 
     Args:
-        policy: whose distribution of actions is adapted; its own parameters stay as they are.
+        policy: a policy, or a module that `as_policy` takes; its own parameters stay as they are.
         episodes: (M, T, B, ...), with advantages; sampled under `params`.
         params: where to start: of the policy's own shapes, or stacked (M, ...); the policy's own by default.
         step_size: of the step.
@@ -64,6 +64,7 @@ def adapt(
         ValueError: If the episodes have no advantages, or `params` do not fit the policy.
     """
     check_advantages(episodes, "episodes")
+    policy = as_policy(policy, episodes.observations.shape[3:])
     with torch.set_grad_enabled(torch.is_grad_enabled() if create_graph is None else create_graph):
         start = {name: param.to(episodes.device) for name, param in _start(policy, params).items()}
         stacked = policy.stack_parameters(len(episodes), start)
@@ -86,7 +87,7 @@ def adapt(
 
 
 def adapt_steps(
-    policy: Policy,
+    policy: nn.Module,
     episodes: Sequence[TaskEpisodes],
     params: Params | None = None,
     *,
@@ -235,7 +236,7 @@ class InnerLoop:
         )[1]
 
 
-def _start(policy: Policy, params: Params | None) -> Params:
+def _start(policy: nn.Module, params: Params | None) -> Params:
     return dict(policy.named_parameters()) if params is None else params
 
 

@@ -176,20 +176,6 @@ def gaussian_log_prob(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
     return -0.5 * (squares + mean.shape[-1] * _LOG_TWO_PI) - log_std.sum(-1)
 
 
-def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return the differential entropy of diagonal Gaussians, in nats.
-
-    Args:
-        mean: (..., A).
-        log_std: (..., A), its leading axes broadcastable to those of `mean`.
-
-    Returns:
-        (...) entropies.
-    """
-    constant = 0.5 * mean.shape[-1] * (1.0 + _LOG_TWO_PI)
-    return (constant + log_std.sum(-1)).expand(mean.shape[:-1])
-
-
 def gaussian_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
     """Return KL(first, second) of diagonal Gaussians, summed over their entries.
 
@@ -244,12 +230,6 @@ def categorical_log_prob(logits: Tensor, actions: Tensor) -> Tensor:
     """
     chosen = logits.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(logits, dim=-1)
-
-
-def categorical_entropy(logits: Tensor) -> Tensor:
-    """Return the entropy of categorical distributions, (...) for `logits` (..., K), in nats."""
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def categorical_kl(logits: Tensor, other_logits: Tensor) -> Tensor:

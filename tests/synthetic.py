@@ -88,8 +88,8 @@ class OpaquePolicy(Policy):
             return None
         return {name.removeprefix("inner."): value for name, value in params.items()}  # type: ignore[attr-defined]
 
-    def forward(self, observations, params=None):  # type: ignore[no-untyped-def]
-        return self.inner(observations, self._inner(params))
+    def distribution_from(self, parameters):  # type: ignore[no-untyped-def]
+        return self.inner.distribution_from(parameters)
 
     def distribution_parameters(self, observations, params=None):  # type: ignore[no-untyped-def]
         return self.inner.distribution_parameters(observations, self._inner(params))

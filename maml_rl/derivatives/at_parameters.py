@@ -1,6 +1,6 @@
 """Chooses who computes the derivatives of a policy."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from maml_rl.derivatives.contract import Linearization
 from maml_rl.derivatives.general import AutogradLinearization
@@ -10,7 +10,7 @@ from maml_rl.derivatives.rows import Rows
 from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.mlp import MLPPolicy
-from maml_rl.policies.policy import Policy
+from maml_rl.policies.module_policy import as_policy
 
 
 class PolicyOnSamples:
@@ -23,8 +23,11 @@ class PolicyOnSamples:
         automatic: differentiate automatically, whatever the policy.
     """
 
-    def __init__(self, policy: Policy, layout: ParameterLayout, samples: Samples, *, automatic: bool = False) -> None:
+    def __init__(
+        self, policy: nn.Module, layout: ParameterLayout, samples: Samples, *, automatic: bool = False
+    ) -> None:
         self.samples = samples
+        policy = as_policy(policy, samples.observations.shape[3:])
         self._policy, self._layout = policy, layout
         self._rows = Rows.of(policy, samples) if isinstance(policy, MLPPolicy) and fits(policy) else None
         if automatic:

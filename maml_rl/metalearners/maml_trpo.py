@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from maml_rl.adaptation import InnerLoss, check_advantages, per_step, reinforce
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.objectives import OuterObjective, surrogate
 from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient
-from maml_rl.policies.policy import Policy
+from maml_rl.policies import as_policy
 
 Episodes = TaskEpisodes | Sequence[BatchEpisodes]
 
@@ -36,7 +37,7 @@ class MAMLTRPO:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: nn.Module,
         fast_lr: float | Sequence[float] = 0.1,
         first_order: bool = False,
         device: torch.device | str = "cpu",
@@ -47,7 +48,7 @@ class MAMLTRPO:
     ) -> None:
         if not 0.0 < curvature_fraction <= 1.0:
             raise ValueError(f"curvature_fraction must lie in (0, 1], got {curvature_fraction}")
-        self.policy = policy
+        self.policy = as_policy(policy)
         self.fast_lr = fast_lr
         self.first_order = first_order
         self.device = torch.device(device)

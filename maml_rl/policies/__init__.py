@@ -3,6 +3,7 @@
 from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
 from maml_rl.policies.making import get_policy_for_env
 from maml_rl.policies.mlp import MLPPolicy
+from maml_rl.policies.module_policy import ModulePolicy, as_policy
 from maml_rl.policies.normal_mlp import NormalMLPPolicy
 from maml_rl.policies.policy import DistributionParams, Params, Policy
 
@@ -10,8 +11,10 @@ __all__ = [
     "CategoricalMLPPolicy",
     "DistributionParams",
     "MLPPolicy",
+    "ModulePolicy",
     "NormalMLPPolicy",
     "Params",
     "Policy",
+    "as_policy",
     "get_policy_for_env",
 ]

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
 from maml_rl import functional
+from maml_rl.policies.distributions import invert_categorical
 from maml_rl.policies.mlp import MLPPolicy, Nonlinearity
 from maml_rl.policies.policy import DistributionParams, Params
 
@@ -55,9 +55,9 @@ class CategoricalMLPPolicy(MLPPolicy):
         )
         self.action_shape: tuple[int, ...] = ()
 
-    def forward(self, observations: Tensor, params: Params | None = None) -> Categorical:
-        """Return the distribution over actions; batch shape (...)."""
-        return Categorical(logits=self._network(observations, params))
+    def distribution_from(self, parameters: DistributionParams) -> Categorical:
+        """Return the distribution over actions of logits (..., K)."""
+        return Categorical(logits=parameters[0])
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor]:
         """Return the logits (..., K), in a tuple; not normalized."""
@@ -69,18 +69,11 @@ class CategoricalMLPPolicy(MLPPolicy):
 
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
-        logits = self._network(observations, params)
-        cumulative = torch.exp(logits - logits.amax(-1, keepdim=True)).cumsum(-1)
-        # The noise is scaled by the very sum it is compared with, so that no action of probability zero is chosen.
-        return (cumulative[..., :-1] <= noise * cumulative[..., -1:]).sum(-1)
+        return invert_categorical(self._network(observations, params), noise.squeeze(-1))
 
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-probability (...) of actions (...)."""
         return functional.categorical_log_prob(distribution[0], actions)
-
-    def entropy_from(self, distribution: DistributionParams) -> Tensor:
-        """Return the entropy (...)."""
-        return functional.categorical_entropy(distribution[0])
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
         """Return KL(old, new), (...)."""

@@ -68,9 +68,9 @@ class NormalMLPPolicy(MLPPolicy):
         self.min_log_std = math.log(min_std)
         self.sigma = nn.Parameter(torch.full((output_size,), math.log(init_std)))
 
-    def forward(self, observations: Tensor, params: Params | None = None) -> Independent:
-        """Return the Gaussian over actions; batch shape (...), event shape the action's."""
-        mean, log_std = self.distribution_parameters(observations, params)
+    def distribution_from(self, parameters: DistributionParams) -> Independent:
+        """Return the Gaussian over actions; event shape the action's."""
+        mean, log_std = parameters
         shape = (*mean.shape[:-1], *self.action_shape)
         std = torch.exp(log_std).expand_as(mean)
         return Independent(Normal(mean.reshape(shape), std.reshape(shape)), len(self.action_shape))
@@ -116,10 +116,6 @@ class NormalMLPPolicy(MLPPolicy):
         """Return the log-density (...) of actions (..., *action shape), summed over their entries."""
         mean, log_std = distribution
         return functional.gaussian_log_prob(mean, log_std, actions.reshape(*mean.shape))
-
-    def entropy_from(self, distribution: DistributionParams) -> Tensor:
-        """Return the differential entropy (...)."""
-        return functional.gaussian_entropy(*distribution)
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
         """Return KL(old, new), (...)."""

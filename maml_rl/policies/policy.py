@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Distribution, kl_divergence
 
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
@@ -38,13 +39,17 @@ class Policy(nn.Module, ABC):
     stateless: ClassVar[bool] = False
     trained_with: Any = None
 
-    @abstractmethod
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
+        return self.distribution_from(self.distribution_parameters(observations, params))
 
     @abstractmethod
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return what parametrises the distribution of actions, e.g. (mean, log_std) or (logits,)."""
+        """Return what parametrizes the distribution of actions, e.g. (mean, log_std) or (logits,)."""
+
+    @abstractmethod
+    def distribution_from(self, parameters: DistributionParams) -> Distribution:
+        """Return the distribution that `distribution_parameters` describe."""
 
     @abstractmethod
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
@@ -67,23 +72,36 @@ class Policy(nn.Module, ABC):
         """
         return lambda observations, noise: self.act(observations, noise, params)
 
-    @abstractmethod
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse spaces that the policy does not fit; called before the first phase.
+
+        Args:
+            observation_space: of one environment.
+            action_space: of one environment.
+
+        Raises:
+            TypeError: If the policy's distribution is of a kind that cannot act.
+            ValueError: If a space does not fit.
+        """
+
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-probability (...) of `actions` (..., *action shape), summed over action entries."""
+        return self.distribution_from(distribution).log_prob(actions)
 
-    @abstractmethod
     def entropy_from(self, distribution: DistributionParams) -> Tensor:
         """Return the entropy (...)."""
+        return self.distribution_from(distribution).entropy()
 
-    @abstractmethod
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
         """Return KL(old, new), (...)."""
+        return kl_divergence(self.distribution_from(old), self.distribution_from(new))
 
-    @abstractmethod
     def fisher_product(
         self, distribution: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> DistributionParams:
         """Multiply tangents by the Fisher metric of the distribution, the middle of a Gauss-Newton product J^T F J v.
+
+        The metric is the Hessian of KL(old, new) with respect to new, at new = old.
 
         Args:
             distribution: what `distribution_parameters` returned.
@@ -93,6 +111,12 @@ class Policy(nn.Module, ABC):
         Returns:
             Cotangents of the shapes of `distribution`, ready for a vector-Jacobian product.
         """
+        old = tuple(entry.detach() for entry in distribution)
+        with torch.enable_grad():
+            new = tuple(entry.detach().requires_grad_() for entry in distribution)
+            divergence = (self.kl(old, new) * weights).sum()
+            slopes = torch.autograd.grad(divergence, new, create_graph=True)
+        return torch.autograd.grad(slopes, new, tangents, allow_unused=True, materialize_grads=True)
 
     def choose(self, observation: ArrayLike, rng: np.random.Generator | None = None) -> Any:
         """Return an action for one observation, both as arrays: for `env.step`, outside of a sampler.

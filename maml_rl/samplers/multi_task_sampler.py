@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import gymnasium
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
@@ -18,7 +18,7 @@ from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildLost
-from maml_rl.policies import Policy
+from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Inference, Phase, make_backend
 from maml_rl.samplers.closing import Closing
@@ -44,7 +44,7 @@ class MultiTaskSampler(Closing):
         env_name: registered id, "module:id", or a callable that makes a `gymnasium.Env`.
         env_kwargs: keyword arguments of the environment.
         batch_size: B, episodes per task and phase.
-        policy: acts in the environments.
+        policy: acts in the environments: a policy, or any module that `as_policy` takes.
         baseline: estimates values for the advantages; only `sample` needs it.
         env: a callable in place of `env_name`; never an environment object, which could not cross to a child.
         seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
@@ -79,7 +79,7 @@ class MultiTaskSampler(Closing):
         env_name: EnvMaker | None,
         env_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 20,
-        policy: Policy | None = None,
+        policy: nn.Module | None = None,
         baseline: LinearFeatureBaseline | None = None,
         env: Callable[..., gymnasium.Env] | None = None,
         seed: int | None = None,
@@ -101,6 +101,7 @@ class MultiTaskSampler(Closing):
     ) -> None:
         if policy is None:
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
+        policy = as_policy(policy)
         self.batch_size = check_count("batch_size", batch_size)
         self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
         if batch_size % self.slots_per_task:
@@ -187,6 +188,8 @@ class MultiTaskSampler(Closing):
 
         def one_phase() -> TaskEpisodes:
             self._backend.prepare(len(tasks))
+            slot = self._backend.describe()
+            self.policy.check_spaces(slot.observation_space, slot.action_space)
             phase = Phase(tuple(tasks), self.policy, params, keyed, self.batch_size, self._horizon())
             return self._backend.run(phase, self.timer)
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import nn
 
 from maml_rl.derivatives import ParameterLayout
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
-from maml_rl.policies import Policy
+from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Inference
 from maml_rl.samplers.closing import Closing
@@ -72,7 +73,7 @@ class PopulationEvaluator(Closing):
     def __init__(
         self,
         env: EnvMaker,
-        policy: Policy,
+        policy: nn.Module,
         num_workers: int | None = None,
         episodes: int = 1,
         seed: int = 0,
@@ -89,6 +90,7 @@ class PopulationEvaluator(Closing):
         timer: StageTimer = NULL_TIMER,
     ) -> None:
         check_count("episodes", episodes)
+        policy = as_policy(policy)
         self._layout, own = ParameterLayout(policy), next(policy.parameters())
         self._sampler = MultiTaskSampler(
             env,

@@ -10,7 +10,7 @@ from torch import Tensor
 from maml_rl.derivatives import ParameterLayout, cut
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.policies import Policy
+from maml_rl.policies import Policy, as_policy
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 from maml_rl.seeding import PhaseStreams
 
@@ -150,6 +150,7 @@ def log_probs_of(policy: Policy, params: Mapping[str, Tensor] | None, episodes: 
     Returns:
         (M, T, B) float32, zero on padding.
     """
+    policy = as_policy(policy, episodes.observations.shape[3:])
     _, steps, num_episodes = episodes.rewards.shape
     device = next(policy.parameters()).device
     chunks = cut(len(episodes), steps * num_episodes, ParameterLayout(policy).width, device)

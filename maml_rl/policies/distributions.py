@@ -1,0 +1,192 @@
+"""Distributions of torch as tensors: what a batched computation can carry, and how noise becomes an action."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Independent,
+    Laplace,
+    MultivariateNormal,
+    Normal,
+    OneHotCategorical,
+    Transform,
+    TransformedDistribution,
+    constraints,
+)
+
+NoiseKind = Literal["normal", "uniform"]
+
+# The constructor arguments that parametrize a distribution, and the noise that its samples are a function of.
+_KINDS: dict[type[Distribution], tuple[tuple[str, ...], NoiseKind]] = {
+    Normal: (("loc", "scale"), "normal"),
+    MultivariateNormal: (("loc", "scale_tril"), "normal"),
+    Laplace: (("loc", "scale"), "uniform"),
+    Categorical: (("logits",), "uniform"),
+    OneHotCategorical: (("logits",), "uniform"),
+    Bernoulli: (("logits",), "uniform"),
+}
+_DISCRETE = (Categorical, OneHotCategorical, Bernoulli)
+# An inverse cumulative distribution is infinite at 0, and an inverse squashing function at the end of its range.
+_SMALLEST_NOISE = 2.0**-25
+_MARGIN = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionForm:
+    """A distribution without its tensors.
+
+    Attributes:
+        kind: class of the innermost distribution.
+        layers: what is around it, from the inside out: the number of event axes that an `Independent` adds, or the
+            transforms of a `TransformedDistribution`.
+    """
+
+    kind: type[Distribution]
+    layers: tuple[int | tuple[Transform, ...], ...] = ()
+
+    @property
+    def noise_kind(self) -> NoiseKind:
+        """The noise that samples are a function of."""
+        return _KINDS[self.kind][1]
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether samples are integers."""
+        return issubclass(self.kind, _DISCRETE)
+
+    def build(self, tensors: Sequence[Tensor]) -> Distribution:
+        """Return the distribution with these tensors; they may have more leading axes than those it came with."""
+        names, _ = _KINDS[self.kind]
+        arguments: dict[str, Any] = dict(zip(names, tensors, strict=True))
+        distribution = self.kind(**arguments, validate_args=False)
+        for layer in self.layers:
+            if isinstance(layer, int):
+                distribution = Independent(distribution, layer, validate_args=False)
+            else:
+                distribution = TransformedDistribution(distribution, list(layer), validate_args=False)
+        return distribution
+
+
+def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tensor, ...]]:
+    """Split a distribution into its form and its tensors; gradients flow through the tensors.
+
+    Raises:
+        TypeError: If its samples cannot be written as a function of noise here.
+    """
+    if type(distribution) is Independent:
+        form, tensors = take_apart(distribution.base_dist)
+        return DistributionForm(form.kind, (*form.layers, distribution.reinterpreted_batch_ndims)), tensors
+    if isinstance(distribution, TransformedDistribution):
+        transforms = tuple(distribution.transforms)
+        for transform in transforms:
+            if any(isinstance(value, Tensor) and value.requires_grad for value in vars(transform).values()):
+                raise TypeError(
+                    f"{type(transform).__name__} of a {type(distribution).__name__} has learned tensors; put what is "
+                    "learned into the base distribution"
+                )
+        form, tensors = take_apart(distribution.base_dist)
+        return DistributionForm(form.kind, (*form.layers, transforms)), tensors
+    if type(distribution) not in _KINDS:
+        known = ", ".join(kind.__name__ for kind in _KINDS)
+        raise TypeError(
+            f"no rule makes actions of a {type(distribution).__name__} from noise; return a {known}, Independent or "
+            "TransformedDistribution of these, or derive from maml_rl.policies.Policy and write act"
+        )
+    names, _ = _KINDS[type(distribution)]
+    return DistributionForm(type(distribution)), tuple(getattr(distribution, name) for name in names)
+
+
+def noise_shape(distribution: Distribution) -> torch.Size:
+    """Return the shape of the noise that one sample of each element of the batch takes."""
+    if isinstance(distribution, Independent | TransformedDistribution):
+        return noise_shape(distribution.base_dist)
+    if isinstance(distribution, MultivariateNormal):
+        return distribution.loc.shape
+    return distribution.batch_shape
+
+
+def sample_from_noise(distribution: Distribution, noise: Tensor) -> Tensor:
+    """Return samples as a deterministic function of noise.
+
+    Args:
+        distribution: one that `take_apart` knows.
+        noise: of `noise_shape`; N(0, 1) or U[0, 1), as the form says.
+    """
+    match distribution:
+        case Independent():
+            return sample_from_noise(distribution.base_dist, noise)
+        case TransformedDistribution():
+            sample = sample_from_noise(distribution.base_dist, noise)
+            for transform in distribution.transforms:
+                sample = transform(sample)
+            return sample
+        case Normal():
+            return distribution.loc + distribution.scale * noise
+        case MultivariateNormal():
+            return distribution.loc + (distribution.scale_tril @ noise.unsqueeze(-1)).squeeze(-1)
+        case Categorical():
+            return invert_categorical(distribution.logits, noise)
+        case OneHotCategorical():
+            chosen = invert_categorical(distribution.logits, noise)
+            return torch.nn.functional.one_hot(chosen, distribution.logits.shape[-1])
+        case Bernoulli():
+            return (noise < distribution.probs).to(torch.int8)
+    inverted: Tensor = distribution.icdf(noise.clamp(min=_SMALLEST_NOISE))
+    return inverted
+
+
+def invert_categorical(logits: Tensor, noise: Tensor) -> Tensor:
+    """Return the categories (...) int64 at which the cumulative distribution of `logits` (..., K) passes `noise` (...).
+
+    No category of probability zero is chosen.
+    """
+    cumulative = torch.exp(logits - logits.amax(-1, keepdim=True)).cumsum(-1)
+    # The noise is scaled by the very sum it is compared with, so that no action of probability zero is chosen.
+    return (cumulative[..., :-1] <= noise.unsqueeze(-1) * cumulative[..., -1:]).sum(-1)
+
+
+def log_prob(distribution: Distribution, samples: Tensor) -> Tensor:
+    """Return the log-probability of samples, finite at the ends of a squashed range.
+
+    float32 rounds a squashed sample to the end of its range, where the inverse is infinite: such samples are moved
+    inside by a millionth of the range.
+    """
+    match distribution:
+        case Independent():
+            inner = log_prob(distribution.base_dist, samples)
+            return _sum_last(inner, distribution.reinterpreted_batch_ndims)
+        case TransformedDistribution():
+            event_dim = len(distribution.event_shape)
+            correction: Tensor | float = 0.0
+            for transform in reversed(distribution.transforms):
+                samples = _move_inside(samples, transform.codomain)
+                before = transform.inv(samples)
+                event_dim += transform.domain.event_dim - transform.codomain.event_dim
+                jacobian = transform.log_abs_det_jacobian(before, samples)
+                correction = correction + _sum_last(jacobian, event_dim - transform.domain.event_dim)
+                samples = before
+            base = distribution.base_dist
+            return _sum_last(log_prob(base, samples), event_dim - len(base.event_shape)) - correction
+        case Bernoulli():
+            samples = samples.to(distribution.logits.dtype)
+    result: Tensor = distribution.log_prob(samples)
+    return result
+
+
+def _move_inside(samples: Tensor, codomain: constraints.Constraint) -> Tensor:
+    while isinstance(codomain, constraints.independent):
+        codomain = codomain.base_constraint
+    if not isinstance(codomain, constraints.interval):
+        return samples
+    margin = _MARGIN * (codomain.upper_bound - codomain.lower_bound)
+    return samples.clamp(codomain.lower_bound + margin, codomain.upper_bound - margin)
+
+
+def _sum_last(values: Tensor, count: int) -> Tensor:
+    return values.sum(tuple(range(-count, 0))) if count else values

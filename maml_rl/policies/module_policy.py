@@ -1,0 +1,294 @@
+"""Any module that maps observations to a distribution of actions, as a policy."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent
+from torch.func import functional_call, vmap
+
+from maml_rl.policies.distributions import DistributionForm, log_prob, noise_shape, sample_from_noise, take_apart
+from maml_rl.policies.policy import DistributionParams, Params, Policy
+
+_DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+# Observations in a trial: a number that is no usual size of an action.
+_TRIED = 7
+
+
+class ModulePolicy(Policy):
+    """A policy of any module with `forward(observations) -> torch.distributions.Distribution`.
+
+    The module sees one leading axis: observations (N, *observation shape), floating-point ones in the type of its
+    parameters, integers as they are. The first axis of the distribution's batch shape must be N; log-probabilities are
+    summed over all its other axes. The distribution is one of Normal, MultivariateNormal, Laplace, Categorical,
+    OneHotCategorical and Bernoulli, or an Independent or TransformedDistribution of one of these.
+
+    Policy and module share their parameters, buffers and names. With stacked parameters derivatives are computed by
+    `torch.func.functional_call` under `torch.func.vmap`, or task by task where the module does not allow that. Actions
+    are computed task by task, because the rounding under `vmap` depends on which tasks are computed together.
+
+    Args:
+        module: has parameters; its output depends on observations, parameters and buffers alone.
+        observation_shape: shape of one observation; None until `check_spaces` or `as_policy` says it.
+
+    Raises:
+        TypeError: If it is no module.
+        ValueError: If it has no parameters, or parameters or layers that cannot be adapted to a task.
+    """
+
+    stateless = True
+
+    def __init__(self, module: nn.Module, observation_shape: Sequence[int] | None = None) -> None:
+        super().__init__()
+        _check_module(module)
+        # Not registered as a submodule, which would give every parameter another name; the registries are shared.
+        self.__dict__["module"] = module
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[registry] = module.__dict__[registry]
+        self.observation_shape = None if observation_shape is None else tuple(observation_shape)
+        self._form: DistributionForm | None = None
+
+    def train(self, mode: bool = True) -> "ModulePolicy":
+        """Set the mode of the module."""
+        self.__dict__["module"].train(mode)
+        return super().train(mode)
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Try the module on one observation; see `Policy.check_spaces`."""
+        shape = tuple(observation_space.shape or ())
+        self._take_shape(shape)
+        dtype = observation_space.dtype if observation_space.dtype is not None else np.dtype(np.float32)
+        start = np.asarray(getattr(observation_space, "start", 0), dtype)
+        device = next(self.parameters()).device
+        observations = torch.from_numpy(np.broadcast_to(start, (_TRIED, *shape)).copy()).to(device)
+        distribution = self._try(observations)
+        name = type(distribution).__name__
+        kind = self._known_form()
+        if kind.is_discrete != np.issubdtype(action_space.dtype, np.integer):
+            raise ValueError(
+                f"the distribution {name} of {self._name} has {'integer' if kind.is_discrete else 'real'} actions, "
+                f"which do not fit the action space {action_space}"
+            )
+        expected = (*(action_space.shape or ()),)
+        actions = sample_from_noise(distribution, torch.full(noise_shape(distribution), 0.5, device=device))
+        categories = getattr(action_space, "n", None) if isinstance(action_space, gymnasium.spaces.Discrete) else None
+        outputs = take_apart(distribution)[1][0].shape[-1]
+        if tuple(actions.shape[1:]) != expected or (categories is not None and outputs != categories):
+            raise ValueError(
+                f"the distribution {name} of {self._name} has actions of the shape {tuple(actions.shape[1:])}"
+                f"{f' and {outputs} categories' if categories is not None else ''}, which do not fit the action space "
+                f"{action_space}"
+            )
+
+    def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
+        """Return the distribution of actions; see `Policy.forward`."""
+        return self.distribution_from(self.distribution_parameters(observations, params))
+
+    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return the tensors of the module's distribution, each with the leading axes of `observations`."""
+        stacked = params is not None and self._is_stacked(params)
+        if self.observation_shape is None:
+            if stacked:
+                raise RuntimeError("the shape of an observation is not known; use as_policy(module, observation_shape)")
+            self.observation_shape = tuple(observations.shape[1:])
+        lead = observations.shape[: observations.dim() - len(self.observation_shape)]
+        if params is None or not stacked:
+            rows = observations.reshape(-1, *self.observation_shape)
+            tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), params or self._own(), rows)
+        else:
+            num_tasks = len(next(iter(params.values())))
+            if lead[:1] != (num_tasks,):
+                raise ValueError(
+                    f"parameters are stacked for {num_tasks} tasks, so observations must have the shape "
+                    f"({num_tasks}, ..., *{self.observation_shape}), got {tuple(observations.shape)}"
+                )
+            rows = observations.reshape(num_tasks, -1, *self.observation_shape)
+            tensors = tuple(tensor.flatten(0, 1) for tensor in self._tensors_of_tasks(params, rows))
+        return tuple(tensor.unflatten(0, lead) for tensor in tensors)
+
+    def distribution_from(self, parameters: DistributionParams) -> Distribution:
+        """Return the distribution with these tensors."""
+        return self._known_form().build(parameters)
+
+    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
+        """Return actions; see `Policy.act`."""
+        lead = noise.shape[:-1]
+        self._take_shape(tuple(observations.shape[len(lead) :]))
+        if params is not None and self._is_stacked(params):
+            return self.actor(params)(observations, noise)
+        rows, noise = observations.flatten(0, len(lead) - 1), noise.flatten(0, len(lead) - 1)
+        module = _copy_structure(self.__dict__["module"])
+        actions: Tensor = self._act(module, params or self._own(), rows, noise).unflatten(0, lead)
+        return actions
+
+    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return `act` under fixed parameters; see `Policy.actor`."""
+        if not self._is_stacked(params):
+            return super().actor(params)
+        module = _copy_structure(self.__dict__["module"])
+        # Copies lie at the same alignment wherever the stack begins: products round the same in every process.
+        of_tasks = [{name: value.clone() for name, value in own.items()} for own in _unstack(params)]
+
+        def act(observations: Tensor, noise: Tensor) -> Tensor:
+            grid = noise.shape[1:-1]
+            actions = [
+                self._act(module, own, rows.flatten(0, len(grid) - 1), of_task.flatten(0, len(grid) - 1))
+                for own, rows, of_task in zip(of_tasks, observations, noise, strict=True)
+            ]
+            stacked: Tensor = torch.stack(actions).unflatten(1, grid)
+            return stacked
+
+        return act
+
+    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of actions (..., *action shape)."""
+        return log_prob(self.distribution_from(distribution), actions)
+
+    def choose(self, observation: ArrayLike, rng: np.random.Generator | None = None) -> Any:
+        """Return an action for one observation; see `Policy.choose`."""
+        observation = np.asarray(observation)
+        self._take_shape(observation.shape)
+        if self._form is None:
+            with torch.no_grad():
+                self._try(torch.as_tensor(observation, device=next(self.parameters()).device)[None])
+        return super().choose(observation, rng)
+
+    @property
+    def _name(self) -> str:
+        return type(self.__dict__["module"]).__name__
+
+    def _own(self) -> dict[str, Tensor]:
+        return dict(self.named_parameters())
+
+    def _is_stacked(self, params: Params) -> bool:
+        name, own = next(iter(self.named_parameters()))
+        return params[name].dim() > own.dim()
+
+    def _take_shape(self, shape: tuple[int, ...]) -> None:
+        if self.observation_shape is None:
+            self.observation_shape = shape
+        elif self.observation_shape != shape:
+            raise ValueError(f"{self._name} is used on observations of the shape {self.observation_shape}, got {shape}")
+
+    def _known_form(self) -> DistributionForm:
+        if self._form is None:
+            raise RuntimeError(
+                f"the distribution of {self._name} is not known before its first forward pass; use "
+                "policy.check_spaces(observation_space, action_space)"
+            )
+        return self._form
+
+    def _try(self, observations: Tensor) -> Distribution:
+        """Return the distribution for observations (N, *shape), having learned its form."""
+        # With gradients, so that learned tensors are seen for what they are.
+        with torch.enable_grad():
+            tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
+        return self.distribution_from(tuple(tensor.detach() for tensor in tensors))
+
+    def _call(self, module: nn.Module, params: Params, rows: Tensor) -> Distribution:
+        """Return the distribution for observations (N, *shape), of batch shape (N,)."""
+        if rows.is_floating_point():
+            rows = rows.to(next(iter(params.values())).dtype)
+        values: dict[str, Tensor] = {**dict(self.named_buffers()), **params}
+        distribution = functional_call(module, values, (rows,))
+        if not isinstance(distribution, Distribution):
+            raise TypeError(
+                f"forward of {self._name} must return a torch.distributions.Distribution, got a "
+                f"{type(distribution).__name__}; for a Gaussian return Independent(Normal(mean, std), 1)"
+            )
+        batch = distribution.batch_shape
+        if batch[:1] != rows.shape[:1]:
+            raise ValueError(
+                f"forward of {self._name} must return a distribution whose batch shape begins with the number of "
+                f"observations, {len(rows)}; got the batch shape {tuple(batch)}"
+            )
+        return distribution if len(batch) == 1 else Independent(distribution, len(batch) - 1, validate_args=False)
+
+    def _tensors_of(self, module: nn.Module, params: Params, rows: Tensor) -> DistributionParams:
+        """Return the tensors (N, ...) of the distribution for observations (N, *shape)."""
+        distribution = self._call(module, params, rows)
+        self._form, tensors = take_apart(distribution)
+        self.noise_kind, self.noise_size = self._form.noise_kind, noise_shape(distribution)[1:].numel()
+        return tensors
+
+    def _tensors_of_tasks(self, params: Params, rows: Tensor) -> DistributionParams:
+        """Return the tensors (M, N, ...) for observations (M, N, *shape), each task under its own parameters."""
+        module = _copy_structure(self.__dict__["module"])
+
+        def of_task(own: Params, observations: Tensor) -> DistributionParams:
+            return self._tensors_of(module, own, observations)
+
+        try:
+            tensors: DistributionParams = vmap(of_task)(dict(params), rows)
+        # Control flow that depends on the data, operations without a batching rule, and what else vmap does not allow.
+        # An error of the module itself comes again below.
+        except Exception:
+            single = [
+                of_task({name: value[task] for name, value in params.items()}, of_one)
+                for task, of_one in enumerate(rows)
+            ]
+            tensors = tuple(torch.stack(parts) for parts in zip(*single, strict=True))
+        return tensors
+
+    def _act(self, module: nn.Module, params: Params, rows: Tensor, noise: Tensor) -> Tensor:
+        distribution = self._call(module, params, rows.clone())
+        return sample_from_noise(distribution, noise.reshape(noise_shape(distribution)))
+
+
+def as_policy(policy: nn.Module, observation_shape: Sequence[int] | None = None) -> Policy:
+    """Return a policy as it is, and any other module as a `ModulePolicy`, which shares its parameters.
+
+    Args:
+        policy: maps observations to a distribution of actions.
+        observation_shape: shape of one observation, if it is known.
+
+    Raises:
+        TypeError: If it is no module.
+        ValueError: If the module cannot be adapted to tasks; see `ModulePolicy`.
+    """
+    if not isinstance(policy, Policy):
+        return ModulePolicy(policy, observation_shape)
+    if isinstance(policy, ModulePolicy) and observation_shape is not None:
+        policy._take_shape(tuple(observation_shape))
+    return policy
+
+
+def _copy_structure(module: nn.Module) -> nn.Module:
+    """Return a copy that shares its tensors: `functional_call` swaps tensors in place, and threads call it at once."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _unstack(params: Params) -> list[dict[str, Tensor]]:
+    """Return the parameters of each task, as views."""
+    return [dict(zip(params, values, strict=True)) for values in zip(*params.values(), strict=True)]
+
+
+def _check_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"expected a policy, or a torch.nn.Module with forward(observations) -> torch.distributions.Distribution, "
+            f"got {module!r}"
+        )
+    name = type(module).__name__
+    params: Mapping[str, nn.Parameter] = dict(module.named_parameters())
+    if not params:
+        raise ValueError(f"{name} has no parameters, so that there is nothing to adapt; register some")
+    for key, param in params.items():
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise ValueError(f"parameter {key!r} of {name} has no shape yet; call the module on an observation first")
+        if not param.requires_grad:
+            raise ValueError(f"parameter {key!r} of {name} is frozen; register it as a buffer, or let it be learned")
+    if len({param.dtype for param in params.values()}) > 1:
+        raise ValueError(f"parameters of {name} have several types; convert them with module.float()")
+    for key, layer in module.named_modules():
+        if layer.training and isinstance(layer, _DEPENDS_ON_BATCH):
+            raise ValueError(
+                f"layer {key!r} of {name} is a {type(layer).__name__} in training mode, so that actions would depend "
+                "on chance or on other observations; call module.eval(), or leave it out"
+            )

@@ -1,0 +1,135 @@
+"""Distributions as tensors and as functions of noise, against torch.distributions and against their frequencies."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Distribution,
+    Independent,
+    Laplace,
+    LogNormal,
+    MultivariateNormal,
+    Normal,
+    OneHotCategorical,
+    TanhTransform,
+    TransformedDistribution,
+)
+from torch.distributions.transforms import AffineTransform
+
+from maml_rl.policies.distributions import log_prob, noise_shape, sample_from_noise, take_apart
+
+N = 3
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def squashed() -> Distribution:
+    base = Normal(randn(N, 2), randn(N, 2, seed=1).exp())
+    return Independent(TransformedDistribution(base, [TanhTransform(), AffineTransform(0.5, 2.0)]), 1)
+
+
+CASES: dict[str, Distribution] = {
+    "normal": Independent(Normal(randn(N, 2), randn(N, 2, seed=1).exp()), 1),
+    "scalar normal": Normal(randn(N), 1.0),
+    "multivariate normal": MultivariateNormal(randn(N, 2), scale_tril=torch.tensor([[1.0, 0.0], [0.7, 0.5]])),
+    "laplace": Independent(Laplace(randn(N, 2), 0.5), 1),
+    "squashed normal": squashed(),
+    "log normal": LogNormal(randn(N), 0.3),
+    "bernoulli": Independent(Bernoulli(logits=randn(N, 2)), 1),
+    "categorical": Categorical(logits=randn(N, 4)),
+    "multi-categorical": Independent(Categorical(probs=randn(N, 2, 4).softmax(-1)), 1),
+    "one-hot": OneHotCategorical(logits=randn(N, 4)),
+}
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def draw(distribution: Distribution, *lead: int) -> Tensor:
+    form, tensors = take_apart(distribution)
+    wide = form.build([tensor.expand(*lead, *tensor.shape) for tensor in tensors])
+    generator = torch.Generator().manual_seed(5)
+    rand = torch.randn if form.noise_kind == "normal" else torch.rand
+    return sample_from_noise(wide, rand(noise_shape(wide), generator=generator))
+
+
+@every_case
+def test_distribution_put_together_again_is_the_same(name):
+    distribution = CASES[name]
+    form, tensors = take_apart(distribution)
+    again = form.build([tensor.expand(2, *tensor.shape) for tensor in tensors])
+    assert again.batch_shape == (2, *distribution.batch_shape)
+    assert again.event_shape == distribution.event_shape
+    samples = draw(distribution).float()
+    torch.testing.assert_close(again.log_prob(samples)[1], distribution.log_prob(samples))
+
+
+@every_case
+def test_samples_from_noise_have_the_moments_of_the_distribution(name):
+    distribution = CASES[name]
+    samples = draw(distribution, 40_000).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        expected = distribution.sample((40_000,)).double()
+    assert samples.shape == expected.shape
+    for moment in (lambda x: x, torch.square):
+        first, second = moment(samples), moment(expected)
+        error = (first.var(0) / 40_000 + second.var(0) / 40_000).sqrt()
+        assert bool(((first.mean(0) - second.mean(0)).abs() < 5 * error + 1e-9).all())
+
+
+@every_case
+def test_log_prob_equals_that_of_torch(name):
+    distribution = CASES[name]
+    samples = draw(distribution, 5)
+    torch.testing.assert_close(log_prob(distribution, samples), distribution.log_prob(samples.float()))
+
+
+def test_squashed_sample_rounded_to_the_end_of_its_range_has_a_finite_log_prob_and_gradient():
+    location = torch.full((1, 2), 3.0, requires_grad=True)
+    distribution = Independent(
+        TransformedDistribution(Normal(location, 4.0), [TanhTransform(), AffineTransform(0.0, 2.0)]), 1
+    )
+    samples = sample_from_noise(distribution, torch.tensor([[5.0, -5.0]])).detach()
+    assert samples.abs().tolist() == [[2.0, 2.0]]
+    value = log_prob(distribution, samples)
+    (gradient,) = torch.autograd.grad(value.sum(), location)
+    assert bool(value.isfinite().all())
+    assert bool(gradient.isfinite().all())
+    inside = torch.tensor([[1.5, -0.3]])
+    torch.testing.assert_close(log_prob(distribution, inside), distribution.log_prob(inside))
+
+
+def test_smallest_noise_gives_a_finite_sample():
+    assert bool(sample_from_noise(Laplace(torch.zeros(1), 1.0), torch.zeros(1)).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("distribution", "message"),
+    [
+        (Beta(torch.ones(2), torch.ones(2)), r"actions of a Beta .*Normal, MultivariateNormal"),
+        (Independent(Beta(torch.ones(2, 2), torch.ones(2, 2)), 1), "actions of a Beta"),
+        (
+            TransformedDistribution(Normal(torch.zeros(2), 1.0), [AffineTransform(0.0, nn.Parameter(torch.ones(2)))]),
+            "AffineTransform of a TransformedDistribution has learned tensors",
+        ),
+    ],
+    ids=["beta", "independent beta", "learned transform"],
+)
+def test_distribution_that_cannot_act_is_refused_by_name(distribution, message):
+    with pytest.raises(TypeError, match=message):
+        take_apart(distribution)
+
+
+def test_gradients_flow_through_the_tensors():
+    mean = torch.zeros(N, 2, requires_grad=True)
+    form, tensors = take_apart(Independent(Normal(mean, 2.0), 1))
+    value = log_prob(form.build(tensors), torch.ones(N, 2)).sum()
+    (gradient,) = torch.autograd.grad(value, mean)
+    torch.testing.assert_close(gradient, torch.full((N, 2), 0.25))
+    assert value.item() == pytest.approx(-N * 2 * (0.125 + math.log(2.0) + 0.5 * math.log(2.0 * math.pi)))

@@ -1,0 +1,309 @@
+"""Plain modules as policies: against the package's own MLPs, in other groupings, and from sampling to the update."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
+
+from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, PopulationEvaluator, adapt
+from maml_rl.policies import CategoricalMLPPolicy, NormalMLPPolicy, Policy, as_policy
+from tests.synthetic import make_episodes
+
+OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
+ACTIONS = spaces.Box(-1.0, 1.0, (2,))
+
+
+class Gaussian(nn.Module):
+    """What users write; sigmoid, because its rounding under vmap depends on the tasks beside it."""
+
+    def __init__(self, inputs: int = 3, outputs: int = 2, hidden: int = 7, activation: type[nn.Module] = nn.Sigmoid):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(inputs, hidden), activation(), nn.Linear(hidden, outputs))
+        self.log_std = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, observations: Tensor) -> Normal:
+        return Normal(self.body(observations), torch.exp(self.log_std))
+
+
+class Branching(Gaussian):
+    """Control flow that depends on the data, which vmap does not allow."""
+
+    def forward(self, observations: Tensor) -> Normal:
+        scale = 2.0 if bool(self.log_std.sum() > 100.0) else 1.0
+        return Normal(scale * self.body(observations), torch.exp(self.log_std))
+
+
+class Discrete(nn.Module):
+    """Logits from an embedding and a convolution-free network."""
+
+    def __init__(self, kind: type[Distribution], outputs: int, inputs: int = 3) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(inputs, outputs)
+
+    def forward(self, observations: Tensor) -> Distribution:
+        return self.kind(logits=self.linear(observations))
+
+
+class Returning(nn.Module):
+    def __init__(self, make: object) -> None:
+        super().__init__()
+        self.make, self.weight = make, nn.Parameter(torch.zeros(2))
+
+    def forward(self, observations: Tensor) -> object:
+        return self.make(observations, self.weight)  # type: ignore[operator]
+
+
+def seeded(make: object, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()  # type: ignore[operator]
+
+
+def different(policy: Policy, num_tasks: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: (value + 0.3 * torch.randn(value.shape, generator=generator)).detach()
+        for name, value in policy.stack_parameters(num_tasks).items()
+    }
+
+
+def randn(*shape: int, seed: int = 2) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def twin(mlp: NormalMLPPolicy | CategoricalMLPPolicy) -> nn.Module:
+    """Return a plain module with the parameters of an MLP policy, and the names that it gives them."""
+
+    class Twin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, child in mlp.named_children():
+                self.add_module(name, copy.deepcopy(child))
+            if isinstance(mlp, NormalMLPPolicy):
+                self.sigma = nn.Parameter(mlp.sigma.detach().clone())
+
+        def forward(self, observations: Tensor) -> Distribution:
+            *hidden, last = self.children()
+            for layer in hidden:
+                observations = torch.tanh(layer(observations))
+            units = last(observations)
+            if isinstance(mlp, NormalMLPPolicy):
+                return Independent(Normal(units, torch.exp(self.sigma)), 1)
+            return Categorical(logits=units)
+
+    return Twin()
+
+
+def make_mlp(kind: str) -> NormalMLPPolicy | CategoricalMLPPolicy:
+    if kind == "normal":
+        return NormalMLPPolicy(3, 2, (6,), "tanh", init_std=0.8).double()
+    return CategoricalMLPPolicy(3, 4, (6,), "tanh").double()
+
+
+@pytest.mark.parametrize("kind", ["normal", "categorical"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_module_gives_what_the_mlp_with_the_same_parameters_gives(kind, stacked):
+    mlp = make_mlp(kind)
+    policy = as_policy(twin(mlp), (3,))
+    params = different(mlp, 4) if stacked else None
+    episodes = make_episodes(mlp, ((5, 2), (3, 3), (1, 4), (5, 5)))
+    args = episodes.observations, episodes.actions, params
+    torch.testing.assert_close(policy.log_prob(*args), mlp.log_prob(*args))
+    old, new = (
+        [each.distribution_parameters(episodes.observations, with_params) for with_params in (None, params)]
+        for each in (policy, mlp)
+    )
+    torch.testing.assert_close(policy.kl(*old), mlp.kl(*new), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(policy.entropy_from(old[1]), mlp.entropy_from(new[1]))
+    noise = torch.rand((4, 5, 2, mlp.noise_size), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(policy.act(args[0], noise, params), mlp.act(args[0], noise, params))
+
+
+@pytest.mark.parametrize("kind", ["normal", "categorical"])
+def test_update_of_a_module_equals_that_of_the_mlp(kind):
+    mlp = make_mlp(kind)
+    module = twin(mlp)
+    lengths = ((6, 4, 5), (6, 6, 6), (2, 3, 1))
+    train, valid = make_episodes(mlp, lengths), make_episodes(mlp, lengths, seed=4)
+    adapted, expected = adapt(module, train, step_size=0.1), adapt(mlp, train, step_size=0.1)
+    for name, value in expected.items():
+        torch.testing.assert_close(adapted[name], value)
+    results = [MAMLTRPO(policy, fast_lr=0.1).step([train], valid, max_kl=0.01) for policy in (module, mlp)]
+    assert results[0]["accepted"]
+    assert results[0]["kl"] == pytest.approx(results[1]["kl"], rel=1e-6)
+    for name, value in mlp.named_parameters():
+        torch.testing.assert_close(module.get_parameter(name), value, rtol=1e-6, atol=1e-9)
+
+
+def test_module_that_vmap_does_not_allow_is_computed_task_by_task():
+    plain, branching = (as_policy(seeded(make), (3,)) for make in (Gaussian, Branching))
+    observations, params = randn(3, 4, 2, 3), different(plain, 3)
+    for values in zip(
+        *(each.distribution_parameters(observations, params) for each in (plain, branching)), strict=True
+    ):
+        torch.testing.assert_close(*values)
+
+
+@pytest.mark.parametrize("num_episodes", [1, 3, 20])
+@pytest.mark.parametrize(
+    "make", [Gaussian, lambda: Gaussian(hidden=64), lambda: Discrete(Categorical, 4)], ids=["7", "64", "categorical"]
+)
+def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(make, num_episodes):
+    policy = as_policy(seeded(make), (3,))
+    policy(randn(1, 3))
+    params, observations = different(policy, 5), randn(5, num_episodes, 3)
+    noise = torch.rand((5, num_episodes, policy.noise_size), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        together = policy.act(observations, noise, params)
+        assert torch.equal(policy.actor(params)(observations, noise), together)
+        for group in ([0], [3], [1, 2], [4, 0, 2]):
+            some = {name: value[group] for name, value in params.items()}
+            assert torch.equal(policy.act(observations[group], noise[group], some), together[group])
+        # Views that begin elsewhere in memory.
+        views = {name: value[1:4] for name, value in params.items()}
+        assert torch.equal(policy.act(observations[1:4], noise[1:4], views), together[1:4])
+
+
+def test_policy_shares_parameters_names_and_mode_with_the_module():
+    module = seeded(Gaussian)
+    policy = as_policy(module)
+    assert [name for name, _ in policy.named_parameters()] == [name for name, _ in module.named_parameters()]
+    policy.load_state_dict({name: torch.full_like(value, 0.5) for name, value in policy.state_dict().items()})
+    assert all(bool((value == 0.5).all()) for value in module.parameters())
+    policy.double().eval()
+    assert module.log_std.dtype == torch.float64
+    assert not module.training
+    assert as_policy(policy) is policy
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(policy)))
+    with torch.no_grad():
+        copied.get_parameter("log_std").fill_(3.0)
+    torch.testing.assert_close(copied(randn(2, 3)).stddev, torch.full((2, 2), 3.0).exp().double())
+    assert bool((module.log_std == 0.5).all())
+
+
+def test_module_chooses_actions_for_single_observations():
+    policy = as_policy(seeded(Gaussian))
+    observation = np.array([0.1, -0.2, 0.3], np.float32)
+    mode = policy.choose(observation)
+    np.testing.assert_allclose(mode, policy(torch.from_numpy(observation)[None]).mean[0].detach().numpy())
+    first, again = (policy.choose(observation, np.random.default_rng(0)) for _ in range(2))
+    assert (first == again).all()
+    assert (first != mode).all()
+    assert as_policy(seeded(lambda: Discrete(Categorical, 4))).choose(observation) in range(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "action_space"),
+    [
+        (lambda: Discrete(Categorical, 4), spaces.Discrete(4)),
+        (lambda: Discrete(Bernoulli, 4), spaces.MultiBinary(4)),
+        (Gaussian, ACTIONS),
+    ],
+    ids=["discrete", "multi-binary", "box"],
+)
+def test_fitting_spaces_are_accepted(make, action_space):
+    policy = as_policy(seeded(make))
+    policy.check_spaces(OBSERVATIONS, action_space)
+    assert policy.observation_shape == (3,)
+    noise = torch.full((5, policy.noise_size), 0.3)
+    assert policy.act(torch.zeros(5, 3), noise).shape == (5, *action_space.shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "action_space", "error", "message"),
+    [
+        (lambda: Discrete(Categorical, 4), spaces.Discrete(3), ValueError, r"4 categories.*Discrete\(3\)"),
+        (lambda: Discrete(Categorical, 4), ACTIONS, ValueError, "Categorical of Discrete has integer actions"),
+        (lambda: Gaussian(outputs=3), ACTIONS, ValueError, r"shape \(3,\).*do not fit"),
+        (lambda: Gaussian(), spaces.Discrete(2), ValueError, "has real actions"),
+        (
+            lambda: Returning(lambda x, w: x + w.sum()),
+            ACTIONS,
+            TypeError,
+            r"must return .*got a Tensor; for a Gaussian",
+        ),
+        (lambda: Returning(lambda x, w: Normal(w, 1.0)), ACTIONS, ValueError, r"batch shape begins with .* 7; got"),
+        (
+            lambda: Returning(lambda x, w: torch.distributions.Beta(w.exp().expand(len(x), 2), 1.0)),
+            ACTIONS,
+            TypeError,
+            "no rule makes actions of a Beta",
+        ),
+    ],
+    ids=["categories", "integers", "shape", "reals", "tensor", "batch", "beta"],
+)
+def test_module_that_does_not_fit_is_refused_in_one_line(make, action_space, error, message):
+    with pytest.raises(error, match=message) as caught:
+        as_policy(seeded(make)).check_spaces(OBSERVATIONS, action_space)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: "policy", TypeError, "got 'policy'"),
+        (lambda: nn.ReLU(), ValueError, "ReLU has no parameters"),
+        (lambda: nn.LazyLinear(3), ValueError, "no shape yet"),
+        (lambda: Gaussian().requires_grad_(False), ValueError, "frozen"),
+        (lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).double()), ValueError, "several types"),
+        (lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), ValueError, r"'1'.*Dropout.*eval\(\)"),
+        (lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), ValueError, "BatchNorm1d"),
+    ],
+    ids=["no module", "no parameters", "lazy", "frozen", "types", "dropout", "batch norm"],
+)
+def test_module_that_cannot_be_adapted_is_refused_at_construction(make, error, message):
+    with pytest.raises(error, match=message):
+        as_policy(seeded(make))
+    with pytest.raises(error, match=message):
+        MultiTaskSampler("2DNavigation-v0", policy=seeded(make), num_workers=0)
+
+
+def test_stacked_observations_of_another_number_of_tasks_are_refused():
+    policy = as_policy(seeded(Gaussian), (3,))
+    with pytest.raises(ValueError, match="stacked for 3 tasks"):
+        policy.distribution_parameters(randn(2, 5, 3), policy.stack_parameters(3))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("env", "make"),
+    [
+        ("2DNavigation-v0", lambda: Gaussian(2, 2, 16)),
+        ("Bandit-K5-v0", lambda: Returning(lambda x, w: Categorical(logits=w.sum() * torch.ones(len(x), 5)))),
+    ],
+    ids=["navigation", "bandit"],
+)
+def test_module_samples_adapts_and_updates_bit_identically_wherever_it_acts(env, make):
+    outcomes = []
+    for num_workers, inference in ((0, "central"), (2, "central"), (2, "worker")):
+        module = seeded(make)
+        if inference == "worker" and env.startswith("Bandit"):
+            continue  # A lambda cannot go to a child.
+        with MultiTaskSampler(
+            env,
+            batch_size=4,
+            policy=module,
+            baseline=LinearFeatureBaseline(2 if env.startswith("2D") else 1),
+            num_workers=num_workers,
+            inference=inference,
+            max_episode_steps=6 if env.startswith("2D") else 1,
+            seed=0,
+        ) as sampler:
+            train, valid = sampler.sample(sampler.sample_tasks(3), num_steps=1, fast_lr=0.5)
+        result = MAMLTRPO(module, fast_lr=0.5).step(train, valid, max_kl=0.01)
+        state = torch.cat([value.flatten() for value in module.state_dict().values()])
+        outcomes.append((train[0].digest(), valid.digest(), result["loss/before"], state.tolist()))
+    assert all(outcome == outcomes[0] for outcome in outcomes[1:])
+    assert result["accepted"] == env.startswith("2D")
+
+
+def test_population_of_a_module_is_evaluated():
+    module = seeded(lambda: Gaussian(2, 2, 4))
+    with PopulationEvaluator("2DNavigation-v0", module, num_workers=0, max_episode_steps=5) as evaluator:
+        weights = np.stack([evaluator.policy_weights()] * 2)
+        assert np.isfinite(evaluator.evaluate(weights)).all()
