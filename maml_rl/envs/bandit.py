@@ -96,7 +96,7 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         check_count("k", k)
-        entry = TaskEntry((k,), "probabilities in [0, 1]", lambda mean: bool(((mean >= 0) & (mean <= 1)).all()))
+        entry = TaskEntry((k,), "probabilities in [0, 1]", _are_probabilities)
         super().__init__(num_envs, k, entry, task, max_episode_steps, render_mode, autoreset_mode)
 
     def _pull(
@@ -141,6 +141,10 @@ class GaussianBanditVectorEnv(_BanditFamily):
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> NDArray[np.float64]:
         return means + self.std * to_all_slots(streams.normal(1, active), active)[:, 0]
+
+
+def _are_probabilities(means: NDArray[np.float64]) -> bool:
+    return bool(((means >= 0.0) & (means <= 1.0)).all())
 
 
 class BernoulliBanditEnv(BatchOfOne):

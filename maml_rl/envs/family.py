@@ -48,7 +48,8 @@ class BatchedFamily(MetaVectorEnv):
         autoreset_mode: as given; may be set at any time.
 
     Raises:
-        ValueError: If a number is not positive, the task is malformed, or the mode unknown.
+        ValueError: If a number is not positive, the task is malformed, or a mode unknown.
+        TypeError: If a render mode is given and the family cannot draw itself.
     """
 
     task_description: ClassVar[str]
@@ -71,8 +72,10 @@ class BatchedFamily(MetaVectorEnv):
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps)
         if render_mode not in (None, *self.metadata.get("render_modes", ())):
-            raise ValueError(
-                f"{type(self).__name__} has no render_mode {render_mode!r}; it has {self.metadata.get('render_modes')}"
+            modes = self.metadata.get("render_modes", ())
+            # As from a function that does not take the argument: others ask for pictures, and then again for none.
+            raise (ValueError if modes else TypeError)(
+                f"{type(self).__name__} has no render_mode {render_mode!r}; it has {', '.join(modes) or 'none'}"
             )
         self.num_envs, self.autoreset_mode = num_envs, autoreset_mode
         self.single_observation_space, self.single_action_space = observation_space, action_space

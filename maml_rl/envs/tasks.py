@@ -14,6 +14,10 @@ from maml_rl.errors import TaskError
 TaskArrays = dict[str, NDArray[np.float64]]
 
 
+def _any_numbers(array: NDArray[np.float64]) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
     """One entry of a task.
@@ -21,12 +25,12 @@ class TaskEntry:
     Attributes:
         shape: () for a number.
         requirement: what a value must fulfil, in words; "" for any finite numbers.
-        fulfils: tells whether an array of the right shape does.
+        fulfils: tells whether an array of the right shape does; a function of a module, so that it can be pickled.
     """
 
     shape: tuple[int, ...] = ()
     requirement: str = ""
-    fulfils: Callable[[NDArray[np.float64]], bool] = lambda array: True
+    fulfils: Callable[[NDArray[np.float64]], bool] = _any_numbers
 
 
 def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> TaskArrays:

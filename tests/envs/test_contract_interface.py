@@ -37,6 +37,19 @@ def test_single_environment_passes_stable_baselines3s_checker(env_id: str) -> No
         checker.check_env(env)
 
 
+def test_stable_baselines3_makes_single_environments(env_id: str) -> None:
+    """It asks for pictures first, and takes a `TypeError` for an answer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the import of other packages has to say
+        env_util = pytest.importorskip("stable_baselines3.common.env_util")
+    with warnings.catch_warnings():
+        # Gymnasium says that a family without pictures has none.
+        warnings.filterwarnings("ignore", r".*not in the possible render_modes.*")
+        envs = env_util.make_vec_env(env_id, n_envs=2, seed=0)
+    assert envs.reset().shape[0] == 2
+    envs.close()
+
+
 def test_single_environment_passes_our_checker(env_id: str) -> None:
     env = gymnasium.make(env_id)
     check_meta_env(env)
@@ -97,7 +110,7 @@ def test_unknown_argument_is_refused_by_name(env_id: str) -> None:
 
 
 def test_unknown_render_mode_is_refused(env_id: str) -> None:
-    with pytest.raises(ValueError, match="no render_mode 'depth'"):
+    with pytest.raises((ValueError, TypeError), match="no render_mode 'depth'"):
         make_vector_env(env_id, {"render_mode": "depth"})
 
 

@@ -44,9 +44,12 @@ class AntFamily(MujocoFamily):
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
         super().__init__(num_envs, load_model("ant.xml", contact_forces=True), 125, entries, **options)
-        self._torso_rotation = self.physics.bind("xmat")[:, 1]
-        self._forces = self.physics.bind("cfrc_ext").reshape(num_envs, -1)
         self._clipped_forces = np.zeros_like(self._forces)
+
+    def _bind_fields(self) -> None:
+        super()._bind_fields()
+        self._torso_rotation = self.physics.bind("xmat")[:, 1]
+        self._forces = self.physics.bind("cfrc_ext").reshape(self.num_envs, -1)
 
     @abstractmethod
     def _task_reward(self, velocity: Floats) -> Floats:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import mujoco
 import numpy as np
@@ -99,11 +100,29 @@ class MujocoFamily(BatchedFamily):
         self.model = model
         self.dt: float = model.opt.timestep * _SUBSTEPS
         self.physics = make_physics(model, num_envs, engine, num_threads)
-        self._qpos, self._qvel = self.physics.bind("qpos"), self.physics.bind("qvel")
-        self._torso_position: Floats = self.physics.bind("xpos")[:, 1]
+        self._bind_fields()
         self._lowest, self._highest = model.actuator_ctrlrange.T.copy()
         self._centre, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)
         self._renderer: Renderer | None = None
+
+    def _bind_fields(self) -> None:
+        """Make the attributes that are live arrays of the physics."""
+        self._qpos, self._qvel = self.physics.bind("qpos"), self.physics.bind("qvel")
+        self._torso_position: Floats = self.physics.bind("xpos")[:, 1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_renderer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bind_fields()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Nobody writes to the model, which is large.
+        memo[id(self.model)] = self.model
+        other = memo[id(self)] = type(self).__new__(type(self))
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return other
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Run the step and write the buffers; see `MetaVectorEnv`."""
@@ -143,6 +162,7 @@ class MujocoFamily(BatchedFamily):
         for resource in (getattr(self, "_renderer", None), getattr(self, "physics", None)):
             if resource is not None:
                 resource.close()
+        self._renderer = None
 
 
 def sum_of_squares(rows: Floats) -> Floats:

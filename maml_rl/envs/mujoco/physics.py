@@ -24,7 +24,7 @@ _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 class Physics(Protocol):
-    """N simulations of one model."""
+    """N simulations of one model. A copy, also by pickle, goes on from the same states to the same bits."""
 
     @property
     def engine(self) -> str:
@@ -56,7 +56,7 @@ class Physics(Protocol):
         """
 
     def close(self) -> None:
-        """End the threads (mjbatch's end when also the bound arrays are gone); no other call may follow."""
+        """End the threads (those of mjbatch end with the batch and its arrays); other calls then do without."""
 
 
 def make_physics(model: mujoco.MjModel, num_sims: int, engine: Engine = "auto", num_threads: int = 1) -> Physics:
@@ -87,7 +87,39 @@ def make_physics(model: mujoco.MjModel, num_sims: int, engine: Engine = "auto", 
     return PlainPhysics(model, num_sims, num_threads)
 
 
-class BatchPhysics:
+class _Simulations:
+    """What both engines remember of themselves, to be copied and pickled."""
+
+    _states: Floats
+
+    def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
+        self._model, self._num_sims, self._num_threads = model, num_sims, num_threads
+        self._bound: dict[str, NDArray[Any]] = {}
+
+    def bind(self, field: str) -> NDArray[Any]:
+        """Return a live array over a field; see `Physics`."""
+        if field not in self._bound:
+            self._bound[field] = self._bind(field)
+        return self._bound[field]
+
+    def _bind(self, field: str) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "arguments": (self._model, self._num_sims, self._num_threads),
+            "states": self._states,
+            "bound": self._bound,
+        }
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        type(self).__init__(self, *saved["arguments"])
+        for field, values in saved["bound"].items():
+            self.bind(field)[...] = values
+        self._states[...] = saved["states"]
+
+
+class BatchPhysics(_Simulations):
     """`Physics` on mjbatch, which is tied to one version of MuJoCo.
 
     Raises:
@@ -100,13 +132,13 @@ class BatchPhysics:
         # Imported here: it is an optional extra, and importing it installs a log handler in MuJoCo.
         from mjbatch import Batch
 
+        super().__init__(model, num_sims, num_threads)
         self._batch = Batch(model, num_sims, num_threads)
         self._initial_state = _initial_state(model)
         self._states = self._batch.bind("state")
         self._qpos, self._qvel, self._controls = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
 
-    def bind(self, field: str) -> NDArray[Any]:
-        """Return a live array over a field; see `Physics`."""
+    def _bind(self, field: str) -> NDArray[Any]:
         array: NDArray[Any] = self._batch.bind(field)
         return array
 
@@ -124,11 +156,10 @@ class BatchPhysics:
         self._batch.step(mask, num_substeps)
 
     def close(self) -> None:
-        """Let go of the batch; see `Physics`."""
-        del self._batch, self._states, self._qpos, self._qvel, self._controls
+        """Do nothing: the threads end with the batch."""
 
 
-class PlainPhysics:
+class PlainPhysics(_Simulations):
     """`Physics` on MuJoCo's own Python bindings: states are swapped in and out of one `MjData` per thread.
 
     One `MjData` for every simulation would be slower, and half a megabyte each.
@@ -137,8 +168,9 @@ class PlainPhysics:
     engine = "mujoco"
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
-        self._model, self._num_sims = model, num_sims
+        super().__init__(model, num_sims, num_threads)
         self._datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_sims))]
+        self._pool: ThreadPoolExecutor | None
         self._pool = ThreadPoolExecutor(len(self._datas)) if len(self._datas) > 1 else None
         self._initial_state = _initial_state(model)
         self._states = np.tile(self._initial_state, (num_sims, 1))
@@ -147,14 +179,12 @@ class PlainPhysics:
         self._controls = self._component(mujoco.mjtState.mjSTATE_CTRL)
         self._derived: dict[str, NDArray[Any]] = {}
 
-    def bind(self, field: str) -> NDArray[Any]:
-        """Return a live array over a field; see `Physics`."""
+    def _bind(self, field: str) -> NDArray[Any]:
         components = {"qpos": self._qpos, "qvel": self._qvel, "ctrl": self._controls}
         if field in components:
             return components[field]
-        if field not in self._derived:
-            value = getattr(self._datas[0], field)
-            self._derived[field] = np.zeros((self._num_sims, *value.shape), value.dtype)
+        value = getattr(self._datas[0], field)
+        self._derived[field] = np.zeros((self._num_sims, *value.shape), value.dtype)
         return self._derived[field]
 
     def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
@@ -173,6 +203,7 @@ class PlainPhysics:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
+            self._pool = None
 
     def _component(self, component: mujoco.mjtState) -> Floats:
         # A state vector holds its components in the order of their bits.

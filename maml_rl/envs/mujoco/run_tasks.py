@@ -1,12 +1,18 @@
 """Tasks that several bodies share: keep a velocity, run in a direction."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.tasks import TaskEntry
 
+
+def _is_direction(number: NDArray[np.float64]) -> bool:
+    return bool(np.abs(number) == 1.0)
+
+
 VELOCITY = {"velocity": TaskEntry()}
-DIRECTION = {"direction": TaskEntry((), "-1 or 1", lambda direction: bool(np.abs(direction) == 1.0))}
+DIRECTION = {"direction": TaskEntry((), "-1 or 1", _is_direction)}
 
 
 def draw_velocities(random: np.random.Generator, num_tasks: int, low: float, high: float) -> list[Task]:

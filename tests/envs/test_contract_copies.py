@@ -1,0 +1,103 @@
+"""What every registered family promises to planners: copies go on from the same state, and closing destroys nothing."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maml_rl.envs import FAMILIES, make_vector_env
+from tests.envs.contract import random_actions, same
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda env: pickle.loads(pickle.dumps(env)),
+}
+
+
+# Every family, on each engine if it has physics.
+FAMILIES_AND_ENGINES = [
+    (env_id, {"engine": engine} if engine else {})
+    for env_id, family in FAMILIES.items()
+    for engine in (("mjbatch", "mujoco") if family.has_physics else ("",))
+]
+
+
+@pytest.fixture(params=FAMILIES_AND_ENGINES, ids=lambda case: "-".join([case[0], *case[1].values()]))
+def family(request: pytest.FixtureRequest) -> Any:
+    if request.param[1] == {"engine": "mjbatch"}:
+        pytest.importorskip("mjbatch", exc_type=ImportError)
+    return request.param
+
+
+def go_on(env: Any, actions: list[Any]) -> list[Any]:
+    """Everything that some steps show, with a reset on the way, which goes on with the streams there are."""
+    seen: list[Any] = []
+    for index, action in enumerate(actions):
+        if index == len(actions) // 2:
+            seen.append(env.reset()[0])
+        seen += [np.asarray(part) for part in env.step(action)[:4]]
+    return seen
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_copy_of_a_single_environment_goes_on_bit_identically(
+    family: tuple[str, dict[str, Any]], copied: Callable[[Any], Any]
+) -> None:
+    env_id, physics_kwargs = family
+    env: Any = gymnasium.make(env_id, **physics_kwargs)
+    env.reset(seed=3)
+    env.unwrapped.reset_task(env.unwrapped.sample_tasks(1)[0])
+    env.reset()
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(12)]
+    if "Bandit" not in env_id:
+        for action in actions[:5]:
+            env.step(action)
+    first, second = copied(env), copied(copied(env))
+    played = go_on(first, actions)
+    assert same(played, go_on(second, actions))
+    assert same(played, go_on(env, actions))
+    assert str(first.unwrapped.sample_tasks(2)) == str(env.unwrapped.sample_tasks(2))
+    for each in (env, first, second):
+        each.close()
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_copy_of_a_batch_goes_on_bit_identically(
+    family: tuple[str, dict[str, Any]], copied: Callable[[Any], Any]
+) -> None:
+    env_id, physics_kwargs = family
+    env: Any = make_vector_env(env_id, physics_kwargs, 3, max_episode_steps=7, num_threads=2)
+    env.reset_task(env.sample_tasks(3, seed=0))
+    env.reset(seed=3)
+    actions = random_actions(env, 12)
+    for action in actions[:5]:
+        env.step(action)
+    other = copied(env)
+    assert same(go_on(env, actions), go_on(other, actions))
+    for each in (env, other):
+        each.close()
+
+
+def test_environment_can_be_reset_after_it_was_closed(family: tuple[str, dict[str, Any]]) -> None:
+    env_id, physics_kwargs = family
+    env: Any = gymnasium.make(env_id, **physics_kwargs)
+    before = env.reset(seed=1)[0]
+    env.close()
+    np.testing.assert_array_equal(env.reset(seed=1)[0], before)
+    env.step(env.action_space.sample())
+    env.close()
+    batch: Any = make_vector_env(env_id, physics_kwargs, 4, num_threads=2)
+    before = batch.reset(seed=1)[0]
+    batch.close()
+    np.testing.assert_array_equal(batch.reset(seed=1)[0], before)
+    batch.step(random_actions(batch, 1)[0])
+
+
+def test_deep_copies_share_the_model() -> None:
+    env: Any = gymnasium.make("HalfCheetahDir-v5").unwrapped
+    assert copy.deepcopy(env)._family.model is env._family.model
