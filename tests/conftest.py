@@ -1,10 +1,11 @@
 """What holds around every test: no process is left, and nobody touched the global random states."""
 
+import ctypes.util
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -17,6 +18,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.report.chromium import CHROMIUM, DRIVER, Browser, chromium
+from tests.skipping import judge
+
 # On a busy machine everything is slow, which is no fault of the code under test.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -26,6 +30,37 @@ def pytest_configure() -> None:
     """Let Ctrl-C be heard: what a shell puts into the background inherits that SIGINT is ignored, and hands it on."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """See tests/skipping.py."""
+    return judge((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """See tests/skipping.py."""
+    return judge((yield))
+
+
+@pytest.fixture
+def opengl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips a test where nothing can be drawn; there is no screen for the others."""
+    if ctypes.util.find_library("EGL") is None:
+        pytest.skip("no EGL on this machine; scripts/install-system-packages installs it")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """A browser of the test's own."""
+    pytest.importorskip("selenium")
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("no Chromium on this machine; scripts/install-system-packages installs it")
+    with chromium() as running:
+        yield running
 
 
 def _random_states() -> dict[str, Any]:

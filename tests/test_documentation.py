@@ -24,7 +24,7 @@ from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
 from maml_rl.experiment.train import train
-from tests.report.chromium import chromium
+from tests.report.chromium import Browser
 from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,6 +77,7 @@ def command_lines() -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def documentation() -> Iterator[Any]:
     """The module of the site's hooks."""
+    pytest.importorskip("latex2mathml")
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         yield import_module("documentation")
@@ -87,6 +88,7 @@ def documentation() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("documentation") / "site"
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
@@ -127,25 +129,23 @@ def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_pages_open_in_a_browser(site: Path) -> None:
-    with chromium() as browser:
-        for path in sorted(site.rglob("*.html")):
-            if path.stem == "404":  # It knows its place on a server alone.
-                continue
-            for width, dark in ((1300, False), (390, True)):
-                browser.open(path, width=width, dark=dark)
-                assert [source for source in browser.wait(BROKEN) if source] == [], path.name
-                assert not browser.run(TOO_WIDE), path.name
-                assert browser.complaints() == [], path.name
+def test_pages_open_in_a_browser(browser: Browser, site: Path) -> None:
+    for path in sorted(site.rglob("*.html")):
+        if path.stem == "404":  # It knows its place on a server alone.
+            continue
+        for width, dark in ((1300, False), (390, True)):
+            browser.open(path, width=width, dark=dark)
+            assert [source for source in browser.wait(BROKEN) if source] == [], path.name
+            assert not browser.run(TOO_WIDE), path.name
+            assert browser.complaints() == [], path.name
 
 
 @pytest.mark.timeout(120)
-def test_search_finds_cuda_without_a_server(site: Path) -> None:
-    with chromium() as browser:
-        browser.open(site / "index.html", width=1300, dark=False)
-        found = browser.wait(SEARCH)
-        assert any("sampling-modes.html#on-an-accelerator" in link for link in found), found
-        assert browser.complaints() == []
+def test_search_finds_cuda_without_a_server(browser: Browser, site: Path) -> None:
+    browser.open(site / "index.html", width=1300, dark=False)
+    found = browser.wait(SEARCH)
+    assert any("sampling-modes.html#on-an-accelerator" in link for link in found), found
+    assert browser.complaints() == []
 
 
 def test_changed_diagram_is_warned_of(documentation: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

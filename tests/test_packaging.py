@@ -1,6 +1,9 @@
 """What an installation brings: versions for every supported Python, configs, and what type checkers need."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
@@ -71,3 +74,12 @@ def test_supported_pythons_are_the_same_wherever_they_are_named() -> None:
     assert classifiers == {f"Programming Language :: Python :: 3.{minor}" for minor in range(int(lowest), newest + 1)}
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     assert tools["mypy"]["python_version"] == f"3.{lowest}"
+
+
+@pytest.mark.parametrize("script", ["train.py", "test.py"])
+def test_script_without_its_dependencies_ends_in_one_line(script: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-S", script]  # No site-packages, as for the Python of a system.
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(rf"{script}: error: .*No module named.*make install.*\.venv/bin/activate.*\n", ended.stderr)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -207,6 +206,7 @@ def test_rl2_memory_is_that_of_the_gated_recurrent_unit_of_torch(example: Callab
 
 
 def test_quickstart_runs_from_top_to_bottom() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]

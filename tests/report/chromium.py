@@ -8,9 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 _FLAGS = [
@@ -68,6 +65,10 @@ class Browser:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start a browser with a profile of its own, and end it."""
+    # Only who needs a browser needs this package.
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
     with tempfile.TemporaryDirectory() as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = str(CHROMIUM)

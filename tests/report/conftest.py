@@ -1,11 +1,8 @@
-"""Small runs to report on, made once; and what a test needs of the machine."""
+"""Small runs to report on, made once."""
 
-import ctypes.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import CHROMIUM, DRIVER, Browser, chromium
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
@@ -49,20 +46,3 @@ def compared_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def cheetah_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with pictures; tests must not write to it."""
     return make_run(tmp_path_factory.mktemp("runs") / "cheetah", CHEETAH)
-
-
-@pytest.fixture
-def opengl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips a test where nothing can be drawn; there is no screen for the others."""
-    if ctypes.util.find_library("EGL") is None:
-        pytest.skip("no EGL on this machine; scripts/install-system-packages installs it")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no Chromium on this machine; scripts/install-system-packages installs it")
-    with chromium() as running:
-        yield running

@@ -2,9 +2,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from chromium import Browser
 
 from maml_rl.report import write_report
+from tests.report.chromium import Browser
 
 # A picture counts when it has arrived and has a size; a video when its first frame is decoded.
 PICTURES = """

@@ -1,6 +1,5 @@
 """Bare MuJoCo, one `MjData` per simulation, for the tests of the seam to compare with."""
 
-import ctypes.util
 from pathlib import Path
 
 import gymnasium
@@ -61,15 +60,6 @@ def ordinary_model(tmp_path_factory):
             return mujoco.MjModel.from_xml_path(str(ASSETS / xml_name))
 
     return load
-
-
-@pytest.fixture
-def opengl(monkeypatch):
-    """Skips a test where nothing can be drawn; there is no screen for the others."""
-    if ctypes.util.find_library("EGL") is None:
-        pytest.skip("no EGL on this machine; scripts/install-system-packages installs it")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(params=["mjbatch", "mujoco"])
