@@ -1,10 +1,16 @@
 """Every benchmark command runs from end to end with tiny sizes, and leaves its table, its JSON and its chart."""
 
 import json
+import warnings
 
 import pytest
+import torch
 
-from benchmarks import iteration, population, sampling, scale, supervision, waiting
+from benchmarks import iteration, kernels, population, sampling, scale, supervision, waiting
+from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
+from maml_rl.adaptation import reinforce
+from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
+from tests.synthetic import make_episodes, make_policy
 
 
 @pytest.fixture
@@ -149,3 +155,41 @@ def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
         population.main(["--members", "20"])
 
     assert "must be a multiple of --task-size" in capsys.readouterr().err
+
+
+# torch warns of its own tracing and scripting.
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.timeout(180)
+def test_kernels_compares_every_way_with_the_one_by_hand(files):
+    _, rows = run(kernels.main, files)
+
+    ways = {part: [name for name in rows if name.startswith(f"{part} 4: ")] for part in kernels.PARTS}
+    assert [len(ways[part]) for part in kernels.PARTS] == [4, 5, 2]
+    for part, names in ways.items():
+        for name in names[1:]:
+            share = rows[name]["median"] / rows[f"{part} 4: {kernels.BY_HAND}"]["median"]
+            assert rows[f"gain {name}"]["median"] == pytest.approx(share)
+
+
+def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
+    policy = make_policy("normal")
+    samples = Samples.of(
+        make_episodes(policy, ((4, 2), (3, 3))), slice(None), dtype=torch.float64, device=torch.device("cpu")
+    )
+    layout = ParameterLayout(policy)
+    start = layout.flatten(policy.stack_parameters(2)).detach()
+    vectors = torch.randn(start.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def derivatives(linearization):
+        workspace = Workspace()
+        losses, gradient = linearization.differentiate(lambda x: reinforce(x, samples), workspace, twice=True)
+        products = linearization.hessian_product(vectors, workspace), linearization.fisher_product(vectors, workspace)
+        return losses, gradient, *(product.clone() for product in products)
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = derivatives(PolicyOnSamples(policy, layout, samples).at(start, Workspace()))
+        for contender in (JVPLinearization, TracedLinearization):
+            for value, reference in zip(derivatives(contender(policy, layout, samples, start)), expected, strict=True):
+                torch.testing.assert_close(value, reference)

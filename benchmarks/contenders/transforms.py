@@ -1,0 +1,67 @@
+"""Derivatives of a policy by the transforms of `torch.func`, which the package's own are compared with."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import grad, jvp, linearize, vjp
+
+from maml_rl.derivatives import Linearization, Loss, ParameterLayout, Samples, Workspace
+from maml_rl.policies import DistributionParams, Policy
+
+
+class JVPLinearization(Linearization):
+    """Multiplies by Hessians with a forward pass through a pass back, computed anew for each product."""
+
+    def __init__(self, policy: Policy, layout: ParameterLayout, samples: Samples, parameters: Tensor) -> None:
+        self._policy, self._samples, self._parameters = policy, samples, parameters
+
+        def outputs(flat: Tensor) -> DistributionParams:
+            return policy.distribution_parameters(samples.observations, layout.views(flat))
+
+        self._outputs = outputs
+        self.distribution, self._pull = vjp(outputs, parameters)
+        self.log_probs = policy.log_prob_from(self.distribution, samples.actions)
+        self._push = self._make_push(outputs)
+
+    def _make_push(self, function: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+        """Return what multiplies vectors by the Jacobian of `function`."""
+        return lambda vectors: jvp(function, (self._parameters,), (vectors,))[1]
+
+    def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
+        """See `Linearization.differentiate`."""
+
+        def total(flat: Tensor) -> tuple[Tensor, Tensor]:
+            losses = loss(self._policy.log_prob_from(self._outputs(flat), self._samples.actions))
+            return losses.sum(), losses
+
+        gradient = grad(total, has_aux=True)
+        result, losses = gradient(self._parameters)
+        if twice:
+            self._push_gradient = self._make_push(lambda flat: gradient(flat)[0])
+        return losses, result
+
+    def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+        """See `Linearization.hessian_product`."""
+        product = self._push_gradient(vectors)
+        assert isinstance(product, Tensor)
+        return product
+
+    def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+        """See `Linearization.fisher_product`."""
+        tangents = self._push(vectors)
+        assert isinstance(tangents, tuple)
+        (product,) = self._pull(self._policy.fisher_product(self.distribution, tangents, self._samples.weights))
+        return torch.as_tensor(product)
+
+    def kl_from(self, old: DistributionParams) -> Tensor:
+        """See `Linearization.kl_from`."""
+        return (self._policy.kl(old, self.distribution) * self._samples.weights).sum((1, 2))
+
+
+class TracedLinearization(JVPLinearization):
+    """Traces the forward pass once, and runs what depends on the vectors for each product."""
+
+    def _make_push(self, function: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+        push: Callable[[Tensor], object] = linearize(function, self._parameters)[1]
+        return push
