@@ -1,6 +1,7 @@
 """Which families there are, by id, and their registration with Gymnasium."""
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -68,6 +69,8 @@ def register_families() -> None:
 def find_spec(env_id: str) -> EnvSpec:
     """Return what an id, or "module:id", is registered with; the module is imported first.
 
+    The id of a family with the number of an earlier version stands for the family, with a `FutureWarning`.
+
     Raises:
         ValueError: If there is no such module or id; the message names the closest one.
     """
@@ -80,11 +83,24 @@ def find_spec(env_id: str) -> EnvSpec:
             f"{env_id!r} is no id, but something that makes an environment; pass it itself, or give it an id in "
             f"{module}: gymnasium.register('{name}-v0', entry_point='{env_id}', max_episode_steps=...)"
         )
+    if name not in gymnasium.registry and (newer := _newer_version(name)):
+        warnings.warn(f"{name} is an earlier version of {newer}, which is used; write {newer}", FutureWarning, 2)
+        name = newer
     if name not in gymnasium.registry:
         close = difflib.get_close_matches(name, [*FAMILIES, *gymnasium.registry], 1)
         hint = f"did you mean {close[0]!r}?" if close else f"the families are {', '.join(FAMILIES)}"
         raise ValueError(f"unknown family {name!r}; {hint}")
     return gymnasium.registry[name]
+
+
+def _newer_version(env_id: str) -> str | None:
+    """Return the family that differs from `env_id` in a higher version alone."""
+    base, _, version = env_id.rpartition("-v")
+    for family in FAMILIES:
+        known, _, newer = family.rpartition("-v")
+        if base == known and version.isdecimal() and int(version) < int(newer):
+            return family
+    return None
 
 
 def import_named(module: str, name: str) -> ModuleType:

@@ -20,6 +20,20 @@ Task = Mapping[str, Any]
 _FIRST_CAPACITY = 16
 
 
+class Lengths(Tensor):
+    """Lengths of episodes, a tensor (B,) that also equals a list of the same numbers."""
+
+    # What is computed from it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, list | tuple):
+            return self.tolist() == list(other)
+        return super().__eq__(other)
+
+    __hash__ = Tensor.__hash__
+
+
 class BatchEpisodes:
     """Episodes of one task, appended step by step; every entry past the end of an episode is zero.
 
@@ -30,7 +44,6 @@ class BatchEpisodes:
         task: the task that the episodes are of.
 
     Attributes:
-        lengths: (B,) int64 number of real steps.
         terminated: (B,) bool whether the episode ended in a terminal state.
         truncated: (B,) bool whether it was cut off.
         infos: recorded numbers of the environments' infos by name, (T, B) of every step or (B,) of the last.
@@ -108,7 +121,7 @@ class BatchEpisodes:
         """Append one step to each of the listed episodes; the arrays are copied.
 
         Args:
-            observations: (n, *observation shape), seen before the actions.
+            observations: (n, *observation shape), seen before the actions; uint8 ones are stored as float32.
             actions: (n, *action shape).
             rewards: (n,).
             batch_ids: the episode that each row belongs to; a row of None is passed over.
@@ -122,6 +135,8 @@ class BatchEpisodes:
             raise ValueError(f"batch_ids must be distinct and in [0, {self.batch_size}), got {list(batch_ids)}")
         columns = {"observations": observations, "actions": actions, "rewards": rewards}
         rows = {name: as_tensor(column) for name, column in columns.items()}
+        if rows["observations"].dtype == torch.uint8:
+            rows["observations"] = rows["observations"].float()
         for name, column in rows.items():
             if len(column) != len(batch_ids):
                 raise ValueError(f"expected one row of {name} per batch id, got {len(column)} for {len(batch_ids)} ids")
@@ -153,6 +168,25 @@ class BatchEpisodes:
         final[index] = _to_storage(as_tensor(final_observations), self.device)
         self._final_observations = final
         self._advantages = None
+
+    @property
+    def lengths(self) -> Lengths:
+        """(B,) int64 number of real steps; comparing it with a list compares the numbers."""
+        return self._lengths.as_subclass(Lengths)
+
+    @lengths.setter
+    def lengths(self, lengths: Tensor) -> None:
+        self._lengths = lengths
+
+    @property
+    def observation_shape(self) -> torch.Size:
+        """Shape of one observation."""
+        return self.observations.shape[2:]
+
+    @property
+    def action_shape(self) -> torch.Size:
+        """Shape of one action."""
+        return self.actions.shape[2:]
 
     @property
     def observations(self) -> Tensor:

@@ -143,6 +143,32 @@ class Policy(nn.Module, ABC):
         """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""
         return self.log_prob_from(self.distribution_parameters(observations, params), actions)
 
+    def update_params(
+        self,
+        loss: Tensor,
+        params: Params | None = None,
+        step_size: float | Mapping[str, float | Tensor] = 0.5,
+        first_order: bool = False,
+    ) -> dict[str, Tensor]:
+        """Return the parameters after one gradient step on `loss`, as in pytorch-maml-rl.
+
+        Args:
+            loss: a number, computed with `params`.
+            params: where to start; the policy's own by default.
+            step_size: one for all parameters, or one for each name.
+            first_order: treat the gradient as a constant when differentiating the result.
+
+        Returns:
+            {name: tensor} of the shapes of `params`; the policy's own parameters stay as they are.
+        """
+        start = dict(self.named_parameters()) if params is None else params
+        gradients = torch.autograd.grad(loss, list(start.values()), create_graph=not first_order)
+        sizes = step_size if isinstance(step_size, Mapping) else dict.fromkeys(start, step_size)
+        return {
+            name: param - sizes[name] * gradient
+            for (name, param), gradient in zip(start.items(), gradients, strict=True)
+        }
+
     def stack_parameters(self, num_tasks: int, params: Params | None = None) -> dict[str, Tensor]:
         """Return one contiguous copy of the parameters per task; gradients flow through it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium
@@ -20,7 +21,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildLost
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import Inference, Phase, make_backend
+from maml_rl.samplers.backend import EnvDescription, Inference, Phase, make_backend
 from maml_rl.samplers.closing import Closing
 from maml_rl.samplers.rollout.actor import log_probs_of
 from maml_rl.samplers.wire.env_recipe import Recipe
@@ -250,6 +251,17 @@ class MultiTaskSampler(Closing):
             train_episodes.append(episodes)
         return train_episodes, phase(params)
 
+    def sample_async(self, tasks: Sequence[Task], **options: Any) -> Callable[[], Any]:
+        """Return the call of `sample` with these arguments, for `sample_wait`, which does the work.
+
+        For code of pytorch-maml-rl. Collecting while the last update runs is the config key `prefetch`.
+        """
+        return partial(self.sample, tasks, **options)
+
+    def sample_wait(self, futures: Callable[[], Any]) -> Any:
+        """Return what `sample` returns, for what `sample_async` returned."""
+        return futures()
+
     def interrupt(self, *, now: bool) -> None:
         """Have the thread that samples end with an error, and any later attempt too; may be called by any thread.
 
@@ -271,14 +283,19 @@ class MultiTaskSampler(Closing):
         return self._backend.pids
 
     @property
+    def env(self) -> EnvDescription:
+        """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; no environment."""
+        return self._replay(self._backend.describe)
+
+    @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
         """Observation space of one environment."""
-        return self._replay(self._backend.describe).observation_space
+        return self.env.observation_space
 
     @property
     def single_action_space(self) -> gymnasium.Space[Any]:
         """Action space of one environment."""
-        return self._replay(self._backend.describe).action_space
+        return self.env.action_space
 
     def _horizon(self) -> int:
         horizon = self._recipe.max_episode_steps or self._backend.describe().max_episode_steps

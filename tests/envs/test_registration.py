@@ -12,6 +12,7 @@ from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.registration import find_spec, register_families
 from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.samplers.wire.env_recipe import Recipe
 from tests.envs.third_party import NoTaskEnv, WalkEnv
 
 IDS = {
@@ -90,6 +91,21 @@ def test_unknown_id_is_refused_with_the_closest(env_id: str, message: str) -> No
         with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
             find(env_id)
         assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("old", "new"), [("HalfCheetahDir-v1", "HalfCheetahDir-v5"), ("AntVel-v0", "AntVel-v5")])
+def test_id_of_an_earlier_version_stands_for_the_family_with_a_warning(old: str, new: str) -> None:
+    with pytest.warns(FutureWarning, match=f"{old} is an earlier version of {new}"):
+        assert find_spec(old).id == new
+    with pytest.warns(FutureWarning, match=old):
+        recipe = Recipe.of(old, {}, None)
+    assert recipe.env == new
+
+
+@pytest.mark.parametrize("unknown", ["HalfCheetahDir-v6", "HalfCheetahDir-vx", "HalfCheetahTurn-v1"])
+def test_id_of_no_earlier_version_is_refused(unknown: str) -> None:
+    with pytest.raises(ValueError, match="unknown family"):
+        find_spec(unknown)
 
 
 def test_third_party_id_becomes_serial_with_its_arguments(registered: Any) -> None:

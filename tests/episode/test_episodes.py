@@ -412,11 +412,31 @@ def test_appending_forgets_advantages_of_the_shorter_episodes():
         _ = episodes.advantages
 
 
-def test_image_observations_keep_their_type():
+def test_appended_images_become_float32_and_states_stay_integers():
     episodes = BatchEpisodes(1)
     episodes.append(np.full((1, 2, 2, 3), 255, np.uint8), np.zeros(1, np.int64), np.zeros(1), [0])
-    assert episodes.observations.dtype == torch.uint8
-    assert episodes.observations.shape == (1, 1, 2, 2, 3)
+    assert episodes.observations.dtype == torch.float32
+    assert (episodes.observations == 255.0).all()
+    assert episodes.observation_shape == (2, 2, 3)
+    assert episodes.action_shape == ()
+    states = BatchEpisodes(1)
+    states.append(np.array([3]), np.zeros((1, 2)), np.zeros(1), [0])
+    assert states.observations.dtype == torch.int64
+    assert states.action_shape == (2,)
+
+
+def test_lengths_equal_a_list_of_the_same_numbers_and_are_a_tensor():
+    episodes = make([[3, 1]])[0]
+    assert episodes.lengths == [3, 1]
+    assert episodes.lengths == (3, 1)
+    assert episodes.lengths != [3, 2]
+    assert episodes.lengths != [3]
+    assert (episodes.lengths == torch.tensor([3, 2])).tolist() == [True, False]
+    assert type(episodes.lengths + 1) is torch.Tensor
+    appended = BatchEpisodes(2)
+    assert appended.lengths == [0, 0]
+    appended.append(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros(1), [1])
+    assert appended.lengths == [0, 1]
 
 
 # What the environments' infos told, and what off-policy learners read.

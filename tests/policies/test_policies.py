@@ -203,6 +203,25 @@ def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind):
     assert all(torch.equal(again[name], stacked[name]) for name in stacked)
 
 
+@both
+@pytest.mark.parametrize("first_order", [False, True])
+def test_updated_parameters_are_one_gradient_step_away_and_differentiable(kind, first_order):
+    policy = make(kind)
+    observations = randn(5, 3)
+    actions = policy.act(observations, make_noise(policy, 5)).detach()
+    loss = -policy.log_prob(observations, actions).square().mean()
+    params = policy.update_params(loss, step_size=0.1, first_order=first_order)
+    gradients = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
+    for (name, own), gradient in zip(policy.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(params[name], own - 0.1 * gradient)
+    again = policy.update_params(
+        policy.log_prob(observations, actions, params).mean(), params, dict.fromkeys(params, 0.0)
+    )
+    assert all(torch.equal(again[name], params[name]) for name in params)
+    (second,) = torch.autograd.grad(params["layer1.bias"].sum(), policy.layer1.weight, allow_unused=True)
+    assert (second is None) == first_order
+
+
 def test_stack_parameters_of_another_policy_or_number_of_tasks_is_refused():
     policy = make("normal")
     with pytest.raises(ValueError, match="expected parameters"):

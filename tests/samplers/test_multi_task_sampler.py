@@ -148,6 +148,17 @@ def test_pytorch_maml_rl_code_finds_its_names(sampler: MultiTaskSampler) -> None
         assert episodes.lengths.tolist() == [7, 7, 7]
 
 
+def test_sample_wait_returns_what_sample_does_and_env_has_the_spaces(policy: NormalMLPPolicy) -> None:
+    arguments = {"num_steps": 1, "fast_lr": 0.1}
+    with make_sampler(policy) as waited, make_sampler(policy) as direct:
+        futures = waited.sample_async(waited.sample_tasks(2), **arguments)
+        train, valid = waited.sample_wait(futures)
+        expected_train, expected_valid = direct.sample(direct.sample_tasks(2), **arguments)
+        made = get_policy_for_env(waited.env, hidden_sizes=(4,))
+    assert [train[0].digest(), valid.digest()] == [expected_train[0].digest(), expected_valid.digest()]
+    assert (made.input_size, made.output_size) == (2, 2)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_another_number_of_tasks_needs_no_new_sampler(policy: NormalMLPPolicy, num_workers: int) -> None:
     with make_sampler(policy, num_workers=num_workers) as sampler:

@@ -53,6 +53,9 @@ class Recipe:
             check_count("max_episode_steps", max_episode_steps)
         name = env_id(env)
         spec = find_spec(name) if name else None
+        if spec is not None and isinstance(env, str) and not env.endswith(spec.id):
+            # The id of an earlier version: one warning here is enough.
+            env = spec.id
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
     def make(self, num_envs: int, num_threads: int = 1) -> MetaVectorEnv:
