@@ -51,11 +51,16 @@ def explain(error: BaseException) -> str:
     """
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
-    places = [(frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
+    # Without a message, as of a bare assert, the place is all there is to tell, be it in a library.
+    own = own or ([] if message else frames[-1:])
+    places = [(frame.filename, frame.lineno) for frame in own]
     if isinstance(error, SyntaxError) and error.filename is not None:
         message, places = error.msg, [(error.filename, error.lineno)]
-    elif not places and frames and frames[-1].filename.startswith(_PACKAGE) and message:
+    elif not places and frames and frames[-1].filename.startswith(_PACKAGE):
         return message
+    elif not message and own:
+        message = own[-1].line or ""
     name = type(error).__name__
     if places:
         path, line = places[-1]

@@ -159,7 +159,7 @@ def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl c
 def _check_env(options: Namespace) -> None:
     env = _make_env(options.env, _kwargs(options.env_kwargs))
     try:
-        _check_made(env, options.env)
+        _check_made(env, options)
     except BaseException:
         with suppress(Exception):
             env.close()
@@ -170,19 +170,40 @@ def _check_env(options: Namespace) -> None:
         raise
     except BaseException as error:
         raise MamlRLError(f"{options.env}: close() raises {explain(error)}") from error
+    print(f"{options.env} is a task family; {_usage(env, options.env)}")
+
+
+def _usage(env: Any, name: str) -> str:
+    """Say how the sampler takes an environment."""
+    from maml_rl.envs.serial import time_limit
+    from maml_rl.policies import get_policy_for_env
+
     # A class has no id that a config could name.
-    name = repr(options.env) if env.spec is not None else options.env.rpartition(":")[2]
-    print(f"{options.env} is a task family; MultiTaskSampler({name}, ...) samples it")
+    arguments = [repr(name) if env.spec is not None else name.rpartition(":")[2]]
+    remarks = []
+    if time_limit(env) is None and getattr(env.unwrapped, "max_episode_steps", None) is None:
+        arguments.append("max_episode_steps=...")
+        remarks.append("it has no time limit of its own")
+    try:
+        get_policy_for_env(env, hidden_sizes=(1,))
+    except TypeError as error:
+        arguments.append("policy=...")
+        remarks.append(f"the policy must be your own, since the package has {error}")
+    text = f"MultiTaskSampler({', '.join([*arguments, '...'])}) samples it"
+    return "; ".join([text, *remarks])
 
 
-def _check_made(env: Any, name: str) -> None:
+def _check_made(env: Any, options: Namespace) -> None:
     """Check an environment, and print what it keeps."""
     from gymnasium.utils.env_checker import check_env
 
     from maml_rl.envs import check_meta_env
 
+    def check_task(made: Any) -> None:
+        check_meta_env(made, make_another=lambda: _make_env(options.env, _kwargs(options.env_kwargs)))
+
     for check, promises in (
-        (check_meta_env, "tasks are drawn, set, kept over resets, and refused where malformed"),
+        (check_task, "tasks are drawn, set, kept over resets, and refused where malformed"),
         (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
     ):
         try:
@@ -193,7 +214,7 @@ def _check_made(env: Any, name: str) -> None:
             raise
         except BaseException as error:
             # Whatever the environment raises, a check that fails is its answer.
-            raise MamlRLError(f"{name}: {explain(error)}") from error
+            raise MamlRLError(f"{options.env}: {explain(error)}") from error
         for remark in dict.fromkeys(_ESCAPE.sub("", str(remark.message)) for remark in remarks):
             print(f"note: {remark}")
         print(f"ok: {promises}")

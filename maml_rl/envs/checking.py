@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,10 +11,15 @@ import gymnasium
 import numpy as np
 
 from maml_rl.envs.meta_env import array_layout
+from maml_rl.errors import explain
 
 _DUTIES = {
     "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",
     "reset_task": "reset_task(task), which takes effect at the next step and survives reset",
+}
+_REMEDIES = {
+    "observation": "gymnasium.wrappers.FlattenObservation flattens it",
+    "action": "gymnasium.wrappers.TransformAction maps another one to it",
 }
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
 # In some families two tasks often give the same rewards (a coin that fell alike); not for as many seeds as this.
@@ -48,7 +55,7 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
         try:
             array_layout(space)
         except TypeError as error:
-            yield f"as its {kind} space it has an {error}"
+            yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
 
 
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
@@ -71,7 +78,13 @@ def _method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any] | Non
     return method if callable(method) else None
 
 
-def check_meta_env(env: gymnasium.Env[Any, Any], num_tasks: int = 3, seed: int = 0) -> None:
+def check_meta_env(
+    env: gymnasium.Env[Any, Any],
+    num_tasks: int = 3,
+    seed: int = 0,
+    *,
+    make_another: Callable[[], gymnasium.Env[Any, Any]] | None = None,
+) -> None:
     """Check that `env` keeps the contract of a task family.
 
     It steps the environment a few times. Gymnasium's own rules are checked by `gymnasium.utils.env_checker.check_env`.
@@ -80,6 +93,8 @@ def check_meta_env(env: gymnasium.Env[Any, Any], num_tasks: int = 3, seed: int =
         env: one environment, not a vector.
         num_tasks: how many tasks to try, at least 1.
         seed: for resets.
+        make_another: makes another such environment, to be given a task before its first reset, as the sampler does;
+            by default what `env.spec` says, where there is one.
 
     Raises:
         TypeError: If something is missing; the message lists all that is.
@@ -88,7 +103,20 @@ def check_meta_env(env: gymnasium.Env[Any, Any], num_tasks: int = 3, seed: int =
     require_meta_env(env)
     states = _global_random_states()
     sample_tasks, reset_task = find_method(env, "sample_tasks"), find_method(env, "reset_task")
+    try:
+        _episode(env, seed)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(
+            f"reset and step must work before any reset_task, as other code calls them: {explain(error)}"
+        ) from error
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
+    spec = env.spec
+    if make_another is None and spec is not None:
+        make_another = partial(gymnasium.make, spec)
+    if make_another is not None:
+        _check_task_before_reset(make_another(), tasks[0])
     for task in tasks:
         reset_task(task)
         first = _episode(env, seed)
@@ -105,6 +133,18 @@ def check_meta_env(env: gymnasium.Env[Any, Any], num_tasks: int = 3, seed: int =
         _same(states, _global_random_states()),
         "the environment must draw from self.np_random, never from the global states of random and numpy.random",
     )
+
+
+def _check_task_before_reset(env: gymnasium.Env[Any, Any], task: dict[str, Any]) -> None:
+    try:
+        find_method(env, "reset_task")(task)
+    except Exception as error:
+        raise AssertionError(
+            f"reset_task must work before the first reset, as the sampler calls it: {explain(error)}"
+        ) from error
+    finally:
+        with suppress(Exception):
+            env.close()
 
 
 def _check_sample_tasks(
@@ -167,14 +207,23 @@ def _global_random_states() -> list[Any]:
 def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> list[Any]:
     observation, _ = env.reset(seed=seed)
     env.action_space.seed(seed)
+    _expect_finite("observations", observation, "after reset")
     history: list[Any] = [np.array(observation)]
-    for _ in range(num_steps):
+    for step in range(1, num_steps + 1):
         observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        _expect(np.isfinite(float(reward)), f"rewards must be finite, got {reward}")
+        _expect_finite("observations", observation, f"at step {step}")
+        _expect_finite("rewards", reward, f"at step {step}")
         history += [np.array(observation), float(reward), terminated, truncated]
         if terminated or truncated:
             break
     return history
+
+
+def _expect_finite(what: str, numbers: Any, when: str) -> None:
+    array = np.asarray(numbers)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        kind = "NaN" if np.isnan(array).any() else "infinity"
+        raise AssertionError(f"{what} must be finite, got {kind} {when}: {numbers}")
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -65,10 +65,7 @@ def array_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[An
         TypeError: If the space is neither Box nor Discrete.
     """
     if not isinstance(space, spaces.Box | spaces.Discrete):
-        raise TypeError(
-            f"unsupported space {space}: expected Box or Discrete; gymnasium.wrappers.FlattenObservation flattens "
-            "observations"
-        )
+        raise TypeError(f"unsupported space {space}: expected Box or Discrete")
     return space.shape or (), np.dtype(space.dtype)
 
 

@@ -1,7 +1,7 @@
 """`SerialVectorEnv`: anyone's environment with `sample_tasks` and `reset_task` as N slots, stepped one by one."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -24,7 +24,9 @@ from maml_rl.envs.meta_env import (
     read_reset_mask,
     slot_seeds,
 )
-from maml_rl.errors import TaskError
+from maml_rl.errors import TaskError, explain
+
+logger = logging.getLogger(__name__)
 
 # Many environments hand their seed to generators that take 32 bits.
 _SEED_BITS = 2**32 - 1
@@ -55,15 +57,14 @@ class SerialVectorEnv(MetaVectorEnv):
         try:
             self._make_envs(make_env, env_kwargs or {})
         except BaseException:
-            with suppress(Exception):
-                self.close_extras()
+            self.close_extras()
             raise
         first = self.envs[0]
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         self.observation_space = batch_space(first.observation_space, num_envs)
         self.action_space = batch_space(first.action_space, num_envs)
         self.spec, self.render_mode = first.spec, first.render_mode
-        self.max_episode_steps, self.recorded_infos = _time_limit(first), _recorded_infos(first)
+        self.max_episode_steps, self.recorded_infos = time_limit(first), _recorded_infos(first)
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
         self.buffers = StepBuffers.allocate(first.observation_space, num_envs, self.recorded_infos)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
@@ -93,6 +94,12 @@ class SerialVectorEnv(MetaVectorEnv):
         tasks: list[Task] = list(find_method(self.envs[0], "sample_tasks")(num_tasks))
         if len(tasks) != num_tasks:
             raise TaskError(f"sample_tasks({num_tasks}) of {self.envs[0]} returned {len(tasks)} tasks")
+        for task in tasks:
+            if not isinstance(task, Mapping):
+                raise TaskError(
+                    f"sample_tasks of {self.envs[0]} drew {task!r}; a task is a dict of numbers and arrays, as "
+                    f"{{'task': {task!r}}}"
+                )
         return tasks
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
@@ -214,15 +221,12 @@ class SerialVectorEnv(MetaVectorEnv):
         return None if self.render_mode is None else tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every environment, also where another one's `close` raises."""
-        errors = []
-        for env in self.envs:
+        """Close every environment; one whose `close` raises costs a warning, since its work is done."""
+        for slot, env in enumerate(self.envs):
             try:
                 env.close()
             except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                logger.warning("slot %d, %s: close() raises %s", slot, env, explain(error))
 
 
 def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:
@@ -242,7 +246,7 @@ def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+def time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     """Return the smallest limit of the `TimeLimit` wrappers around an environment."""
     limits = []
     while isinstance(env, gymnasium.Wrapper):

@@ -20,7 +20,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
 
 # Arguments that the sampler gives, and those of Gymnasium: right, but not what somebody meant to write into a config.
-_NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps"}
+_NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
 
 
 @dataclass(frozen=True, slots=True)

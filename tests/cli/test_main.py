@@ -166,7 +166,9 @@ def test_envs_tells_what_the_tasks_of_every_family_mean(capsys: pytest.CaptureFi
     assert all(len(line) <= 120 for line in shown.splitlines())
 
 
-@pytest.mark.parametrize(("name", "argument"), [("coins:Coin-v0", "'coins:Coin-v0'"), ("coins:CoinEnv", "CoinEnv")])
+@pytest.mark.parametrize(
+    ("name", "argument"), [("coins:Coin-v0", "'coins:Coin-v0'"), ("coins:CoinEnv", "CoinEnv, max_episode_steps=...")]
+)
 def test_family_of_ones_own_is_checked_from_the_current_folder(
     coins: str, name: str, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,3 +274,32 @@ def test_report_is_a_module_to_run(tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("python -m maml_rl.report: error: ")
+
+
+def test_check_env_says_what_the_sampler_needs_beside(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "doors.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "class DoorEnv(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2, start=1)\n"
+        "    worth = 0.0\n"
+        "    def sample_tasks(self, num_tasks):\n"
+        "        return [{'worth': worth} for worth in self.np_random.uniform(size=num_tasks)]\n"
+        "    def reset_task(self, task):\n"
+        "        if set(task) != {'worth'}: raise ValueError('worth')\n"
+        "        self.worth = task['worth']\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n"
+        "        return np.zeros(1, np.float32), {}\n"
+        "    def step(self, action):\n"
+        "        return np.zeros(1, np.float32), float(self.worth * action), False, False, {}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert exit_code("check-env", "doors:DoorEnv") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "MultiTaskSampler(DoorEnv, max_episode_steps=..., policy=..., ...) samples it" in last
+    assert "it has no time limit of its own" in last
+    assert "no policy for the action space Discrete(2, start=1)" in last

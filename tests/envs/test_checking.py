@@ -44,6 +44,10 @@ def test_all_that_is_missing_is_listed() -> None:
     assert "it lacks reset_task(task), which takes effect at the next step and survives reset" in message
     assert "as its observation space it has an unsupported space Dict" in message
     assert "as its action space it has an unsupported space MultiDiscrete" in message
+    observation, action = message.split("as its observation space")[1].split("as its action space")
+    assert "FlattenObservation" in observation
+    assert "TransformAction" in action
+    assert "FlattenObservation" not in action
 
 
 def test_missing_space_is_listed() -> None:
@@ -147,9 +151,35 @@ class PaysInfinity(WalkEnv):
         return observation, np.inf, *rest
 
 
+class SeesNothing(WalkEnv):
+    def observe(self) -> Any:
+        return np.array([np.nan, 0.1])
+
+
+class SeesInfinity(WalkEnv):
+    def observe(self) -> Any:
+        return np.array([np.inf if self.steps == 2 else 0.0, 0.1])
+
+
+class NeedsATask(WalkEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.slope
+
+
+class NeedsAReset(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        super().reset_task(task)
+        self.place += 0.0
+
+
 @pytest.mark.parametrize(
     ("env_class", "message"),
     [
+        (SeesNothing, r"observations must be finite, got NaN after reset: \[nan 0.1\]"),
+        (SeesInfinity, r"observations must be finite, got infinity at step 2"),
+        (NeedsATask, "must work before any reset_task, .* AttributeError in .*third_party.py, line .* 'slope'"),
+        (NeedsAReset, "reset_task must work before the first reset, .* AttributeError in .*test_checking.py, line"),
         (StepsGlobally, "never from the global states"),
         (IgnoresTheSeed, "sample_tasks must repeat after"),
         (DrawsOneTaskTooFew, r"sample_tasks\(3\) must return 3 tasks, got 2"),
@@ -169,8 +199,16 @@ class PaysInfinity(WalkEnv):
 def test_misbehaviour_is_told_in_plain_words(env_class: Any, message: str) -> None:
     state = random.getstate()
     with pytest.raises(AssertionError, match=message):
-        check_meta_env(env_class())
+        check_meta_env(env_class(), make_another=env_class)
     random.setstate(state)
+
+
+def test_another_environment_is_made_from_the_spec_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("NeedsAReset-v0", NeedsAReset)
+    monkeypatch.setitem(gymnasium.registry, "NeedsAReset-v0", spec)
+    with pytest.raises(AssertionError, match="reset_task must work before the first reset"):
+        check_meta_env(gymnasium.make("NeedsAReset-v0"))
+    check_meta_env(NeedsAReset())
 
 
 def test_global_numpy_generator_is_noticed() -> None:

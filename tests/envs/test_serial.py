@@ -232,18 +232,20 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
     assert [env.closed for env in made] == [True, True]
 
 
-def test_close_closes_every_environment_even_if_one_raises() -> None:
+def test_environment_that_will_not_close_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Stubborn(WalkEnv):
         def close(self) -> None:
             super().close()
             raise OSError("will not close")
 
     vector_env = SerialVectorEnv(Stubborn, {}, 3)
-    with pytest.raises(OSError, match="will not close"):
+    with caplog.at_level("WARNING"):
         vector_env.close()
     assert all(env.closed for env in vector_env.envs)
-    # Where Gymnasium closes what is garbage, it must find this one closed.
-    vector_env.closed = True
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"slot {slot}, <Stubborn instance>" for slot in range(3)
+    ]
+    assert all("OSError in " in text and text.endswith("will not close") for text in caplog.messages)
 
 
 def test_environment_that_is_no_family_is_refused_by_name() -> None:
@@ -269,6 +271,16 @@ def test_wrong_number_of_sampled_tasks_is_refused() -> None:
 
     with pytest.raises(TaskError, match=r"sample_tasks\(3\) of .*Stingy.* returned 1 tasks"):
         SerialVectorEnv(Stingy).sample_tasks(3)
+
+
+@pytest.mark.parametrize("task", [0.5, ("slope", 0.5), None, "steep"])
+def test_task_that_is_no_dict_is_refused_where_it_is_drawn(task: Any) -> None:
+    class DrawsNoDicts(WalkEnv):
+        def sample_tasks(self, num_tasks: int) -> Any:
+            return [task] * num_tasks
+
+    with pytest.raises(TaskError, match=r"sample_tasks of .*DrawsNoDicts.* drew .*; a task is a dict of numbers"):
+        SerialVectorEnv(DrawsNoDicts).sample_tasks(3)
 
 
 def test_current_slot_tells_which_environment_raised() -> None:

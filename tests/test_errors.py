@@ -1,0 +1,36 @@
+"""How the failure of somebody else's code is told on one line."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maml_rl.errors import explain
+
+
+def caught(call: Any, *arguments: Any) -> BaseException:
+    """Return what a call raises, as if nothing of this module had called it."""
+    with pytest.raises(Exception) as error:  # noqa: PT011 - whatever it is
+        call(*arguments)
+    trace = error.value.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.value.with_traceback(trace)
+
+
+def test_bare_assert_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bare.py"
+    path.write_text("def fail():\n    assert 1 > 2\n")
+    told = explain(caught(runpy.run_path(str(path))["fail"]))
+    assert told == f"AssertionError in {path}, line 2: assert 1 > 2"
+
+
+def test_error_of_a_library_is_told_by_its_message_or_else_by_its_place() -> None:
+    error = caught(json.loads, 3)
+    assert explain(error).startswith("TypeError: the JSON object must be str")
+    error.args = ()
+    assert "json" in explain(error)
+    assert ", line " in explain(error)
+    assert "raise TypeError" in explain(error)
