@@ -1,19 +1,24 @@
-"""The inner loop of MAML: gradient steps from common to task-specific parameters, for all tasks at once.
+"""The inner loop: gradient steps from common to task-specific parameters, for all tasks at once, and their rule.
 
 phi_0 = theta, phi_{k+1} = phi_k - step_size_k * grad L_k(phi_k), where L_k is the inner loss on the episodes sampled
-under phi_k. `adapt` takes one step and is differentiable by torch; `InnerLoop` takes several on a chunk of tasks, and
-gives products with the Jacobian of phi_K in theta.
+under phi_k. An `AdaptationRule` says which loss, step sizes and parameters. `adapt` takes one step and is
+differentiable by torch; `InnerLoop` takes several on a chunk of tasks, and gives products with the Jacobian of phi_K
+in theta.
 
 Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from maml_rl import functional
+from maml_rl.config.config import Halving
 from maml_rl.derivatives import (
     ChunkWorkers,
     Linearization,
@@ -28,6 +33,8 @@ from maml_rl.policies import Params, Policy, as_policy
 
 # (log_probs (M, T, B), something with advantages and mask (M, T, B)) -> one loss per task, (M,).
 InnerLoss = Callable[[Tensor, Any], Tensor]
+# One for all parameters; or by name, for those that are adapted, each as a tensor that broadcasts to the parameter.
+StepSize: TypeAlias = float | Mapping[str, float | Tensor]
 
 
 def reinforce(log_probs: Tensor, samples: Any) -> Tensor:
@@ -35,13 +42,110 @@ def reinforce(log_probs: Tensor, samples: Any) -> Tensor:
     return functional.reinforce_loss(log_probs, samples.advantages, samples.mask)
 
 
+class AdaptationRule:
+    """How the parameters of one task come from its episodes: gradient steps on an inner loss.
+
+    Sampling, meta-update, evaluation and saved policies take the same rule. A subclass with step sizes of its own
+    (learned, say) overrides `step_size`. A rule is never changed in place, so that threads may share it.
+
+    Args:
+        step_size: one for all steps, one for each, or by parameter name (parameters without one are not adapted).
+        halve: "never"; "once" for half the size from the second step on; "always" for half the size of the step before.
+        parameters: names of the parameters that are adapted; None for all.
+        inner_loss: maps log-probabilities (M, T, B), and something with advantages and mask, to one loss per task.
+
+    Raises:
+        ValueError: If step sizes by name come with `parameters`.
+
+    Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400, whose published protocol halves once
+    """
+
+    def __init__(
+        self,
+        step_size: float | Sequence[float] | Mapping[str, Tensor] = 0.1,
+        *,
+        halve: Halving = "never",
+        parameters: Sequence[str] | None = None,
+        inner_loss: InnerLoss = reinforce,
+    ) -> None:
+        if isinstance(step_size, Mapping) and parameters is not None:
+            raise ValueError("step sizes by name say already which parameters are adapted; leave out `parameters`")
+        self._step_size = step_size
+        self.halve, self.inner_loss = halve, inner_loss
+        self.parameters = None if parameters is None else tuple(parameters)
+
+    def step_size(self, step: int) -> StepSize:
+        """Return the size of gradient step `step`, from 0.
+
+        Raises:
+            ValueError: If there is one step size for each step, and none for this.
+        """
+        factor = 0.5 ** min(step, {"never": 0, "once": 1, "always": step}[self.halve])
+        if isinstance(self._step_size, Mapping):
+            return {name: factor * size for name, size in self._step_size.items()}
+        if isinstance(self._step_size, int | float):
+            size = float(self._step_size)
+        elif step < len(self._step_size):
+            size = float(self._step_size[step])
+        else:
+            raise ValueError(
+                f"expected at most {len(self._step_size)} inner steps, one for each of the step sizes "
+                f"{list(self._step_size)}, got {step + 1}"
+            )
+        return size * factor if self.parameters is None else dict.fromkeys(self.parameters, size * factor)
+
+    def step_sizes(self, num_steps: int) -> tuple[StepSize, ...]:
+        """Return the size of each of `num_steps` gradient steps.
+
+        Raises:
+            ValueError: If `num_steps` is negative, or there is one step size for each of another number of steps.
+        """
+        if num_steps < 0:
+            raise ValueError(f"the number of inner steps must not be negative, got {num_steps}")
+        if isinstance(self._step_size, Sequence) and len(self._step_size) != num_steps:
+            raise ValueError(
+                f"expected the episodes of {len(self._step_size)} inner steps, one for each of the step sizes "
+                f"{list(self._step_size)}, got {num_steps}"
+            )
+        return tuple(self.step_size(step) for step in range(num_steps))
+
+    def replace(
+        self,
+        *,
+        step_size: float | Sequence[float] | None = None,
+        halve: Halving | None = None,
+        inner_loss: InnerLoss | None = None,
+    ) -> AdaptationRule:
+        """Return the same rule with another step size, schedule or loss; None leaves what there is."""
+        rule = copy.copy(self)
+        rule._step_size = self._step_size if step_size is None else step_size
+        rule.halve, rule.inner_loss = halve or self.halve, inner_loss or self.inner_loss
+        return rule
+
+    def name(self) -> str:
+        """Say which inner loss on which parameters; episodes keep it, so that an update by another rule is refused."""
+        loss = getattr(self.inner_loss, "__qualname__", repr(self.inner_loss))
+        return loss if self.parameters is None else f"{loss} on {', '.join(self.parameters)}"
+
+
+# What stands for a rule wherever one is expected: step sizes mean plain gradient steps of the `reinforce` loss.
+RuleLike: TypeAlias = AdaptationRule | float | Sequence[float]
+
+
+def as_rule(rule: RuleLike) -> AdaptationRule:
+    """Return a rule as it is; make the plain one of step sizes."""
+    return rule if isinstance(rule, AdaptationRule) else AdaptationRule(rule)
+
+
 def adapt(
     policy: nn.Module,
     episodes: TaskEpisodes,
     params: Params | None = None,
     *,
-    step_size: float,
-    inner_loss: InnerLoss = reinforce,
+    step_size: RuleLike | None = None,
+    rule: AdaptationRule | None = None,
+    step: int = 0,
+    inner_loss: InnerLoss | None = None,
     first_order: bool = False,
     create_graph: bool | None = None,
 ) -> dict[str, Tensor]:
@@ -51,8 +155,10 @@ def adapt(
         policy: a policy, or a module that `as_policy` takes; its own parameters stay as they are.
         episodes: (M, T, B, ...), with advantages; sampled under `params`.
         params: where to start: of the policy's own shapes, or stacked (M, ...); the policy's own by default.
-        step_size: of the step.
-        inner_loss: maps log-probabilities (M, T, B) and `episodes` to one loss per task.
+        step_size: of the step, in place of a rule.
+        rule: inner loss, step sizes and parameters.
+        step: which of the rule's steps this is, from 0.
+        inner_loss: maps log-probabilities (M, T, B) and `episodes` to one loss per task; by default the rule's.
         first_order: treat the inner gradient as a constant when differentiating the result.
         create_graph: whether the result is differentiable with respect to `params`; by default wherever torch
             records gradients and they ask for them. Without, the step is computed in chunks of tasks on all cores.
@@ -61,29 +167,40 @@ def adapt(
         {name: (M, ...)} the adapted parameters, on the device of the episodes.
 
     Raises:
+        TypeError: If neither `step_size` nor `rule` is given, or both are.
         ValueError: If the episodes have no advantages, or `params` do not fit the policy.
     """
+    if (rule is None) == (step_size is None):
+        raise TypeError("adapt expects either a step_size or a rule")
+    rule = as_rule(step_size) if step_size is not None else rule
+    assert rule is not None
+    loss, size = inner_loss or rule.inner_loss, rule.step_size(step)
     check_advantages(episodes, "episodes")
     policy = as_policy(policy, episodes.observations.shape[3:])
     with torch.set_grad_enabled(torch.is_grad_enabled() if create_graph is None else create_graph):
         start = {name: param.to(episodes.device) for name, param in _start(policy, params).items()}
         stacked = policy.stack_parameters(len(episodes), start)
-        if not any(param.requires_grad for param in stacked.values()):
-            return _adapt_in_chunks(policy, episodes, stacked, step_size, inner_loss)
+        sizes: Mapping[str, float | Tensor] = size if isinstance(size, Mapping) else dict.fromkeys(stacked, size)
+        _check_names(sizes, stacked)
+        if not any(isinstance(x, Tensor) and x.requires_grad for x in (*stacked.values(), *sizes.values())):
+            return _adapt_in_chunks(policy, episodes, stacked, size, loss)
         dtype = next(iter(stacked.values())).dtype
         samples = Samples.of(episodes, slice(None), dtype=dtype, device=episodes.device)
-        losses = inner_loss(policy.log_prob(samples.observations, samples.actions, stacked), samples)
+        # Without gradients of their own, parameters are adapted all the same, by learned step sizes.
+        stacked = {name: x if x.requires_grad else x.detach().requires_grad_() for name, x in stacked.items()}
+        losses = loss(policy.log_prob(samples.observations, samples.actions, stacked), samples)
         gradients = torch.autograd.grad(
             losses.sum(),
-            list(stacked.values()),
+            [stacked[name] for name in sizes],
             create_graph=not first_order,
             allow_unused=True,
             materialize_grads=True,
         )
-        return {
-            name: param - step_size * gradient
-            for (name, param), gradient in zip(stacked.items(), gradients, strict=True)
+        stepped = {
+            name: stacked[name] - _on(size, gradient) * gradient
+            for (name, size), gradient in zip(sizes.items(), gradients, strict=True)
         }
+        return {name: stepped.get(name, param) for name, param in stacked.items()}
 
 
 def adapt_steps(
@@ -91,8 +208,7 @@ def adapt_steps(
     episodes: Sequence[TaskEpisodes],
     params: Params | None = None,
     *,
-    step_sizes: float | Sequence[float],
-    inner_loss: InnerLoss = reinforce,
+    rule: RuleLike,
     first_order: bool = False,
     create_graph: bool | None = None,
 ) -> dict[str, Tensor]:
@@ -102,8 +218,7 @@ def adapt_steps(
         policy: see `adapt`.
         episodes: for each step those that were sampled under the parameters before it.
         params: see `adapt`.
-        step_sizes: one for all steps, or one for each.
-        inner_loss: see `adapt`.
+        rule: a rule, one step size for all steps, or one for each.
         first_order: see `adapt`.
         create_graph: see `adapt`.
 
@@ -112,34 +227,11 @@ def adapt_steps(
     """
     if not episodes:
         raise ValueError("expected the episodes of at least one inner step, got none")
-    sizes = per_step(step_sizes, len(episodes))
-    for batch, step_size in zip(episodes, sizes, strict=True):
-        params = adapt(
-            policy,
-            batch,
-            params,
-            step_size=step_size,
-            inner_loss=inner_loss,
-            first_order=first_order,
-            create_graph=create_graph,
-        )
+    rule = as_rule(rule)
+    rule.step_sizes(len(episodes))
+    for step, batch in enumerate(episodes):
+        params = adapt(policy, batch, params, rule=rule, step=step, first_order=first_order, create_graph=create_graph)
     return dict(_start(policy, params))
-
-
-def per_step(step_sizes: float | Sequence[float], num_steps: int) -> tuple[float, ...]:
-    """Return one step size for each of `num_steps` inner steps.
-
-    Raises:
-        ValueError: If a sequence has another length.
-    """
-    if isinstance(step_sizes, int | float):
-        return (float(step_sizes),) * num_steps
-    if len(step_sizes) != num_steps:
-        raise ValueError(
-            f"expected the episodes of {len(step_sizes)} inner steps, one for each of the step sizes "
-            f"{list(step_sizes)}, got {num_steps}"
-        )
-    return tuple(float(size) for size in step_sizes)
 
 
 def check_advantages(episodes: TaskEpisodes, name: str) -> None:
@@ -157,10 +249,11 @@ def check_advantages(episodes: TaskEpisodes, name: str) -> None:
 class Adaptation:
     """A chunk of tasks after the inner loop, and the Jacobian J of each task's parameters with respect to theta.
 
-    J is the product of one factor I - step_size * H per step, H the Hessian of its inner loss; each is symmetric.
+    J is the product of one factor I - S H per step, H the Hessian of its inner loss, which is symmetric, and S the step
+    sizes on a diagonal.
     """
 
-    def __init__(self, trajectory: list[Tensor], steps: Sequence[tuple[Linearization, float]]) -> None:
+    def __init__(self, trajectory: list[Tensor], steps: Sequence[tuple[Linearization, float | Tensor]]) -> None:
         self.trajectory = trajectory
         self._steps = steps
 
@@ -178,7 +271,10 @@ class Adaptation:
     def pull_back(self, vectors: Tensor, workspace: Workspace) -> Tensor:
         """Return J^T v, (k, D): from gradients in the adapted parameters to gradients in theta."""
         for step, step_size in reversed(self._steps):
-            vectors = vectors - step_size * step.hessian_product(vectors, workspace)
+            if isinstance(step_size, Tensor):
+                vectors = vectors - step.hessian_product(step_size * vectors, workspace)
+            else:
+                vectors = vectors - step_size * step.hessian_product(vectors, workspace)
         return vectors
 
 
@@ -187,7 +283,7 @@ class InnerLoop:
 
     Args:
         steps: for each inner step the policy on its episodes.
-        step_sizes: one for each.
+        step_sizes: one for each: a number, or (D,) one for each parameter.
         inner_loss: see `adapt`.
         first_order: take every Hessian, and so J - I, for zero.
     """
@@ -195,7 +291,7 @@ class InnerLoop:
     def __init__(
         self,
         steps: Sequence[PolicyOnSamples],
-        step_sizes: Sequence[float],
+        step_sizes: Sequence[float | Tensor],
         inner_loss: InnerLoss = reinforce,
         *,
         first_order: bool = False,
@@ -210,7 +306,7 @@ class InnerLoop:
             start = start - step_size * gradient
         return start
 
-    def linearise(self, start: Tensor, workspace: Workspace, trajectory: list[Tensor] | None = None) -> Adaptation:
+    def linearize(self, start: Tensor, workspace: Workspace, trajectory: list[Tensor] | None = None) -> Adaptation:
         """Adapt from `start` (k, D), and keep what products with the Jacobian need.
 
         Args:
@@ -222,18 +318,44 @@ class InnerLoop:
             return Adaptation(trajectory or [start, self.run(start, workspace)], [])
         points, kept = [start], []
         for index, (step, step_size) in enumerate(self._steps):
-            linearisation = step.at(points[-1], Workspace())
-            gradient = self._differentiate(step, linearisation, workspace, twice=True)
+            linearization = step.at(points[-1], Workspace())
+            gradient = self._differentiate(step, linearization, workspace, twice=True)
             points.append(points[-1] - step_size * gradient if trajectory is None else trajectory[index + 1])
-            kept.append((linearisation, step_size))
+            kept.append((linearization, step_size))
         return Adaptation(points, kept)
 
     def _differentiate(
-        self, step: PolicyOnSamples, linearisation: Linearization, workspace: Workspace, *, twice: bool = False
+        self, step: PolicyOnSamples, linearization: Linearization, workspace: Workspace, *, twice: bool = False
     ) -> Tensor:
-        return linearisation.differentiate(
+        return linearization.differentiate(
             lambda log_probs: self._inner_loss(log_probs, step.samples), workspace, twice=twice
         )[1]
+
+
+def flat_step_size(step_size: StepSize, layout: ParameterLayout, like: Tensor) -> float | Tensor:
+    """Return a number as it is; step sizes by name as a vector (D,), zero where a parameter is not adapted.
+
+    Raises:
+        ValueError: If a name is none of the policy's.
+    """
+    if not isinstance(step_size, Mapping):
+        return step_size
+    _check_names(step_size, layout.shapes)
+    flat = torch.zeros(layout.size, dtype=like.dtype, device=like.device)
+    for name, view in layout.views(flat).items():
+        size = step_size.get(name, 0.0)
+        view.copy_(size.detach() if isinstance(size, Tensor) else view.new_tensor(size))
+    return flat
+
+
+def _check_names(names: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"the rule adapts {', '.join(unknown)}, but the policy's parameters are {', '.join(known)}")
+
+
+def _on(size: float | Tensor, gradient: Tensor) -> float | Tensor:
+    return size.to(gradient.device) if isinstance(size, Tensor) else size
 
 
 def _start(policy: nn.Module, params: Params | None) -> Params:
@@ -241,16 +363,15 @@ def _start(policy: nn.Module, params: Params | None) -> Params:
 
 
 def _adapt_in_chunks(
-    policy: Policy, episodes: TaskEpisodes, stacked: Params, step_size: float, inner_loss: InnerLoss
+    policy: Policy, episodes: TaskEpisodes, stacked: Params, step_size: StepSize, inner_loss: InnerLoss
 ) -> dict[str, Tensor]:
     layout = ParameterLayout(policy)
     start = layout.flatten(stacked)
+    size = flat_step_size(step_size, layout, start)
 
     def adapt_chunk(tasks: slice, workspace: Workspace) -> Tensor:
         samples = Samples.of(episodes, tasks, dtype=start.dtype, device=start.device)
-        return InnerLoop([PolicyOnSamples(policy, layout, samples)], [step_size], inner_loss).run(
-            start[tasks], workspace
-        )
+        return InnerLoop([PolicyOnSamples(policy, layout, samples)], [size], inner_loss).run(start[tasks], workspace)
 
     samples_per_task = episodes.rewards.shape[1] * episodes.rewards.shape[2]
     with ChunkWorkers(start.device) as workers:

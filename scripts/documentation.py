@@ -17,6 +17,7 @@ from latex2mathml.converter import convert
 
 from maml_rl.config import Config
 from maml_rl.config.reference import Setting, describe_settings
+from maml_rl.metalearners import find_metalearner
 
 # MkDocs counts the warnings of its own loggers, and fails on them in strict mode.
 LOG = logging.getLogger("mkdocs.hooks.documentation")
@@ -25,6 +26,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 _SETTINGS = re.compile(r"^<!-- settings: (.*) -->$", re.MULTILINE)
+_ALGORITHM_SETTINGS = re.compile(r"^<!-- settings of (\S+) -->$", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -70,7 +72,10 @@ def with_settings(markdown: str) -> str:
         keys = [key for key in known if key not in named] if match[1] == "all others" else match[1].split()
         return table_of([known[key] for key in keys if key in known])
 
-    return _SETTINGS.sub(to_table, markdown)
+    def to_algorithm_table(match: re.Match[str]) -> str:
+        return table_of(describe_settings(find_metalearner(match[1]).Settings))
+
+    return _ALGORITHM_SETTINGS.sub(to_algorithm_table, _SETTINGS.sub(to_table, markdown))
 
 
 def table_of(settings: list[Setting]) -> str:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import adapt, adapt_steps
+from maml_rl.adaptation import AdaptationRule, adapt, adapt_steps
+from maml_rl.config.config import Halving
 from maml_rl.policies import Policy
 from tests.synthetic import KINDS, direction, make_episodes, make_policy, make_problem
 
@@ -42,7 +43,7 @@ def test_step_is_a_gradient_step_of_each_task(kind: str, create_graph: bool) -> 
 @ALL_KINDS
 def test_next_step_starts_where_each_task_ended(kind: str) -> None:
     policy, (first, second), _ = make_problem(kind, 2, RAGGED)
-    adapted = adapt_steps(policy, [first, second], step_sizes=[0.3, 0.1], create_graph=False)
+    adapted = adapt_steps(policy, [first, second], rule=[0.3, 0.1], create_graph=False)
     after_one = adapt(policy, first, step_size=0.3, create_graph=False)
     for task in range(3):
         alone = make_policy(kind)
@@ -62,7 +63,7 @@ def test_adapted_parameters_are_differentiable_in_the_initial_ones(kind: str, nu
     def loss(shift: float) -> Tensor:
         pieces = zip(own.items(), (shift * vector).split(sizes), strict=True)
         params = {name: param + piece.reshape(param.shape) for (name, param), piece in pieces}
-        adapted = adapt_steps(policy, episodes, params, step_sizes=0.2)
+        adapted = adapt_steps(policy, episodes, params, rule=0.2)
         return policy.log_prob(valid.observations, valid.actions, adapted).mul(valid.mask).sum()
 
     gradient = torch.cat([piece.flatten() for piece in torch.autograd.grad(loss(0.0), list(own.values()))])
@@ -163,11 +164,72 @@ def test_another_inner_loss_is_what_is_descended() -> None:
 def test_wrong_arguments_are_refused() -> None:
     policy, (first, second), _ = make_problem("normal", 2, RAGGED)
     with pytest.raises(ValueError, match="at least one inner step"):
-        adapt_steps(policy, [], step_sizes=0.1)
+        adapt_steps(policy, [], rule=0.1)
     with pytest.raises(ValueError, match=r"expected the episodes of 3 inner steps.*got 2"):
-        adapt_steps(policy, [first, second], step_sizes=[0.1, 0.1, 0.1])
+        adapt_steps(policy, [first, second], rule=[0.1, 0.1, 0.1])
     first.advantages = None  # type: ignore[assignment]
     with pytest.raises(ValueError, match="episodes without advantages; call compute_advantages"):
         adapt(policy, first, step_size=0.1)
     with pytest.raises(ValueError, match="expected parameters"):
         adapt(policy, second, {"other": torch.zeros(3)}, step_size=0.1)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "halve", "sizes"),
+    [
+        (0, "once", ()),
+        (1, "once", (0.5,)),
+        (3, "once", (0.5, 0.25, 0.25)),
+        (3, "never", (0.5, 0.5, 0.5)),
+        (4, "always", (0.5, 0.25, 0.125, 0.0625)),
+    ],
+)
+def test_steps_are_halved_never_once_or_always(num_steps: int, halve: Halving, sizes: tuple[float, ...]) -> None:
+    assert AdaptationRule(0.5, halve=halve).step_sizes(num_steps) == sizes
+    assert AdaptationRule(0.5).replace(halve=halve).step_sizes(num_steps) == sizes
+
+
+def test_schedule_holds_for_some_parameters_and_for_sizes_by_name() -> None:
+    assert AdaptationRule(0.5, halve="once", parameters=["a"]).step_sizes(2) == ({"a": 0.5}, {"a": 0.25})
+    sizes = AdaptationRule({"a": torch.tensor([1.0, 2.0])}, halve="always").step_size(2)
+    assert isinstance(sizes, dict)
+    torch.testing.assert_close(sizes["a"], torch.tensor([0.25, 0.5]))
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_rule_moves_only_the_parameters_it_names_each_by_its_own_step_size(create_graph: bool) -> None:
+    policy, (episodes,), _ = make_problem("normal", 1)
+    plain = adapt(policy, episodes, step_size=1.0, create_graph=create_graph)
+    own = dict(policy.named_parameters())
+    first, second, *rest = own
+    rates = {first: own[first].detach().sigmoid(), second: torch.tensor(0.2, dtype=torch.float64)}
+    adapted = adapt(policy, episodes, rule=AdaptationRule(rates), create_graph=create_graph)
+    for name in (first, second):
+        torch.testing.assert_close(adapted[name], own[name] - rates[name] * (own[name] - plain[name]))
+    assert all(torch.equal(adapted[name], own[name].expand_as(adapted[name])) for name in rest)
+
+
+def test_learned_step_sizes_have_gradients_even_where_the_policy_has_none() -> None:
+    policy, (episodes,), _ = make_problem("normal", 1)
+    policy.requires_grad_(False)
+    rates = {name: torch.full_like(param, 0.3).requires_grad_() for name, param in policy.named_parameters()}
+    adapted = adapt(policy, episodes, rule=AdaptationRule(rates))
+    sum(param.sum() for param in adapted.values()).backward()
+    plain = adapt(policy, episodes, step_size=1.0, create_graph=False)
+    for name, param in policy.named_parameters():
+        torch.testing.assert_close(rates[name].grad, (plain[name] - param).sum(0))
+        assert not param.requires_grad
+
+
+def test_rule_that_cannot_be_is_refused() -> None:
+    policy, (episodes,), _ = make_problem("normal", 1)
+    with pytest.raises(ValueError, match="the rule adapts head, but the policy's parameters are"):
+        adapt(policy, episodes, rule=AdaptationRule(0.1, parameters=["head"]))
+    with pytest.raises(ValueError, match="leave out `parameters`"):
+        AdaptationRule({"a": torch.ones(1)}, parameters=["a"])
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        AdaptationRule(0.1).step_sizes(-1)
+    with pytest.raises(TypeError, match="either a step_size or a rule"):
+        adapt(policy, episodes)
+    with pytest.raises(TypeError, match="either a step_size or a rule"):
+        adapt(policy, episodes, step_size=0.1, rule=AdaptationRule(0.1))

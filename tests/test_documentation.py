@@ -24,6 +24,7 @@ from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
 from maml_rl.experiment.train import train
+from maml_rl.metalearners import algorithms, find_metalearner
 from tests.report.chromium import Browser
 from tests.shown_commands import check_command
 
@@ -254,7 +255,8 @@ def test_every_file_of_a_run_is_documented(run: Path) -> None:
 
 
 def test_every_setting_is_on_the_page_of_settings_once(documentation: Any, site: Path) -> None:
-    keys = sorted(str(field.alias) for field in Config.model_fields.values())
+    models = [Config, *(find_metalearner(name).Settings for name in algorithms())]
+    keys = sorted(str(field.alias) for model in models for field in model.model_fields.values())
     page = documentation.with_settings(PAGES["settings.md"])
     assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
     built = (site / "settings.html").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from maml_rl.runs.metrics import Metrics
+from maml_rl.runs.metrics import Metrics, return_keys
 
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
@@ -15,12 +15,10 @@ class TrainingProgress:
 
     Args:
         num_batches: meta-updates in all.
-        num_steps: inner steps; 0 where training does not adapt.
         name: of the run, if it is one of several.
     """
 
-    def __init__(self, num_batches: int, num_steps: int, name: str | None = None) -> None:
-        self._last = num_steps
+    def __init__(self, num_batches: int, name: str | None = None) -> None:
         # disable=None is off unless standard error is a terminal.
         self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, bar_format=_BAR, dynamic_ncols=True, disable=None)
         self._seconds: dict[str, float] = {}
@@ -47,18 +45,16 @@ class TrainingProgress:
                 self._seconds[key] = self._seconds.get(key, 0.0) + value
         self._env_steps += metrics["time/steps_per_s"] * metrics["time/sample_s"]
         # Short, so that the bar stays on one line of a terminal of 80 columns.
-        before, after = self._before_and_after(metrics)
-        shown = f"return {before:.1f}" + (f" -> {after:.1f}" if self._last else "")
-        self._bar.set_postfix_str(f"{shown}, {metrics['time/steps_per_s']:,.0f} steps/s", False)
+        returns = _returns(metrics)
+        shown = " -> ".join(f"{value:.1f}" for value in (returns if len(returns) < 3 else (returns[0], returns[-1])))
+        self._bar.set_postfix_str(f"return {shown}, {metrics['time/steps_per_s']:,.0f} steps/s", False)
         self._bar.update()
 
     def summary(self) -> str:
         """Return the returns of the first and the latest iteration, for the end of a run."""
         if self.first is None or self.latest is None:
             return "no iteration was left to do"
-        lines = [
-            f"iteration {metrics['iteration']:>5}: {self._returns(metrics)}" for metrics in (self.first, self.latest)
-        ]
+        lines = [f"iteration {metrics['iteration']:>5}: {_in_words(metrics)}" for metrics in (self.first, self.latest)]
         count = self.latest["iteration"] - self.first["iteration"] + 1
         sample, update = (self._seconds[key] / count for key in ("time/sample_s", "time/update_s"))
         speed = self._env_steps / (sample * count)
@@ -77,11 +73,14 @@ class TrainingProgress:
         rows = sorted(shares.items(), key=lambda entry: -entry[1])
         return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
 
-    def _returns(self, metrics: Metrics) -> str:
-        before, after = self._before_and_after(metrics)
-        if self._last == 0:
-            return f"return {before:.1f}"
-        return f"return {before:.1f} before and {after:.1f} after adaptation"
 
-    def _before_and_after(self, metrics: Metrics) -> tuple[float, float]:
-        return metrics["return/step_0"], metrics[f"return/step_{self._last}"]
+def _returns(metrics: Metrics) -> list[float]:
+    """Return the mean returns from before adaptation to after it; a single one where training does not adapt."""
+    return [metrics[key] for key in return_keys(metrics)]
+
+
+def _in_words(metrics: Metrics) -> str:
+    returns = _returns(metrics)
+    if len(returns) == 1:
+        return f"return {returns[0]:.1f}"
+    return f"return {returns[0]:.1f} before and {returns[-1]:.1f} after adaptation"

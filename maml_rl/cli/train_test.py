@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maml_rl.cli.console import Parser, add_log_level, not_negative, positive, run_command
+from maml_rl.cli.console import INTERRUPTED, Parser, add_log_level, not_negative, positive, run_command
 from maml_rl.config.catalog import SHIPPED, find_config, name_of
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import SECTION, Config, SettingsModel, load_config
 from maml_rl.config.reference import describe_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
@@ -18,6 +18,8 @@ from maml_rl.runs.numbered import new_folder, newest_path, next_path
 
 # torch is imported inside the commands: a child that is spawned imports this module again, and must stay light.
 
+# Before the names of the options that are settings of the algorithm.
+_ALGORITHM = "algorithm_setting_"
 _DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
 
 
@@ -42,16 +44,42 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     )
     parser.set_defaults(prog=prog)
     _add_common(parser)
-    settings = parser.add_argument_group("settings of the config, as YAML, to be replaced for this run")
-    for setting in describe_settings(Config):
+    _add_settings(parser, "settings of the config, as YAML, to be replaced for this run", Config)
+    try:
+        # This imports torch, in the middle of which Ctrl-C may come.
+        _add_algorithm_settings(parser, sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return run_command(parser, arguments, _train, _how_to_go_on)
+
+
+def _add_settings(parser: Parser, title: str, model: type[SettingsModel], prefix: str = "") -> None:
+    group = parser.add_argument_group(title)
+    for setting in describe_settings(model):
         default = "required in the config" if setting.default is None else f"default {setting.default}"
-        settings.add_argument(
+        group.add_argument(
             f"--{setting.key}",
-            dest=setting.key.replace("-", "_"),
+            dest=prefix + setting.key.replace("-", "_"),
             metavar="VALUE",
             help=f"{setting.meaning} [{setting.allowed}; {default}]".replace("%", "%%"),
         )
-    return run_command(parser, arguments, _train, _how_to_go_on)
+
+
+def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
+    """Add the settings of the algorithm that the arguments, or their config, name."""
+    from maml_rl.metalearners import find_metalearner
+
+    parser.set_defaults(algorithm_keys=[])
+    options, _ = parser.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
+    try:
+        name = options.algorithm or load_config(_config_to_train(options)).algorithm
+        settings = find_metalearner(name).Settings
+    except ValueError:
+        # The command itself says what is wrong with its config.
+        return
+    _add_settings(parser, f"settings of the algorithm {name}", settings, _ALGORITHM)
+    parser.set_defaults(algorithm_keys=[setting.key for setting in describe_settings(settings)])
 
 
 def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
@@ -108,7 +136,7 @@ def _train(options: argparse.Namespace) -> None:
     new = options.output_folder is None and not (options.resume or options.overwrite)
     if options.output_folder is None:
         options.output_folder = _default_folder(config_path, config.method, resume=options.resume)
-    begun = [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
+    begun = _begun(options)
     if options.resume and begun and given is None:
         config = _overridden(load_config(begun[0]), _settings(options))
     device = _device(options)
@@ -153,7 +181,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     from maml_rl.experiment.train import train
 
     name = f"seed {config.seed}" if options.seeds else None
-    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, config.training_steps, name) as progress:
+    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, name) as progress:
         train(
             config,
             folder,
@@ -214,16 +242,13 @@ def _test(options: argparse.Namespace) -> None:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from maml_rl.experiment.build import make_experiment
-    from maml_rl.experiment.evaluate import REPETITIONS, evaluate, step_schedule
+    from maml_rl.experiment.evaluate import REPETITIONS, evaluate
     from maml_rl.experiment.task_files import load_tasks, save_tasks
-    from maml_rl.runs.checkpoint import check_architecture
 
     experiment = make_experiment(config, device)
     tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
     if options.policy != "initial":
-        path, checkpoint = _find_checkpoint(options.policy, config_path.parent / "checkpoints")
-        check_architecture(checkpoint.tensors, experiment.policy.state_dict(), path)
-        experiment.policy.load_state_dict(checkpoint.tensors)
+        experiment.restore(options.policy or "latest", config_path.parent)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
     with logging_redirect_tqdm(), tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar:
@@ -231,7 +256,7 @@ def _test(options: argparse.Namespace) -> None:
             experiment,
             num_batches=num_batches,
             meta_batch_size=options.meta_batch_size,
-            step_sizes=step_schedule(config.fast_lr, num_steps, halve=config.halve_step_size),
+            num_steps=num_steps,
             tasks=tasks,
             repetitions=repetitions,
             num_workers=options.num_workers,
@@ -249,16 +274,19 @@ def _test(options: argparse.Namespace) -> None:
     print(f"{evaluation.scope()}; saved with the tasks in {options.output}")
 
 
-def _find_checkpoint(choice: str | None, folder: Path) -> Any:
-    from maml_rl.runs.checkpoint import best_intact, latest_intact, load_checkpoint
+def _config_to_train(options: argparse.Namespace) -> Path:
+    """Return the config that is given, that of the run to be resumed, or the default."""
+    given = _chosen_config(options)
+    if given is not None or not options.resume:
+        return given or _DEFAULT_CONFIG
+    folder = options.output_folder or _default_folder(_DEFAULT_CONFIG, options.method or "maml", resume=True)
+    begun = _begun(argparse.Namespace(output_folder=folder, seeds=options.seeds))
+    return begun[0] if begun else _DEFAULT_CONFIG
 
-    match choice:
-        case None | "latest":
-            return latest_intact(folder)
-        case "best":
-            return best_intact(folder)
-        case _:
-            return Path(choice), load_checkpoint(choice)
+
+def _begun(options: argparse.Namespace) -> list[Path]:
+    """Return the configs of those runs that have begun already."""
+    return [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
 
 
 def _chosen_config(options: argparse.Namespace) -> Path | None:
@@ -312,8 +340,14 @@ def _default_output(config_path: Path, *, overwrite: bool) -> Path:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of a config that the command line may give."""
-    return {name: getattr(options, name) for name in Config.model_fields}
+    """Return the settings of a config and of its algorithm that the command line may give."""
+    values = {name: getattr(options, name) for name in Config.model_fields}
+    given = {key: getattr(options, _ALGORITHM + key.replace("-", "_")) for key in options.algorithm_keys}
+    section = {key: parse_value(value, f"--{key}") for key, value in given.items() if value is not None}
+    if section:
+        whole = parse_value(values["algorithm_settings"] or "{}", f"--{SECTION}")
+        values["algorithm_settings"] = {**whole, **section} if isinstance(whole, dict) else whole
+    return values
 
 
 def _overridden(config: Config, values: dict[str, Any]) -> Config:

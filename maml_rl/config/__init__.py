@@ -1,5 +1,5 @@
 """What an experiment is: typed settings, read from YAML or from a run."""
 
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import Config, SettingsModel, load_config
 
-__all__ = ["Config", "load_config"]
+__all__ = ["Config", "SettingsModel", "load_config"]

@@ -3,9 +3,10 @@
 import json
 import math
 import re
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as AbstractMapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
@@ -24,6 +25,18 @@ Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Halving = Literal["never", "once", "always"]
+
+SECTION = "algorithm-settings"
+# Settings of an algorithm that may stand at the top level, where earlier configs have them.
+FLAT_KEYS = (
+    "first-order",
+    "max-kl",
+    "cg-iters",
+    "cg-damping",
+    "curvature-fraction",
+    "ls-max-steps",
+    "ls-backtrack-ratio",
+)
 
 
 def _lower(value: object) -> object:
@@ -46,8 +59,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class Config(BaseModel):
-    """The settings of one experiment. A key of a file is the field's name with hyphens."""
+class SettingsModel(BaseModel):
+    """Strict, typed settings. A key of a file is the field's name with hyphens; its description is shown by --help."""
 
     model_config = ConfigDict(
         strict=True,
@@ -57,12 +70,28 @@ class Config(BaseModel):
         alias_generator=lambda name: name.replace("_", "-"),
     )
 
+
+AnySettings = TypeVar("AnySettings", bound=SettingsModel)
+
+
+class Config(SettingsModel):
+    """The settings of one experiment; those of its algorithm are a section of their own, checked by the algorithm."""
+
     env_name: Annotated[str, Field(min_length=1, description="id of the task family")]
     env_kwargs: Annotated[
         dict[str, JsonValue],
         BeforeValidator(_finite),
         BeforeValidator(_none_is_empty),
         Field(description="arguments of the environment"),
+    ] = {}
+    algorithm: Annotated[
+        str, Field(min_length=1, description="metalearner: a registered name, or a class of one's own as module:Class")
+    ] = "maml-trpo"
+    algorithm_settings: Annotated[
+        dict[str, JsonValue],
+        BeforeValidator(_finite),
+        BeforeValidator(_none_is_empty),
+        Field(description="settings of the algorithm"),
     ] = {}
     method: Annotated[
         Literal["maml", "pretrain", "oracle"],
@@ -74,7 +103,6 @@ class Config(BaseModel):
     bootstrap: Annotated[
         bool, Field(description="add the value of the final observation where a time limit ends an episode")
     ] = True
-    first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
     hidden_sizes: Annotated[tuple[Count, ...], Field(strict=False, description="units of each hidden layer")] = (64, 64)
     nonlinearity: Annotated[
         Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
@@ -84,18 +112,6 @@ class Config(BaseModel):
     fast_lr: Annotated[Positive, Field(description="inner step size")] = 0.1
     num_batches: Annotated[Count, Field(description="iterations; each ends in one meta-update")] = 500
     meta_batch_size: Annotated[Count, Field(description="tasks for each meta-update")] = 20
-    max_kl: Annotated[
-        Positive, Field(description="trust region: mean KL divergence that one meta-update may cause")
-    ] = 1e-2
-    cg_iters: Annotated[Count, Field(description="conjugate gradient iterations")] = 10
-    cg_damping: Annotated[float, Field(ge=0, description="added to the diagonal of the curvature")] = 1e-5
-    curvature_fraction: Annotated[
-        float, Field(gt=0, le=1, description="share of the episodes that the curvature is computed from")
-    ] = 1.0
-    ls_max_steps: Annotated[Count, Field(description="step lengths that the line search tries")] = 15
-    ls_backtrack_ratio: Annotated[
-        float, Field(gt=0, lt=1, description="length of each try of the line search relative to the one before")
-    ] = 0.8
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of every random stream")] = 0
     slots_per_task: Annotated[
         Count | None, Field(description="environments for each task; null: one for each episode")
@@ -128,14 +144,42 @@ class Config(BaseModel):
             ConfigError: If a key is unknown or missing, or a value has the wrong type or range; in one line, for the
                 first such key.
         """
+        mapping = _gathered(mapping)
         try:
             config = cls.model_validate(mapping.values)
         except ValidationError as error:
-            raise ConfigError(_explain(error.errors(include_url=False), mapping)) from None
+            raise ConfigError(_explain(error.errors(include_url=False), mapping, cls, FLAT_KEYS)) from None
         config._source = mapping
         if config.max_episode_steps is not None and "max_episode_steps" in config.env_kwargs:
             raise config.error("two time limits; keep the key 'max-episode-steps'", "env-kwargs", "max_episode_steps")
         return config
+
+    def check_algorithm_settings(
+        self, model: type[AnySettings], explain_unknown: Callable[[str], str] = lambda key: ""
+    ) -> AnySettings:
+        """Check the section `algorithm-settings` by the algorithm's own model.
+
+        Args:
+            model: of the settings.
+            explain_unknown: what to say of a key that the model does not have, if anything is known of it.
+
+        Raises:
+            ConfigError: As `from_mapping`.
+        """
+        lines = {path[1:]: line for path, line in self._source.lines.items() if path[:1] == (SECTION,)}
+        origins = {path[1:]: origin for path, origin in self._source.origins.items() if path[:1] == (SECTION,)}
+        mapping = Mapping(self._source.origin, self.algorithm_settings, lines, origins)
+        try:
+            return model.model_validate(mapping.values)
+        except ValidationError as error:
+            raise ConfigError(
+                _explain(error.errors(include_url=False), mapping, model, explain_unknown=explain_unknown)
+            ) from None
+
+    def with_algorithm_settings(self, settings: SettingsModel) -> Self:
+        """Return this config with every setting of its algorithm written out."""
+        values = settings.model_dump(mode="json", by_alias=True)
+        return self.model_copy(update={"algorithm_settings": values})
 
     @property
     def training_steps(self) -> int:
@@ -148,20 +192,31 @@ class Config(BaseModel):
         return 0 if self.method == "oracle" else self.evaluation_steps
 
     def override(self, values: AbstractMapping[str, Any], origin: str = "the command line") -> Self:
-        """Return this config with some hyphenated keys replaced.
+        """Return this config with some hyphenated keys replaced, those of `algorithm-settings` one by one.
+
+        Another algorithm begins with its own defaults: the settings of the one before are dropped.
 
         Raises:
             ConfigError: As `from_mapping`; a replaced key is blamed on `origin`.
         """
-        replaced = Mapping(origin, dict(values))
+        replaced = _gathered(Mapping(origin, dict(values)))
         try:
             # On its own first, so that an error is blamed on the override and not on the file.
-            type(self).model_validate({"env-name": self.env_name, **values})
+            type(self).model_validate({"env-name": self.env_name, **replaced.values})
         except ValidationError as error:
-            raise ConfigError(_explain(error.errors(include_url=False), replaced)) from None
-        source = self._source
-        replacements = {**source.replaced, **dict.fromkeys(values, origin)}
-        return self.from_mapping(Mapping(source.origin, {**source.values, **values}, source.lines, replacements))
+            explanation = _explain(error.errors(include_url=False), replaced, type(self), FLAT_KEYS)
+            raise ConfigError(explanation) from None
+        before = dict(self._source.values)
+        if replaced.values.get("algorithm", self.algorithm) != self.algorithm:
+            before.pop(SECTION, None)
+        merged = {**before, **replaced.values}
+        settings = replaced.values.get(SECTION) or {}
+        if settings:
+            merged[SECTION] = {**(before.get(SECTION) or {}), **settings}
+        paths = {(key,) for key in replaced.values if key != SECTION} | {(SECTION, key) for key in settings}
+        lines = {path: line for path, line in self._source.lines.items() if not {path[:1], path[:2]} & paths}
+        origins = self._source.origins | dict.fromkeys(paths, origin)
+        return self.from_mapping(Mapping(self._source.origin, merged, lines, origins))
 
     def error(self, message: str, *path: str) -> ConfigError:
         """Return an error about the value of a key, with its place: for checks that the config cannot make itself."""
@@ -169,7 +224,7 @@ class Config(BaseModel):
 
     def replaces(self, key: str) -> bool:
         """Tell whether `override` has replaced a hyphenated key."""
-        return key in self._source.replaced
+        return (key,) in self._source.origins
 
     def to_json(self) -> str:
         """Write every setting, defaults included, as JSON that `load_config` reads."""
@@ -178,9 +233,9 @@ class Config(BaseModel):
         return _NOT_YAML.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
     def differences(self, other: "Config") -> list[str]:
-        """Return the keys whose values differ."""
-        mine, theirs = self.model_dump(by_alias=True), other.model_dump(by_alias=True)
-        return [key for key in mine if mine[key] != theirs[key]]
+        """Return the keys whose values differ; of the algorithm's settings, each by its own name."""
+        mine, theirs = (_flattened(config.model_dump(by_alias=True)) for config in (self, other))
+        return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
 def load_config(path: str | Path) -> Config:
@@ -192,7 +247,36 @@ def load_config(path: str | Path) -> Config:
     return Config.from_mapping(read_mapping(path))
 
 
-def _explain(errors: list[ErrorDetails], mapping: Mapping) -> str:
+def _gathered(mapping: Mapping) -> Mapping:
+    """Move settings of the algorithm from the top level, where earlier configs have them, to their section."""
+    flat = [key for key in FLAT_KEYS if key in mapping.values]
+    section = mapping.values.get(SECTION) or {}
+    if not flat or not isinstance(section, dict):
+        return mapping
+    for key in flat:
+        if key in section:
+            raise ConfigError(f"two values for {key!r} in {mapping.place(key)}; keep the one below {SECTION!r}")
+    values = {key: value for key, value in mapping.values.items() if key not in flat}
+    values[SECTION] = section | {key: mapping.values[key] for key in flat}
+
+    def moved(places: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
+        return {(SECTION, *path) if path[0] in flat else path: place for path, place in places.items()}
+
+    return Mapping(mapping.origin, values, moved(mapping.lines), moved(mapping.origins))
+
+
+def _flattened(values: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = values.pop(SECTION)
+    return values | settings
+
+
+def _explain(
+    errors: list[ErrorDetails],
+    mapping: Mapping,
+    model: type[BaseModel],
+    more_keys: Sequence[str] = (),
+    explain_unknown: Callable[[str], str] = lambda key: "",
+) -> str:
     """Say in one line what is wrong, for the error that stands first in the file; unknown keys before the rest."""
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     ranked = unknown or sorted(errors, key=lambda error: mapping.lines.get((str(error["loc"][0]),), 0))
@@ -200,12 +284,13 @@ def _explain(errors: list[ErrorDetails], mapping: Mapping) -> str:
     path = [str(part) for part in error["loc"]]
     key = path[0]
     if error["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in Config.model_fields.items()]
+        known = [field.alias or name for name, field in model.model_fields.items()] + list(more_keys)
         free = [name for name in known if name not in mapping.values]
-        return f"unknown key {key!r} in {mapping.place(key)}{suggest(key, free or known)}"
+        remedy = explain_unknown(key) or suggest(key, free or known)
+        return f"unknown key {key!r} in {mapping.place(key)}{remedy}"
     if error["type"] == "missing":
         return f"missing key {key!r} in {mapping.origin}; add a line `{key}: ...`"
-    field = next(field for field in Config.model_fields.values() if field.alias == key)
+    field = next(field for field in model.model_fields.values() if field.alias == key)
     inner = f", entry {int(path[1]) + 1}" if path[1:] and path[1].isdigit() else ""
     meaning = f" ({field.description})" if field.description else ""
     got = repr(error["input"])

@@ -21,19 +21,19 @@ class Mapping:
         origin: the file's path, or where else the values come from.
         values: the mapping itself.
         lines: line of every key, from 1; nested keys under the path of their parents, as in ("env-kwargs", "low").
-        replaced: keys whose values come from elsewhere, and from where.
+        origins: where values come from that stand somewhere else.
     """
 
     origin: str
     values: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    replaced: dict[str, str] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
 
     def place(self, *path: str) -> str:
         """Say where a key stands, or its nearest parent that stands somewhere: "configs/x.yaml, line 3"."""
-        if path[0] in self.replaced:
-            return self.replaced[path[0]]
         for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                return self.origins[path[:length]]
             if path[:length] in self.lines:
                 return f"{self.origin}, line {self.lines[path[:length]]}"
         return self.origin

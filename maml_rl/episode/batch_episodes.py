@@ -49,6 +49,7 @@ class BatchEpisodes:
         infos: recorded numbers of the environments' infos by name, (T, B) of every step or (B,) of the last.
         log_probs: (T, B) log-probabilities recorded while sampling, or None.
         fast_lr: step size of the adaptation that these episodes were sampled for, or None.
+        rule: name of that adaptation's rule, or None.
 
     Raises:
         ValueError: If `batch_size` is not positive.
@@ -69,6 +70,7 @@ class BatchEpisodes:
         self.device = torch.device(device)
         self.task = task
         self.fast_lr: float | None = None
+        self.rule: str | None = None
         self.log_probs: Tensor | None = None
         self.infos: dict[str, Tensor] = {}
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
@@ -96,6 +98,7 @@ class BatchEpisodes:
         task: Task | None = None,
         gamma: float | None = None,
         fast_lr: float | None = None,
+        rule: str | None = None,
     ) -> "BatchEpisodes":
         """Return views of whole arrays (T, B, ...), (B, ...); appending to them makes a copy first."""
         episodes = cls(len(lengths), gamma, rewards.device, task=task)
@@ -110,7 +113,7 @@ class BatchEpisodes:
         episodes.log_probs = None if log_probs is None else log_probs[:steps]
         episodes.infos = {name: info[:steps] if info.dim() == 2 else info for name, info in (infos or {}).items()}
         episodes._advantages = None if advantages is None else advantages[:steps]
-        episodes.fast_lr = fast_lr
+        episodes.fast_lr, episodes.rule = fast_lr, rule
         return episodes
 
     def __len__(self) -> int:

@@ -42,6 +42,7 @@ class TaskEpisodes:
         tasks: the M tasks.
         gamma: discount of `returns` and `advantages`.
         fast_lr: step size of the adaptation that these episodes were sampled for.
+        rule: name of that adaptation's rule; see `AdaptationRule.name`.
 
     Attributes:
         mask: (M, T, B) float32, 1 for real steps, 0 for padding.
@@ -65,6 +66,7 @@ class TaskEpisodes:
         tasks: Sequence[Task] = (),
         gamma: float | None = None,
         fast_lr: float | None = None,
+        rule: str | None = None,
     ) -> None:
         self.lengths = as_tensor(lengths).long()
         self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
@@ -83,7 +85,7 @@ class TaskEpisodes:
         if tasks and len(tasks) != len(self):
             raise ValueError(f"expected {len(self)} tasks, one per row of the arrays, got {len(tasks)}")
         self.tasks = tuple(tasks)
-        self.gamma, self.fast_lr = gamma, fast_lr
+        self.gamma, self.fast_lr, self.rule = gamma, fast_lr, rule
         self._advantages: Tensor | None = None
 
     def _check_shapes(self) -> None:
@@ -124,6 +126,7 @@ class TaskEpisodes:
             task=self.tasks[index] if self.tasks else None,
             gamma=self.gamma,
             fast_lr=self.fast_lr,
+            rule=self.rule,
         )
 
     def __iter__(self) -> Iterator["BatchEpisodes"]:
@@ -254,13 +257,13 @@ class TaskEpisodes:
         """Put the episodes of single tasks together, with a copy; shorter ones are padded.
 
         Raises:
-            ValueError: If there is none, if they differ in the number of episodes, in gamma or fast_lr, or if only
-                some have log-probabilities or advantages.
+            ValueError: If there is none, if they differ in the number of episodes, in gamma, fast_lr or rule, or if
+                only some have log-probabilities or advantages.
         """
         if not batches:
             raise ValueError("expected the episodes of at least one task, got none")
         common = {}
-        for name in ("batch_size", "gamma", "fast_lr"):
+        for name in ("batch_size", "gamma", "fast_lr", "rule"):
             values = {getattr(batch, name) for batch in batches}
             if len(values) > 1:
                 raise ValueError(f"episodes of different {name} cannot be stacked: {sorted(values, key=str)}")
@@ -277,6 +280,7 @@ class TaskEpisodes:
             log_probs=_pad_known("log_probs", [batch.log_probs for batch in batches]),
             gamma=common["gamma"],
             fast_lr=common["fast_lr"],
+            rule=common["rule"],
             tasks=tasks if len(tasks) == len(batches) else (),
         )
         known = [batch.advantages if batch.has_advantages else None for batch in batches]

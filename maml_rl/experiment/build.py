@@ -3,20 +3,25 @@
 import copy
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
 from maml_rl.envs.registration import find_spec
 from maml_rl.errors import ConfigError, TaskError, explain
-from maml_rl.policies import Policy, get_policy_for_env
+from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
+from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.runs.checkpoint import find_checkpoint, restore
+from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
 
 # Arguments that the sampler gives, and those of Gymnasium: right, but not what somebody meant to write into a config.
@@ -28,16 +33,40 @@ class Experiment:
     """What a config describes.
 
     Attributes:
-        config: the settings.
-        policy: with its initial parameters, which depend on the config's seed alone.
+        config: the settings, with all of the algorithm's written out.
+        metalearner: with the initial parameters of its policy, which depend on the config's seed alone.
         baseline: fits the policy's observations.
         device: where the policy lies.
     """
 
     config: Config
-    policy: Policy
+    metalearner: MetaLearner
     baseline: LinearFeatureBaseline
     device: torch.device
+
+    @property
+    def policy(self) -> Policy:
+        """The metalearner's policy."""
+        return self.metalearner.policy
+
+    @property
+    def test_rule(self) -> AdaptationRule | None:
+        """The inner loop of an evaluation; None for a metalearner that does not adapt by one."""
+        rule = self.metalearner.rule
+        return None if rule is None else rule.replace(halve=self.config.halve_step_size)
+
+    def restore(self, checkpoint: str | Path, run: Path) -> None:
+        """Load what was trained.
+
+        Args:
+            checkpoint: "latest", "best" (the highest return after adaptation), or the folder of a checkpoint.
+            run: the folder of the run.
+
+        Raises:
+            CheckpointError: If the checkpoint is missing, broken, or of another algorithm or architecture.
+        """
+        path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
+        restore(saved, self.metalearner, self.config.algorithm, path)
 
     @property
     def env_maker(self) -> EnvMaker:
@@ -70,7 +99,7 @@ class Experiment:
                 slots_per_task=config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
                 evaluation=evaluation,
-                record_log_probs=prefetched,
+                record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
                 timer=timer,
                 **{"device": self.device, **modes},
             )
@@ -97,9 +126,11 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     """Make what a config describes, having tried its environment in this process.
 
     Raises:
-        ConfigError: If the environment is not registered, is no task family, or refuses its arguments.
+        ConfigError: If the environment is not registered, is no task family, or refuses its arguments, or if the
+            algorithm or one of its settings is wrong.
     """
     device = torch.device(device)
+    learner, settings, config = algorithm_of(config)
     if config.fast_batch_size % (config.slots_per_task or 1):
         raise config.error(f"must divide fast-batch-size, which is {config.fast_batch_size}", "slots-per-task")
     try:
@@ -120,7 +151,8 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     try:
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
-        policy = get_policy_for_env(env, config.hidden_sizes, config.nonlinearity, seed=config.seed)
+        policy = learner.make_policy(env, config, settings).to(device)
+        metalearner = learner.from_config(policy, config, settings, device)
         baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
     except ConfigError:
         raise
@@ -128,7 +160,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
         raise config.error(explain(error), "env-name") from error
     finally:
         env.close()
-    return Experiment(config, policy.to(device), baseline, device)
+    return Experiment(config, metalearner, baseline, device)
 
 
 def _env_maker(config: Config) -> EnvMaker:

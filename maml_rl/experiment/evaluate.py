@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config.config import Halving
-from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.adaptation import AdaptationRule, StepSize
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.statistics import (
@@ -23,6 +23,7 @@ from maml_rl.experiment.statistics import (
     without_each,
     without_each_row,
 )
+from maml_rl.metalearners.metalearner import Batch
 from maml_rl.runs.atomic_files import replace_file
 
 Task = dict[str, Any]
@@ -42,7 +43,7 @@ class Evaluation:
         env_name: the task family.
         seed: of the tasks and the episodes.
         tasks: the N tasks.
-        step_sizes: (K,) size of each gradient step.
+        step_sizes: (K,) size of each gradient step, NaN where every parameter has its own; empty without such steps.
         returns: (N, K + 1, R * B) undiscounted return of every episode after 0 ... K steps: B episodes of each of R
             repetitions of the adaptation, one repetition after the other.
         fixed_tasks: whether the tasks were given, and are not a sample of their family.
@@ -126,12 +127,13 @@ def evaluate(
     *,
     num_batches: int = 1,
     meta_batch_size: int = 40,
-    step_sizes: Sequence[float],
+    num_steps: int | None = None,
+    rule: AdaptationRule | None = None,
     tasks: Sequence[Task] | None = None,
     repetitions: int = 1,
     num_workers: int | None = None,
     on_tasks: Callable[[Sequence[Task]], object] | None = None,
-    on_batch: Callable[[Sequence[TaskEpisodes]], object] | None = None,
+    on_batch: Callable[[Batch], object] | None = None,
 ) -> Evaluation:
     """Adapt the experiment's policy to fresh tasks, with new episodes before each gradient step.
 
@@ -141,13 +143,14 @@ def evaluate(
         experiment: its policy is evaluated, and left as it is.
         num_batches: batches of tasks.
         meta_batch_size: tasks in each.
-        step_sizes: size of each gradient step; see `step_schedule`.
+        num_steps: inner steps; None for the config's.
+        rule: the inner loop; None for the metalearner's, with the config's schedule of step sizes.
         tasks: what to measure on, each once, in batches of `meta_batch_size`; None to draw `num_batches` new ones.
         repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
             first is the same for any number of repetitions.
         num_workers: child processes; 0 steps in this process, None takes the number of usable cores.
         on_tasks: is given the tasks that were drawn, before the first episode.
-        on_batch: is given the episodes of each batch and repetition: before the first step, and after every one.
+        on_batch: is given the episodes of each batch and repetition.
 
     Returns:
         Returns of all tasks.
@@ -156,14 +159,20 @@ def evaluate(
         ConfigError: If a number is out of range.
         ChildEnvError: If an environment fails.
     """
-    for name, number in (("num-batches", num_batches), ("meta-batch-size", meta_batch_size)):
-        if number < 1:
-            raise ConfigError(f"{name} must be at least 1, got {number}")
+    config, metalearner = experiment.config, experiment.metalearner
+    num_steps = config.test_steps if num_steps is None else num_steps
+    rule = rule or experiment.test_rule
+    for name, number, least in (
+        ("num-batches", num_batches, 1),
+        ("meta-batch-size", meta_batch_size, 1),
+        ("num-steps", num_steps, 0),
+    ):
+        if number < least:
+            raise ConfigError(f"{name} must be at least {least}, got {number}")
     if not 1 <= repetitions <= _MOST_REPETITIONS:
         raise ConfigError(f"repetitions must lie in [1, {_MOST_REPETITIONS}], got {repetitions}")
-    config = experiment.config
     returns: list[list[NDArray[np.float32]]] = []
-    batches: list[list[dict[str, NDArray[np.float32]]]] = []
+    infos: list[list[dict[str, NDArray[np.float32]]]] = []
     with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
         drawn = tasks is None
         if tasks is None:
@@ -171,33 +180,23 @@ def evaluate(
             if on_tasks is not None:
                 on_tasks(tasks)
         for index, first in enumerate(range(0, len(tasks), meta_batch_size)):
-            batch = tasks[first : first + meta_batch_size]
             returns.append([])
-            batches.append([])
+            infos.append([])
             for repetition in range(repetitions):
                 sampler.seek(index + repetition * _BETWEEN_REPETITIONS)
-                train_episodes, valid_episodes = sampler.sample(
-                    batch,
-                    num_steps=len(step_sizes),
-                    fast_lr=list(step_sizes),
-                    gamma=config.gamma,
-                    gae_lambda=config.gae_lambda,
-                    device=experiment.device,
-                    bootstrap=config.bootstrap,
-                )
-                phases = [*train_episodes, valid_episodes]
-                returns[-1].append(np.stack([phase.episode_returns().cpu().numpy() for phase in phases], axis=1))
-                batches[-1].append(episode_infos(phases))
+                batch = metalearner.test(sampler, tasks[first : first + meta_batch_size], num_steps, rule)
+                returns[-1].append(metalearner.returns(batch).cpu().numpy())
+                infos[-1].append({name: info.cpu().numpy() for name, info in metalearner.infos(batch).items()})
                 if on_batch is not None:
-                    on_batch(phases)
+                    on_batch(batch)
     return Evaluation(
         config.env_name,
         config.seed,
         list(tasks),
-        tuple(step_sizes),
+        () if rule is None else tuple(_number(size) for size in rule.step_sizes(num_steps)),
         _joined(returns),
         fixed_tasks=not drawn,
-        infos={name: _joined([[infos[name] for infos in repeated] for repeated in batches]) for name in batches[0][0]},
+        infos={name: _joined([[each[name] for each in repeated] for repeated in infos]) for name in infos[0][0]},
         repetitions=repetitions,
     )
 
@@ -205,12 +204,6 @@ def evaluate(
 def _joined(batches: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
     """Return the episodes (N, K + 1, R * B) of batches of tasks, each with its repetitions (M, K + 1, B)."""
     return np.concatenate([np.concatenate(repeated, axis=2) for repeated in batches])
-
-
-def episode_infos(phases: Sequence[TaskEpisodes]) -> dict[str, NDArray[np.float32]]:
-    """Return one number of each recorded info for every episode of every phase, (M, phases, B) by name."""
-    of_phases = [phase.episode_infos() for phase in phases]
-    return {name: np.stack([infos[name].cpu().numpy() for infos in of_phases], axis=1) for name in of_phases[0]}
 
 
 def pooled_intervals(evaluations: Sequence[Evaluation], statistic: Statistic = mean) -> NDArray[np.float64]:
@@ -279,29 +272,17 @@ def _fixed(evaluations: Sequence[Evaluation]) -> bool:
     return all(evaluation.fixed_tasks for evaluation in evaluations)
 
 
-def step_schedule(step_size: float, num_steps: int, *, halve: Halving) -> tuple[float, ...]:
-    """Return the size of each gradient step.
-
-    Args:
-        step_size: of the first step.
-        num_steps: how many.
-        halve: "never"; "once" for half the size from the second step on; "always" for half the size of the step before.
-
-    Raises:
-        ConfigError: If `num_steps` is negative.
-
-    Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400, whose published protocol halves once
-    """
-    if num_steps < 0:
-        raise ConfigError(f"num-steps must not be negative, got {num_steps}")
-    halvings = {"never": 0, "once": 1, "always": num_steps}[halve]
-    return tuple(step_size / 2 ** min(step, halvings) for step in range(num_steps))
-
-
 def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> bool:
     """Return whether the tasks are the same, one by one; lists are as good as arrays."""
     one, other = (json.dumps(tasks, default=_as_list, sort_keys=True) for tasks in (first, second))
     return one == other
+
+
+def _number(step_size: StepSize) -> float:
+    """Return a step size as one number; NaN where every parameter has its own."""
+    sizes = set(step_size.values()) if isinstance(step_size, Mapping) else {step_size}
+    size = sizes.pop()
+    return math.nan if sizes or not isinstance(size, float) else size
 
 
 def _as_list(value: Any) -> Any:

@@ -7,19 +7,16 @@ from typing import Any, TypeVar
 
 import gymnasium
 import torch
-from torch import Tensor
 
-from maml_rl.adaptation import adapt
+from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.config.config import Config, load_config
 from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import step_schedule
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
-from maml_rl.runs.checkpoint import best_intact, check_architecture, latest_intact, load_checkpoint
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
+from maml_rl.runs.run_folder import CONFIG
 from maml_rl.samplers import MultiTaskSampler
 
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
@@ -34,7 +31,8 @@ def load_policy(run: str | Path, checkpoint: str | Path = "latest", device: torc
         device: where the policy goes.
 
     Returns:
-        The policy; its attribute `trained_with` is the config of the run.
+        The policy; its attribute `trained_with` is the config of the run, and `adaptation_rule` the inner loop that
+        `adapt_to_task` takes.
 
     Raises:
         ConfigError: If the folder is no run, or its environment cannot be made.
@@ -43,18 +41,10 @@ def load_policy(run: str | Path, checkpoint: str | Path = "latest", device: torc
     folder = Path(run)
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
-    config = load_config(folder / CONFIG)
-    policy = make_experiment(config, device).policy
-    match checkpoint:
-        case "latest":
-            path, saved = latest_intact(folder / CHECKPOINTS)
-        case "best":
-            path, saved = best_intact(folder / CHECKPOINTS)
-        case _:
-            path, saved = Path(checkpoint), load_checkpoint(checkpoint)
-    check_architecture(saved.tensors, policy.state_dict(), path)
-    policy.load_state_dict(saved.tensors)
-    policy.trained_with = config
+    experiment = make_experiment(load_config(folder / CONFIG), device)
+    experiment.restore(checkpoint, folder)
+    policy = experiment.policy
+    policy.trained_with, policy.adaptation_rule = experiment.config, experiment.test_rule
     return policy
 
 
@@ -66,6 +56,7 @@ def adapt_to_task(
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     step_size: float | None = None,
+    rule: AdaptationRule | None = None,
     num_episodes: int | None = None,
     max_episode_steps: int | None = None,
     gamma: float | None = None,
@@ -84,7 +75,8 @@ def adapt_to_task(
         task: of that family.
         num_steps: gradient steps.
         env_kwargs: keyword arguments of the environment; None for those of the run, where it was of this family.
-        step_size: of each gradient step.
+        step_size: of each gradient step, in place of the rule's.
+        rule: the inner loop.
         num_episodes: sampled before each step.
         max_episode_steps: time limit; None for the run's, where it was of this family, or the environment's own.
         gamma: discount in [0, 1].
@@ -96,7 +88,7 @@ def adapt_to_task(
         An adapted copy of the policy, ready to act.
 
     Raises:
-        ConfigError: If the number of steps is negative, or the policy is an oracle.
+        ConfigError: If the policy is an oracle, or of an algorithm that does not adapt by gradient steps.
         TaskError: If the task is malformed, or of another family.
         ValueError: If the policy does not fit the environment, or an argument is out of range.
         ChildEnvError: If the environment fails.
@@ -106,12 +98,15 @@ def adapt_to_task(
         raise ConfigError(
             "the policy is an oracle, which observes its task and has nothing to adapt to; load that of another run"
         )
+    if rule is None and config is policy.trained_with:
+        rule = policy.adaptation_rule
+        if rule is None:
+            raise ConfigError(
+                f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps; let it act"
+            )
+    rule = (rule or AdaptationRule(config.fast_lr)).replace(step_size=step_size)
     same_family = config.env_name == env_name
-    step_sizes = step_schedule(
-        config.fast_lr if step_size is None else step_size, num_steps, halve=config.halve_step_size
-    )
     device = next(policy.parameters()).device
-    adapted: Mapping[str, Tensor] | None = None
     with MultiTaskSampler(
         env_name,
         config.env_kwargs if env_kwargs is None and same_family else env_kwargs,
@@ -124,16 +119,16 @@ def adapt_to_task(
         device=device,
     ) as sampler:
         _check_spaces(policy, sampler, env_name)
-        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(sampler.single_observation_space))
-        for size in step_sizes:
-            episodes = sampler.rollout([task], adapted).to(device)
-            episodes.compute_advantages(
-                baseline,
-                gamma=config.gamma if gamma is None else gamma,
-                gae_lambda=config.gae_lambda if gae_lambda is None else gae_lambda,
-                bootstrap=config.bootstrap,
-            )
-            adapted = adapt(policy, episodes, adapted, step_size=size, create_graph=False)
+        sampler.baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(sampler.single_observation_space))
+        _, adapted = sampler.adapt(
+            [task],
+            num_steps,
+            rule,
+            gamma=config.gamma if gamma is None else gamma,
+            gae_lambda=config.gae_lambda if gae_lambda is None else gae_lambda,
+            bootstrap=config.bootstrap,
+            device=device,
+        )
     ready = copy.deepcopy(policy)
     if adapted is not None:
         ready.load_state_dict({name: param.squeeze(0) for name, param in adapted.items()}, strict=False)

@@ -3,20 +3,21 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from maml_rl.config.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.experiment.batches import Batch, PublishedParameters, collect_batch
-from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.prefetch import Prefetcher
-from maml_rl.metalearners import MAMLTRPO
+from maml_rl.metalearners.metalearner import Batch
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.runs.metrics import Metrics
+from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import RunFolder
 from maml_rl.samplers import MultiTaskSampler
 
@@ -60,91 +61,111 @@ def train(
         NonFiniteError: If an environment or the policy puts out NaN or infinity.
     """
     experiment = make_experiment(config, device)
+    config = experiment.config
     timer = StageTimer() if profile else NULL_TIMER
     with (
         experiment.make_sampler(num_workers=num_workers, timer=timer) as sampler,
-        RunFolder(folder, config, experiment.policy, resume=resume, overwrite=overwrite) as run,
+        RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite) as run,
     ):
-        metalearner = MAMLTRPO(
-            experiment.policy,
-            config.fast_lr,
-            config.first_order,
-            experiment.device,
-            curvature_fraction=config.curvature_fraction,
-        )
         sampler.seek(run.iteration - 1)
-        published = PublishedParameters(experiment.policy, run.iteration)
-        with _batches(run.iteration, config, sampler, published) as next_batch:
+        with _collecting(run.iteration, experiment, sampler) as (next_batch, publish):
             for iteration in range(run.iteration, config.num_batches):
-                metrics = _iterate(iteration, config, next_batch, metalearner)
-                published.publish(experiment.policy, iteration + 1)
+                metrics = _iterate(iteration, experiment, next_batch)
+                publish(iteration + 1)
                 metrics["env_steps"] += run.env_steps
                 run.record(metrics)
                 if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.num_batches:
-                    run.save(metrics[f"return/step_{config.training_steps}"])
+                    # The best checkpoint is that of the highest return after adaptation.
+                    run.save(metrics[return_keys(metrics)[-1]])
                 if on_iteration is not None:
                     on_iteration(metrics)
     return experiment.policy
 
 
-@contextmanager
-def _batches(
-    first: int, config: Config, sampler: MultiTaskSampler, published: PublishedParameters
-) -> Iterator[Callable[[], Batch]]:
-    """Give a function that returns the batches from iteration `first` on, one after the other.
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """A batch, and how it was collected.
 
-    Each is collected when it is asked for; or with `prefetch` ahead of that, by a thread that alone uses the sampler.
+    Attributes:
+        batch: the episodes.
+        version: how many meta-updates the parameters had behind them under which it was collected.
+        seconds: that it took.
+        stages: seconds of each stage, if they are measured.
+        means: of quantities, if they are measured.
     """
 
-    def collect() -> Batch:
-        version = published.load_into(sampler.policy)
-        return collect_batch(sampler, config, version)
+    batch: Batch
+    version: int
+    seconds: float
+    stages: dict[str, float]
+    means: dict[str, float]
+
+
+@contextmanager
+def _collecting(
+    first: int, experiment: Experiment, sampler: MultiTaskSampler
+) -> Iterator[tuple[Callable[[], _Collected], Callable[[int], None]]]:
+    """Give two functions: one returns the next batch, from iteration `first` on, one publishes the updated parameters.
+
+    A batch is collected when it is asked for; or with `prefetch` ahead of that, by a thread that alone uses the sampler
+    and its copy of the policy.
+    """
+    config, metalearner = experiment.config, experiment.metalearner
+
+    def collect(version: int) -> _Collected:
+        started = perf_counter()
+        batch = metalearner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
+        seconds = perf_counter() - started
+        return _Collected(batch, version, seconds, sampler.timer.take(), sampler.timer.take_means())
+
+    newest: tuple[int, dict[str, Tensor]]
+
+    def publish(version: int) -> None:
+        nonlocal newest
+        # One assignment: the other thread reads the old pair or the new one.
+        newest = version, {name: tensor.detach().clone() for name, tensor in metalearner.policy.state_dict().items()}
+
+    def collect_ahead() -> _Collected:
+        version, tensors = newest
+        sampler.policy.load_state_dict(tensors)
+        return collect(version)
 
     if config.prefetch == 0:
-        yield collect
+        yield lambda: collect(first), lambda version: None
         return
-    with Prefetcher(collect, config.num_batches - first, config.prefetch, sampler.interrupt) as prefetcher:
-        yield prefetcher.take
+    publish(first)
+    with Prefetcher(collect_ahead, config.num_batches - first, config.prefetch, sampler.interrupt) as prefetcher:
+        yield prefetcher.take, publish
 
 
-def _iterate(iteration: int, config: Config, next_batch: Callable[[], Batch], metalearner: MAMLTRPO) -> Metrics:
-    """Do one meta-update, and return what there is to say about it."""
+def _iterate(iteration: int, experiment: Experiment, next_batch: Callable[[], _Collected]) -> Metrics:
+    """Do one meta-update, and return its metrics."""
+    metalearner = experiment.metalearner
     started = perf_counter()
-    batch = next_batch()
-    got = perf_counter()
-    logs = metalearner.step(
-        batch.train_episodes,
-        batch.valid_episodes,
-        max_kl=config.max_kl,
-        cg_iters=config.cg_iters,
-        cg_damping=config.cg_damping,
-        ls_max_steps=config.ls_max_steps,
-        ls_backtrack_ratio=config.ls_backtrack_ratio,
-    )
+    collected = next_batch()
+    batch, got = collected.batch, perf_counter()
+    logs = metalearner.update(batch)
     updated = perf_counter()
     metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in batch.phases)}
-    for step, episodes in enumerate(batch.phases):
-        metrics[f"return/step_{step}"] = mean_return(episodes)
-        for name, info in episodes.episode_infos().items():
-            metrics[f"info/{name}/step_{step}"] = float(info.double().mean())
+    infos = metalearner.infos(batch)
+    for column, returns in enumerate(metalearner.returns(batch).unbind(1)):
+        name = f"{metalearner.columns}_{column}"
+        metrics[f"return/{name}"] = float(returns.double().mean())
+        for key, info in infos.items():
+            metrics[f"info/{key}/{name}"] = float(info[:, column].double().mean())
     metrics |= logs
-    if config.prefetch:
-        metrics["staleness"] = iteration - batch.version
+    if experiment.config.prefetch:
+        metrics["staleness"] = iteration - collected.version
         metrics["time/wait_s"] = got - started
     metrics["digest"] = combined_digest(batch.phases)
-    metrics["time/sample_s"] = batch.seconds
+    metrics["time/sample_s"] = collected.seconds
     metrics["time/update_s"] = updated - got
-    metrics["time/steps_per_s"] = metrics["env_steps"] / batch.seconds
-    metrics |= batch.means
-    if batch.stages:
-        for stage, seconds in {**batch.stages, "outer": updated - got}.items():
+    metrics["time/steps_per_s"] = metrics["env_steps"] / collected.seconds
+    metrics |= collected.means
+    if collected.stages:
+        for stage, seconds in {**collected.stages, "outer": updated - got}.items():
             metrics[f"time/share/{stage}"] = seconds / (updated - started)
     return metrics
-
-
-def mean_return(episodes: TaskEpisodes) -> float:
-    """Return the mean undiscounted return over all tasks and episodes."""
-    return float(episodes.episode_returns().double().mean())
 
 
 def combined_digest(phases: Sequence[TaskEpisodes]) -> str:

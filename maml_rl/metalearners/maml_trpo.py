@@ -1,33 +1,38 @@
-"""MAML with a trust region as the outer optimiser."""
+"""MAML with a trust region as the outer optimizer."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, ValidationError
 from torch import nn
 
-from maml_rl.adaptation import InnerLoss, check_advantages, per_step, reinforce
+from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, as_rule, check_advantages
+from maml_rl.config import SettingsModel
+from maml_rl.config.config import Count, Positive
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.meta_objective import MetaObjective
+from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner
 from maml_rl.metalearners.objectives import OuterObjective, surrogate
 from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient
-from maml_rl.policies import as_policy
 
 Episodes = TaskEpisodes | Sequence[BatchEpisodes]
 
 
-class MAMLTRPO:
-    """Model-agnostic meta-learning with trust-region policy optimisation.
+class MAMLTRPO(MetaLearner):
+    """Model-agnostic meta-learning with trust-region policy optimization.
 
     Args:
-        policy: whose parameters are the initial parameters of every task; `step` updates them.
-        fast_lr: step size of the inner loop, one for all inner steps or one for each.
+        policy: whose parameters are the initial parameters of every task; `update` changes them.
+        fast_lr: the inner loop: a step size for all inner steps, one for each, or a rule.
         first_order: ignore second derivatives of the inner loss in gradient and curvature.
         device: where the update is computed; the policy itself stays where it is.
-        inner_loss: see `maml_rl.adapt`.
+        inner_loss: see `maml_rl.adapt`; None for the rule's own.
         objective: outer objective.
         curvature_fraction: share of each task's episodes, in (0, 1], that the curvature is computed from.
+        settings: all of these and those of the trust region, in place of `first_order` and `curvature_fraction`.
+        collection: see `MetaLearner`.
 
     Raises:
         ValueError: If `curvature_fraction` is out of range.
@@ -35,25 +40,47 @@ class MAMLTRPO:
     Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400; Schulman et al. 2015, https://arxiv.org/abs/1502.05477
     """
 
+    class Settings(SettingsModel):
+        """Settings of MAML-TRPO."""
+
+        first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
+        max_kl: Annotated[
+            Positive, Field(description="trust region: mean KL divergence that one meta-update may cause")
+        ] = 1e-2
+        cg_iters: Annotated[Count, Field(description="conjugate gradient iterations")] = 10
+        cg_damping: Annotated[float, Field(ge=0, description="added to the diagonal of the curvature")] = 1e-5
+        curvature_fraction: Annotated[
+            float, Field(gt=0, le=1, description="share of the episodes that the curvature is computed from")
+        ] = 1.0
+        ls_max_steps: Annotated[Count, Field(description="step lengths that the line search tries")] = 15
+        ls_backtrack_ratio: Annotated[
+            float, Field(gt=0, lt=1, description="length of each try of the line search relative to the one before")
+        ] = 0.8
+
+    settings: Settings
+    rule: AdaptationRule
+
     def __init__(
         self,
         policy: nn.Module,
-        fast_lr: float | Sequence[float] = 0.1,
+        fast_lr: RuleLike = 0.1,
         first_order: bool = False,
         device: torch.device | str = "cpu",
         *,
-        inner_loss: InnerLoss = reinforce,
+        inner_loss: InnerLoss | None = None,
         objective: OuterObjective = surrogate,
         curvature_fraction: float = 1.0,
+        settings: SettingsModel | None = None,
+        collection: Collection | None = None,
     ) -> None:
-        if not 0.0 < curvature_fraction <= 1.0:
-            raise ValueError(f"curvature_fraction must lie in (0, 1], got {curvature_fraction}")
-        self.policy = as_policy(policy)
-        self.fast_lr = fast_lr
-        self.first_order = first_order
-        self.device = torch.device(device)
-        self._inner_loss, self._objective = inner_loss, objective
-        self._curvature_fraction = curvature_fraction
+        settings = settings or _settings(first_order=first_order, curvature_fraction=curvature_fraction)
+        super().__init__(policy, settings=settings, collection=collection, device=device)
+        self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
+        self._objective = objective
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Update the policy's parameters by one trust-region step; see `step`."""
+        return self._step(batch.train_episodes, batch.valid_episodes, self.settings)
 
     def step(
         self,
@@ -85,36 +112,48 @@ class MAMLTRPO:
                 for another step size.
             NonFiniteError: If the loss, its gradient or the curvature is not finite; the parameters stay as they are.
         """
-        _check_ranges(max_kl, cg_iters, cg_damping, ls_max_steps, ls_backtrack_ratio)
-        train, valid = [_stacked(episodes) for episodes in train_episodes], _stacked(valid_episodes)
-        step_sizes = per_step(self.fast_lr, len(train))
-        _check_episodes(train, valid, step_sizes)
+        settings = _settings(
+            first_order=self.settings.first_order,
+            curvature_fraction=self.settings.curvature_fraction,
+            max_kl=max_kl,
+            cg_iters=cg_iters,
+            cg_damping=cg_damping,
+            ls_max_steps=ls_max_steps,
+            ls_backtrack_ratio=ls_backtrack_ratio,
+        )
+        train = [_stacked(episodes) for episodes in train_episodes]
+        return self._step(train, _stacked(valid_episodes), settings)
+
+    def _step(self, train: Sequence[TaskEpisodes], valid: TaskEpisodes, settings: Settings) -> dict[str, Any]:
+        _check_episodes(train, valid, self.rule)
 
         with MetaObjective(
             self.policy,
             train,
             valid,
-            step_sizes=step_sizes,
-            inner_loss=self._inner_loss,
+            rule=self.rule,
             objective=self._objective,
-            first_order=self.first_order,
-            curvature_fraction=self._curvature_fraction,
+            first_order=settings.first_order,
+            curvature_fraction=settings.curvature_fraction,
             device=self.device,
         ) as meta:
             theta = meta.initial_parameters()
-            loss, gradient = meta.linearise(theta)
+            meta.anchor(theta)
+            loss, gradient = meta.gradient(theta)
             solution = conjugate_gradient(
-                lambda vector: meta.curvature_product(vector) + cg_damping * vector, gradient, iterations=cg_iters
+                lambda vector: meta.curvature_product(vector) + settings.cg_damping * vector,
+                gradient,
+                iterations=settings.cg_iters,
             )
             # The longest step along the direction that keeps the quadratic model of the divergence within max_kl.
-            length = math.sqrt(2.0 * max_kl / solution.curvature) if solution.curvature > 0.0 else 0.0
+            length = math.sqrt(2.0 * settings.max_kl / solution.curvature) if solution.curvature > 0.0 else 0.0
             full_step = -length * solution.x
             search = backtracking_line_search(
                 lambda fraction: meta.evaluate(theta + fraction * full_step),
                 loss,
-                max_kl=max_kl,
-                max_steps=ls_max_steps,
-                ratio=ls_backtrack_ratio,
+                max_kl=settings.max_kl,
+                max_steps=settings.ls_max_steps,
+                ratio=settings.ls_backtrack_ratio,
             )
             if search.accepted:
                 meta.write_to_policy(theta + search.fraction * full_step)
@@ -133,28 +172,31 @@ def _stacked(episodes: Episodes) -> TaskEpisodes:
     return episodes if isinstance(episodes, TaskEpisodes) else TaskEpisodes.stack(episodes)
 
 
-def _check_ranges(max_kl: float, cg_iters: int, cg_damping: float, ls_max_steps: int, ratio: float) -> None:
-    if not 0.0 < max_kl < math.inf:
-        raise ValueError(f"max_kl must be positive and finite, got {max_kl}")
-    if cg_iters < 1:
-        raise ValueError(f"cg_iters must be at least 1, got {cg_iters}")
-    if not 0.0 <= cg_damping < math.inf:
-        raise ValueError(f"cg_damping must be non-negative and finite, got {cg_damping}")
-    if ls_max_steps < 1:
-        raise ValueError(f"ls_max_steps must be at least 1, got {ls_max_steps}")
-    if not 0.0 < ratio < 1.0:
-        raise ValueError(f"ls_backtrack_ratio must lie strictly between 0 and 1, got {ratio}")
+def _settings(**values: Any) -> MAMLTRPO.Settings:
+    """Make settings of arguments, whose ranges are those of the settings."""
+    try:
+        return MAMLTRPO.Settings.model_validate({name.replace("_", "-"): value for name, value in values.items()})
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        name = str(wrong["loc"][0]).replace("-", "_")
+        message = wrong["msg"].replace("Input should be ", "")
+        raise ValueError(f"{name} must be {message}, got {wrong['input']!r}") from None
 
 
-def _check_episodes(train: Sequence[TaskEpisodes], valid: TaskEpisodes, step_sizes: Sequence[float]) -> None:
-    for index, (episodes, step_size) in enumerate(zip(train, step_sizes, strict=True)):
+def _check_episodes(train: Sequence[TaskEpisodes], valid: TaskEpisodes, rule: AdaptationRule) -> None:
+    """Refuse episodes without advantages, of other tasks, or that were sampled for another rule."""
+    for index, (episodes, step_size) in enumerate(zip(train, rule.step_sizes(len(train)), strict=True)):
         name = f"train_episodes[{index}]"
         check_advantages(episodes, name)
-        if episodes.fast_lr is not None and episodes.fast_lr != step_size:
-            raise ValueError(
-                f"{name} were sampled for fast_lr {episodes.fast_lr}, but the metalearner adapts with {step_size}; "
-                "give both the same"
-            )
+        for what, sampled, mine in (
+            ("fast_lr", episodes.fast_lr, step_size),
+            ("the inner loss", episodes.rule, rule.name()),
+        ):
+            if sampled is not None and sampled != mine:
+                raise ValueError(
+                    f"{name} were sampled for {what} {sampled}, but the metalearner adapts with {mine}; "
+                    "give both the same"
+                )
         if len(episodes) != len(valid):
             raise ValueError(f"{name} are of {len(episodes)} tasks, but valid_episodes of {len(valid)}")
     check_advantages(valid, "valid_episodes")

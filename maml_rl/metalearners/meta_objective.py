@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import InnerLoop, InnerLoss
+from maml_rl.adaptation import AdaptationRule, InnerLoop, flat_step_size
 from maml_rl.derivatives import ChunkWorkers, ParameterLayout, PolicyOnSamples, Samples, Workspace, cut, every_nth
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -26,7 +26,7 @@ _KEPT = 2
 class MetaObjective:
     """Mean over tasks of the loss after adaptation, as a function of the initial parameters theta.
 
-    Parameters and gradients are float64 vectors (D,) on the CPU, where the optimiser's few vector operations take no
+    Parameters and gradients are float64 vectors (D,) on the CPU, where the optimizer's few vector operations take no
     time and lose no digits; inside, everything is computed on `device` in the precision of the policy. The result
     depends neither on the number of cores nor on which chunk is finished first.
 
@@ -34,8 +34,7 @@ class MetaObjective:
         policy: any policy.
         train: for each inner step the episodes of all tasks.
         valid: the episodes of all tasks after the last.
-        step_sizes: of the inner steps.
-        inner_loss: see `maml_rl.adapt`.
+        rule: of the inner steps.
         objective: outer objective.
         first_order: ignore second derivatives of the inner loss.
         curvature_fraction: share of each task's episodes that the curvature is computed from.
@@ -51,8 +50,7 @@ class MetaObjective:
         train: Sequence[TaskEpisodes],
         valid: TaskEpisodes,
         *,
-        step_sizes: Sequence[float],
-        inner_loss: InnerLoss,
+        rule: AdaptationRule,
         objective: OuterObjective,
         first_order: bool = False,
         curvature_fraction: float = 1.0,
@@ -63,11 +61,13 @@ class MetaObjective:
     ) -> None:
         self._policy, self._device = policy, device
         self._layout = ParameterLayout(policy)
-        self._train, self._valid, self._step_sizes = train, valid, step_sizes
-        self._inner_loss, self._objective, self._first_order = inner_loss, objective, first_order
+        self._train, self._valid = train, valid
+        self._inner_loss, self._objective, self._first_order = rule.inner_loss, objective, first_order
         self._curvature_fraction, self._automatic = curvature_fraction, automatic
         self._num_tasks = len(valid)
         self._dtype = next(policy.parameters()).dtype
+        like = torch.empty(0, dtype=self._dtype, device=device)
+        self._step_sizes = [flat_step_size(size, self._layout, like) for size in rule.step_sizes(len(train))]
         shapes = [episodes.rewards.shape for episodes in (*train, valid)]
         largest = max(steps * num_episodes for _, steps, num_episodes in shapes)
         slices = cut(self._num_tasks, largest, self._layout.width, device)
@@ -81,6 +81,7 @@ class MetaObjective:
         self._slices = slices
         self._workers = ChunkWorkers(device)
         self._chunks: list[TaskChunk] = []
+        self._anchored: tuple[Tensor, float, Tensor] | None = None
 
     def __enter__(self) -> Self:
         self._workers.__enter__()
@@ -90,7 +91,7 @@ class MetaObjective:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._workers.__exit__(kind, error, traceback)
-        self._chunks = []
+        self._chunks, self._anchored = [], None
 
     def initial_parameters(self) -> Tensor:
         """Return the policy's own parameters, (D,)."""
@@ -104,20 +105,33 @@ class MetaObjective:
             for name, param in self._policy.named_parameters():
                 param.copy_(views[name])
 
-    def linearise(self, theta: Tensor) -> tuple[float, Tensor]:
-        """Return loss and gradient (D,) at `theta` (D,), which become the old parameters of what follows.
+    def anchor(self, theta: Tensor) -> None:
+        """Make `theta` (D,) the old parameters, which ratios and divergences of what follows are taken against.
+
+        Raises:
+            NonFiniteError: As `gradient`.
+        """
+        self._chunks = [self._make_chunk(tasks) for tasks in self._slices]
+        self._anchored = None
+        # The pass that finds what the old policy did also gives the gradient there, which is mostly wanted next.
+        self._anchored = theta.clone(), *self._differentiate(theta, anchor=True)
+
+    def gradient(self, theta: Tensor) -> tuple[float, Tensor]:
+        """Return loss and gradient (D,) at `theta` (D,), against the old parameters.
 
         Raises:
             NonFiniteError: If one of them is not finite.
+            RuntimeError: If there are no old parameters yet.
         """
+        if self._anchored is None:
+            raise RuntimeError("anchor must be called first")
+        anchor, loss, gradient = self._anchored
+        return (loss, gradient) if torch.equal(theta, anchor) else self._differentiate(theta, anchor=False)
+
+    def _differentiate(self, theta: Tensor, *, anchor: bool) -> tuple[float, Tensor]:
         local = self._local(theta)
-
-        def linearise(tasks: slice, workspace: Workspace) -> tuple[TaskChunk, Tensor, Tensor]:
-            chunk = self._make_chunk(tasks)
-            return chunk, *chunk.linearise(local, workspace)
-
-        chunks, losses, gradients = zip(*self._workers.map(linearise, self._slices), strict=True)
-        self._chunks = list(chunks)
+        results = self._on_chunks(lambda chunk, workspace: chunk.differentiate(local, workspace, anchor=anchor))
+        losses, gradients = zip(*results, strict=True)
         all_losses, gradient = torch.cat(losses), self._mean(gradients)
         if not bool(all_losses.isfinite().all()):
             bad = (~all_losses.isfinite()).nonzero().flatten().tolist()

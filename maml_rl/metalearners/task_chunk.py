@@ -48,53 +48,54 @@ class TaskChunk:
         self._inner, self._valid, self._objective = inner, valid, objective
         self._curvature, self._keep = curvature, keep
         self._old: _Old | None = None
-        self._linearised: tuple[Adaptation, Linearization] | None = None
+        self._linearized: tuple[Adaptation, Linearization] | None = None
 
-    def linearise(self, theta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-        """Make `theta` (D,) the old parameters.
+    def differentiate(self, theta: Tensor, workspace: Workspace, *, anchor: bool) -> tuple[Tensor, Tensor]:
+        """Compute the loss and its gradient.
+
+        Args:
+            theta: (D,).
+            workspace: of the calling thread.
+            anchor: make `theta` the old parameters.
 
         Returns:
             The loss of each task, (k,), and the gradient of their sum in theta, (D,).
         """
         samples = self._valid.samples
-        adapted = self._inner.linearise(theta.repeat(len(samples.mask), 1), workspace)
+        adapted = self._inner.linearize(theta.repeat(len(samples.mask), 1), workspace)
         outcome = self._valid.at(adapted.parameters, Workspace())
-        old_log_probs = outcome.log_probs if samples.log_probs is None else samples.log_probs
-        self._old = _Old(old_log_probs, outcome.distribution, adapted.trajectory)
+        if anchor:
+            old_log_probs = outcome.log_probs if samples.log_probs is None else samples.log_probs
+            self._old = _Old(old_log_probs, outcome.distribution, adapted.trajectory)
+        old = self._anchored()
         losses, gradients = outcome.differentiate(
-            lambda log_probs: self._objective(log_probs, old_log_probs, samples), workspace
+            lambda log_probs: self._objective(log_probs, old.log_probs, samples), workspace
         )
-        if self._keep and self._curvature is None:
-            self._linearised = adapted, outcome
-        elif self._keep:
-            self._linearised = self._linearise_again(workspace)
+        if anchor and self._keep:
+            self._linearized = (adapted, outcome) if self._curvature is None else self._linearize_again(workspace)
         return losses, adapted.pull_back(gradients, workspace).sum(0)
 
     def curvature_product(self, vector: Tensor, workspace: Workspace) -> Tensor:
         """Return the sum over tasks of J^T F J v at the old parameters, (D,), for `vector` (D,)."""
-        adapted, outcome = self._linearised or self._linearise_again(workspace)
+        adapted, outcome = self._linearized or self._linearize_again(workspace)
         vectors = vector.repeat(len(self._valid.samples.mask), 1)
         vectors = outcome.fisher_product(adapted.push_forward(vectors, workspace), workspace)
         return adapted.pull_back(vectors, workspace).sum(0)
 
     def evaluate(self, theta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
         """Return the loss and KL(old, new) of each task at `theta` (D,), both (k,)."""
-        old, samples = self._compared(), self._valid.samples
+        old, samples = self._anchored(), self._valid.samples
         adapted = self._inner.run(theta.repeat(len(samples.mask), 1), workspace)
         outcome = self._valid.at(adapted, workspace)
         return self._objective(outcome.log_probs, old.log_probs, samples), outcome.kl_from(old.distribution)
 
-    def release(self) -> None:
-        """Forget what only products need."""
-        self._linearised = None
-
-    def _linearise_again(self, workspace: Workspace) -> tuple[Adaptation, Linearization]:
+    def _linearize_again(self, workspace: Workspace) -> tuple[Adaptation, Linearization]:
         inner, valid = self._curvature or (self._inner, self._valid)
-        trajectory = self._compared().trajectory
-        adapted = inner.linearise(trajectory[0], workspace, trajectory)
+        trajectory = self._anchored().trajectory
+        adapted = inner.linearize(trajectory[0], workspace, trajectory)
         return adapted, valid.at(trajectory[-1], Workspace())
 
-    def _compared(self) -> _Old:
+    def _anchored(self) -> _Old:
         if self._old is None:
-            raise RuntimeError("linearise must be called first")
+            raise RuntimeError("there are no old parameters yet")
         return self._old

@@ -38,12 +38,7 @@ def conjugate_gradient(
 
     Returns:
         x, and x^T A x without another product: the residual b - A x is at hand.
-
-    Raises:
-        ValueError: If `iterations` is less than 1.
     """
-    if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}")
     x = torch.zeros_like(b)
     residual, direction = b.clone(), b.clone()
     square = first = torch.dot(b, b).item()
@@ -90,19 +85,10 @@ def backtracking_line_search(
     Args:
         evaluate: fraction of the full step -> (loss, KL(old, new)) there.
         loss: before the step.
-        max_kl: bound of the divergence.
+        max_kl: bound of the divergence, positive.
         max_steps: try at most so many fractions 1, ratio, ratio^2, ...
-        ratio: between 0 and 1.
-
-    Raises:
-        ValueError: If `max_kl`, `max_steps` or `ratio` is out of range.
+        ratio: strictly between 0 and 1.
     """
-    if not max_kl > 0.0:
-        raise ValueError(f"max_kl must be positive, got {max_kl}")
-    if max_steps < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
-    if not 0.0 < ratio < 1.0:
-        raise ValueError(f"ratio must lie strictly between 0 and 1, got {ratio}")
     fraction = 1.0
     for steps in range(1, max_steps + 1):
         new_loss, kl = evaluate(fraction)

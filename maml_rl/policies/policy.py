@@ -32,12 +32,14 @@ class Policy(nn.Module, ABC):
         stateless: whether an action depends on observation, noise and parameters alone. A copy of such a policy in
             another process acts the same.
         trained_with: what `load_policy` says about the run that the policy comes from; None for other policies.
+        adaptation_rule: the inner loop of that run, for `adapt_to_task`.
     """
 
     noise_kind: Literal["normal", "uniform"]
     noise_size: int
     stateless: ClassVar[bool] = False
     trained_with: Any = None
+    adaptation_rule: Any = None
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""

@@ -68,28 +68,29 @@ def figure(title: str, explanation: str, *content: Markup | None, css: str = "")
 
 def learning_curve(group: RunGroup) -> Markup | None:
     """Return the training returns of one group, one line per inner step; None without an iteration."""
-    curves = {step: group.curve(f"return/step_{step}") for step in range(group.num_steps + 1)}
+    curves = group.returns()
+    last = len(curves) - 1
     if not len(curves[0].iterations):
         return None
     plot = Plot(
         Span.of(curves[0].iterations, margin=0.0),
-        _span(list(curves.values())),
+        _span(curves),
         f"Return over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} {after(0)} "
-        f"in the first to {readable(curves[group.num_steps].mean[-1])} {after(group.num_steps)} in the last.",
+        f"in the first to {readable(curves[last].mean[-1])} {after(last)} in the last.",
         x_label="iteration",
         y_label="mean return",
     )
-    for step, curve in curves.items():
-        _draw(plot, curve, step_css(step, group.num_steps))
-    entries = [(step_css(step, group.num_steps), after(step)) for step in curves]
-    if group.num_steps == 0:
+    for step, curve in enumerate(curves):
+        _draw(plot, curve, step_css(step, last))
+    entries = [(step_css(step, last), after(step)) for step in range(last + 1)]
+    if last == 0:
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
     return figure("Learning curve", _seeds_note([group]), legend(entries), plot.svg())
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns after adaptation of several groups."""
-    curves = [group.curve(f"return/step_{group.num_steps}") for group in groups]
+    curves = [group.returns()[-1] for group in groups]
     longest = max(curves, key=lambda curve: len(curve.iterations))
     if not len(longest.iterations):
         return None
@@ -98,7 +99,7 @@ def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
         _span(curves),
         "Return after the inner steps of training over the iterations, for each experiment.",
         x_label="iteration",
-        y_label="mean return after adaptation" if all(group.num_steps for group in groups) else "mean return",
+        y_label="mean return after adaptation" if all(len(group.returns()) > 1 for group in groups) else "mean return",
     )
     for index, curve in enumerate(curves):
         _draw(plot, curve, group_css(index))
@@ -183,13 +184,14 @@ def throughput(groups: Sequence[RunGroup]) -> Markup | None:
 
 def divergence(groups: Sequence[RunGroup]) -> Markup | None:
     """Return how far each meta-update moved the policy."""
+    bound = groups[0].config.algorithm_settings.get("max-kl")
+    note = "KL divergence between the policies before and after each meta-update"
     return _single_metric(
         groups,
         "kl",
         "Size of the meta-updates",
         "KL divergence",
-        "KL divergence between the policies before and after each meta-update, which the trust region bounds by "
-        f"max-kl = {groups[0].config.max_kl:g}.",
+        f"{note}." if bound is None else f"{note}, which the trust region bounds by max-kl = {bound:g}.",
         zero=True,
     )
 

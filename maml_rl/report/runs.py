@@ -77,11 +77,6 @@ class RunGroup:
         """The config, with the first run's seed."""
         return self.runs[0].config
 
-    @property
-    def num_steps(self) -> int:
-        """Inner steps in training."""
-        return self.config.training_steps
-
     def keys(self, prefix: str = "") -> list[str]:
         """Return the metrics that begin with `prefix`, in the order in which they were written."""
         return list(
@@ -89,6 +84,10 @@ class RunGroup:
                 key for run in self.runs for key in (run.metrics[-1] if run.metrics else ()) if key.startswith(prefix)
             )
         )
+
+    def returns(self) -> list["Curve"]:
+        """Return the mean returns over the iterations, from before adaptation to after it."""
+        return [self.curve(key) for key in self.keys("return/") or ["return/step_0"]]
 
     def curve(self, key: str) -> Curve:
         """Return a metric over the iterations; each is averaged over the seeds that have it."""

@@ -3,23 +3,20 @@
 import json
 import logging
 import zipfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from maml_rl.config.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, Task, evaluate, same_tasks, step_schedule
+from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, Task, evaluate, same_tasks
 from maml_rl.experiment.task_files import load_tasks
+from maml_rl.metalearners.metalearner import Batch
 from maml_rl.report.runs import Run, RunGroup
-from maml_rl.runs.checkpoint import check_architecture, latest_intact
 from maml_rl.runs.numbered import newest_path
-from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.seeding import PhaseStreams
 
 EVALUATION = "evaluation.npz"
@@ -106,11 +103,11 @@ def find_out(
         if (num_tasks or held_out) and (evaluation is None or trial is None):
             logger.info("trying the policy of %s on %d tasks", run.path, len(held_out or ()) or num_tasks)
             try:
-                tried = _try(run.config, _newest(run), held_out or num_tasks, num_workers)
+                tried = _try(run, held_out or num_tasks, num_workers, trained=True)
                 if trial is None:
                     trial = tried
                     if try_untrained and run.config.method != "oracle":
-                        untrained = _try(run.config, None, held_out or num_tasks, num_workers).evaluation
+                        untrained = _try(run, held_out or num_tasks, num_workers, trained=False).evaluation
                 evaluation = evaluation or tried.evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
@@ -119,37 +116,23 @@ def find_out(
     return Findings(group, evaluations, untrained, trial), notices
 
 
-def _newest(run: Run) -> tuple[Path, Mapping[str, torch.Tensor]]:
-    path, checkpoint = latest_intact(run.path / CHECKPOINTS)
-    return path, checkpoint.tensors
-
-
-def _try(
-    config: Config,
-    saved: tuple[Path, Mapping[str, torch.Tensor]] | None,
-    tasks: int | list[Task],
-    num_workers: int | None,
-) -> Trial:
-    """Adapt a saved policy, or the initial one, to new or given tasks, and keep the episodes."""
-    experiment = make_experiment(config)
-    if saved is not None:
-        path, tensors = saved
-        check_architecture(tensors, experiment.policy.state_dict(), path)
-        experiment.policy.load_state_dict(tensors)
-    step_sizes = step_schedule(config.fast_lr, config.test_steps, halve=config.halve_step_size)
+def _try(run: Run, tasks: int | list[Task], num_workers: int | None, *, trained: bool) -> Trial:
+    """Adapt a run's policy, or its initial one, to new or given tasks, and keep the episodes."""
+    experiment = make_experiment(run.config)
+    if trained:
+        experiment.restore("latest", run.path)
     fixed = None if isinstance(tasks, int) else tasks
-    batches: list[Sequence[TaskEpisodes]] = []
+    batches: list[Batch] = []
     evaluation = evaluate(
         experiment,
         meta_batch_size=tasks if isinstance(tasks, int) else len(tasks),
-        step_sizes=step_sizes,
         tasks=fixed,
         repetitions=1 if fixed is None else REPETITIONS,
         num_workers=num_workers,
         on_batch=batches.append,
     )
     # Pictures show the first repetition.
-    return Trial(config, list(batches[0]), evaluation)
+    return Trial(experiment.config, list(batches[0].phases), evaluation)
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:

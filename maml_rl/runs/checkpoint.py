@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
+from torch import nn
 
+from maml_rl.config import SettingsModel
 from maml_rl.errors import CheckpointError
 from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 
@@ -29,6 +31,8 @@ TENSORS = "tensors.safetensors"
 STATE = "state.json"
 SUMS = "SHA256SUMS"
 _FORMAT = 1
+# Before the names of the tensors that the metalearner keeps; those of the policy stand as they are.
+_LEARNER = "learner/"
 _NAME = re.compile(r"iteration-(\d{6,})")
 
 logger = logging.getLogger(__name__)
@@ -40,15 +44,17 @@ class Checkpoint:
 
     Attributes:
         iteration: number of iterations that are finished.
-        tensors: parameters by name.
+        tensors: the policy's parameters by name.
         score: what the best checkpoint is best in, or None.
         state: everything else, as JSON holds it.
+        learner: what the metalearner keeps beside its policy, under flat names: tensors, and what JSON holds.
     """
 
     iteration: int
     tensors: dict[str, torch.Tensor]
     score: float | None = None
     state: dict[str, Any] = field(default_factory=dict)
+    learner: dict[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -> Path:
@@ -133,6 +139,25 @@ def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
     return path, checkpoint
 
 
+def find_checkpoint(choice: str | Path, folder: str | Path) -> tuple[Path, Checkpoint]:
+    """Return the checkpoint that a user names.
+
+    Args:
+        choice: "latest", "best" (the highest return after adaptation), or the folder of a checkpoint.
+        folder: where the run's checkpoints lie.
+
+    Raises:
+        CheckpointError: If it is missing or broken.
+    """
+    match choice:
+        case "latest":
+            return latest_intact(folder)
+        case "best":
+            return best_intact(folder)
+        case _:
+            return Path(choice), load_checkpoint(choice)
+
+
 def list_checkpoints(folder: str | Path) -> list[Path]:
     """Return the checkpoints below `folder`, intact or not, oldest first."""
     folder = Path(folder)
@@ -140,6 +165,51 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
         return []
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
+
+
+class Learner(Protocol):
+    """What a checkpoint is taken of and restored to; see `MetaLearner`."""
+
+    @property
+    def policy(self) -> nn.Module:
+        """Its policy."""
+
+    @property
+    def Settings(self) -> type[SettingsModel]:  # noqa: N802
+        """Its settings in a config."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept beside the policy."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it over; raises ValueError if it does not fit."""
+
+
+def restore(checkpoint: Checkpoint, learner: Learner, algorithm: str, origin: Path) -> None:
+    """Give a metalearner the policy and the state of a checkpoint.
+
+    Args:
+        checkpoint: loaded from `origin`.
+        learner: of the same architecture.
+        algorithm: its name in the config.
+        origin: the checkpoint's folder.
+
+    Raises:
+        CheckpointError: If the checkpoint is of another algorithm or architecture.
+    """
+    # Version 0.1 knew one algorithm, and did not write its name.
+    saved_by = checkpoint.state.get("algorithm", "maml-trpo")
+    if saved_by != algorithm:
+        raise CheckpointError(
+            f"the checkpoint {origin} is of the algorithm {saved_by!r}, not {algorithm!r}; "
+            "use the config.json of its own run"
+        )
+    check_architecture(checkpoint.tensors, learner.policy.state_dict(), origin)
+    try:
+        learner.load_state_dict(checkpoint.learner)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"what {algorithm!r} keeps does not fit the checkpoint {origin}: {error}") from error
+    learner.policy.load_state_dict(checkpoint.tensors)
 
 
 def check_architecture(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], origin: Path) -> None:
@@ -181,12 +251,18 @@ def _write(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    kept = {name: value for name, value in checkpoint.learner.items() if isinstance(value, torch.Tensor)}
+    tensors = checkpoint.tensors | {f"{_LEARNER}{name}": tensor for name, tensor in kept.items()}
+    # Cloned, since safetensors refuses tensors that share memory.
+    tensors = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
     state = {
         "format": _FORMAT,
         "iteration": checkpoint.iteration,
         "score": checkpoint.score,
         "state": checkpoint.state,
+        "learner": {name: value for name, value in checkpoint.learner.items() if name not in kept},
     }
     text = json.dumps(state, indent=2, sort_keys=True, allow_nan=False) + "\n"
     return {STATE: text.encode(), TENSORS: tensors_to_bytes(tensors)}
@@ -199,14 +275,20 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
         if state["format"] != _FORMAT:
             raise CheckpointError(f"{folder / STATE} is of format {state['format']!r}, and only {_FORMAT} is known")
         iteration, score, rest = state["iteration"], state["score"], state["state"]
-        if type(iteration) is not int or not isinstance(score, float | int | None) or not isinstance(rest, dict):
+        # Checkpoints of version 0.1 have no such entry: no algorithm kept anything.
+        learner = state.get("learner", {})
+        mappings = isinstance(rest, dict) and isinstance(learner, dict)
+        if type(iteration) is not int or not isinstance(score, float | int | None) or not mappings:
             raise TypeError("an entry has the wrong type")
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE} holds no checkpoint's state: {error}") from error
     try:
-        return Checkpoint(iteration, tensors_from_bytes(contents[TENSORS]), score, rest)
+        tensors = tensors_from_bytes(contents[TENSORS])
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / TENSORS} is no safetensors file: {error}") from error
+    kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LEARNER)}
+    learner |= {name.removeprefix(_LEARNER): tensor for name, tensor in kept.items()}
+    return Checkpoint(iteration, tensors, score, rest, learner)
 
 
 def _read(folder: Path, name: str) -> bytes:

@@ -8,9 +8,8 @@ from typing import Self
 
 from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
-from maml_rl.policies import Policy
 from maml_rl.runs.atomic_files import discard, replace_file, sync_folder
-from maml_rl.runs.checkpoint import Checkpoint, check_architecture, latest_intact, save_checkpoint
+from maml_rl.runs.checkpoint import Checkpoint, Learner, latest_intact, restore, save_checkpoint
 from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog
 
 CONFIG = "config.json"
@@ -39,7 +38,7 @@ class RunFolder:
     Args:
         folder: the run's own.
         config: what is run.
-        policy: a resumed run loads its parameters into it.
+        learner: checkpoints are taken of it, and a resumed run restores it.
         resume: go on from the newest intact checkpoint.
         overwrite: remove the run that is there.
 
@@ -55,10 +54,10 @@ class RunFolder:
     """
 
     def __init__(
-        self, folder: str | Path, config: Config, policy: Policy, *, resume: bool = False, overwrite: bool = False
+        self, folder: str | Path, config: Config, learner: Learner, *, resume: bool = False, overwrite: bool = False
     ) -> None:
         self.path = Path(folder)
-        self._config, self._policy = config, policy
+        self._config, self._learner = config, learner
         self.iteration, self.env_steps = 0, 0
         check_run_folder(self.path, resume=resume, overwrite=overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -91,7 +90,7 @@ class RunFolder:
         self.iteration, self.env_steps = metrics["iteration"] + 1, metrics["env_steps"]
 
     def save(self, score: float | None) -> Path:
-        """Write a checkpoint of the policy after the finished iterations.
+        """Write a checkpoint after the finished iterations.
 
         Raises:
             CheckpointError: If it cannot be written.
@@ -101,8 +100,9 @@ class RunFolder:
         return self._save(score)
 
     def _save(self, score: float | None) -> Path:
-        tensors = dict(self._policy.state_dict())
-        checkpoint = Checkpoint(self.iteration, tensors, score, {"env_steps": self.env_steps})
+        state = {"env_steps": self.env_steps, "algorithm": self._config.algorithm}
+        tensors = dict(self._learner.policy.state_dict())
+        checkpoint = Checkpoint(self.iteration, tensors, score, state, self._learner.state_dict())
         return save_checkpoint(checkpoint, self.path / CHECKPOINTS, self._config.keep_checkpoints)
 
     def _create(self) -> None:
@@ -117,6 +117,8 @@ class RunFolder:
 
     def _resume(self) -> None:
         before = load_config(self.path / CONFIG)
+        if before.algorithm == self._config.algorithm:
+            before = before.with_algorithm_settings(before.check_algorithm_settings(self._learner.Settings))
         changed = [key for key in self._config.differences(before) if key not in _MAY_CHANGE]
         if changed:
             raise ConfigError(
@@ -124,8 +126,7 @@ class RunFolder:
                 "resume it with its own config, or choose another --output-folder"
             )
         path, checkpoint = latest_intact(self.path / CHECKPOINTS)
-        check_architecture(checkpoint.tensors, self._policy.state_dict(), path)
-        self._policy.load_state_dict(checkpoint.tensors)
+        restore(checkpoint, self._learner, self._config.algorithm, path)
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
         replace_file(self.path / CONFIG, self._config.to_json().encode())
 

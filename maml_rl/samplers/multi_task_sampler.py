@@ -11,7 +11,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from maml_rl.adaptation import adapt
+from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.arguments import check_count
@@ -206,11 +206,12 @@ class MultiTaskSampler(Closing):
         self,
         tasks: Sequence[Task],
         num_steps: int = 1,
-        fast_lr: float | Sequence[float] = 0.5,
+        fast_lr: RuleLike | None = None,
         gamma: float = 0.95,
         gae_lambda: float = 1.0,
         device: torch.device | str = "cpu",
         *,
+        rule: AdaptationRule | None = None,
         bootstrap: bool = True,
     ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
         """Adapt the policy to every task by gradient steps, new episodes before each, and sample the adapted policies.
@@ -218,38 +219,80 @@ class MultiTaskSampler(Closing):
         Args:
             tasks: M tasks.
             num_steps: K, inner gradient steps.
-            fast_lr: step size, or one per step.
+            fast_lr: step size, or one per step, in place of a rule; 0.5 if there is neither.
             gamma: discount in [0, 1].
             gae_lambda: in [0, 1].
             device: where the episodes go and the adaptation runs.
+            rule: how a task's parameters come from its episodes.
             bootstrap: continue truncated episodes with the value of their final observation.
 
         Returns:
             `(train_episodes, valid_episodes)`: `train_episodes[step][task]` before each step, `valid_episodes[task]`
             after all.
+
+        Raises:
+            TypeError: If both `fast_lr` and `rule` are given, or the sampler has no baseline.
+            ValueError: If there are not as many step sizes as steps.
         """
-        if self.baseline is None:
-            raise TypeError("sample needs a baseline; pass LinearFeatureBaseline(input_size) to MultiTaskSampler")
-        step_sizes = [fast_lr] * num_steps if isinstance(fast_lr, int | float) else list(fast_lr)
-        if len(step_sizes) != num_steps:
-            raise ValueError(f"fast_lr has {len(step_sizes)} step sizes for {num_steps} steps; give one for each")
+        if fast_lr is not None and rule is not None:
+            raise TypeError("sample expects either a fast_lr or a rule, got both")
+        rule = rule or as_rule(0.5 if fast_lr is None else fast_lr)
+        options: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda, "device": device, "bootstrap": bootstrap}
+        train_episodes, params = self.adapt(tasks, num_steps, rule, **options)
+        return train_episodes, self._phase(tasks, params, **options)
 
-        def phase(params: Mapping[str, Tensor] | None) -> TaskEpisodes:
-            episodes = self.rollout(tasks, params).to(device)
-            # Many small operations: threads that wait for each other between them cost more than they give.
-            with self.timer.stage("advantages"), intra_op_threads(1):
-                episodes.compute_advantages(self.baseline, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
-            return episodes
+    def adapt(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int,
+        rule: AdaptationRule,
+        *,
+        gamma: float = 0.95,
+        gae_lambda: float = 1.0,
+        device: torch.device | str = "cpu",
+        bootstrap: bool = True,
+    ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
+        """Adapt the policy to every task, new episodes before each gradient step; see `sample` for the arguments.
 
+        Returns:
+            `(train_episodes, params)`: the episodes before each step, and the adapted parameters (M, ...), which
+            `rollout` takes; None where there is no step.
+
+        Raises:
+            TypeError: If the sampler has no baseline.
+            ValueError: If there are not as many step sizes as steps.
+        """
         params: Mapping[str, Tensor] | None = None
         train_episodes = []
-        for step_size in step_sizes:
-            episodes = phase(params)
-            episodes.fast_lr = step_size
+        for step, step_size in enumerate(rule.step_sizes(num_steps)):
+            episodes = self._phase(
+                tasks, params, gamma=gamma, gae_lambda=gae_lambda, device=device, bootstrap=bootstrap
+            )
+            episodes.fast_lr = None if isinstance(step_size, Mapping) else step_size
+            episodes.rule = rule.name()
             with self.timer.stage("inner"):
-                params = adapt(self.policy, episodes, params, step_size=step_size, create_graph=False)
+                params = adapt(self.policy, episodes, params, rule=rule, step=step, create_graph=False)
             train_episodes.append(episodes)
-        return train_episodes, phase(params)
+        return train_episodes, params
+
+    def _phase(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        device: torch.device | str,
+        bootstrap: bool,
+    ) -> TaskEpisodes:
+        """Sample one phase, with advantages."""
+        if self.baseline is None:
+            raise TypeError("sample needs a baseline; pass LinearFeatureBaseline(input_size) to MultiTaskSampler")
+        episodes = self.rollout(tasks, params).to(device)
+        # Many small operations: threads that wait for each other between them cost more than they give.
+        with self.timer.stage("advantages"), intra_op_threads(1):
+            episodes.compute_advantages(self.baseline, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
+        return episodes
 
     def sample_async(self, tasks: Sequence[Task], **options: Any) -> Callable[[], Any]:
         """Return the call of `sample` with these arguments, for `sample_wait`, which does the work.

@@ -42,7 +42,7 @@ def terminal_of(columns: int) -> Iterator[Callable[[], str]]:
 
 
 def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
-    with terminal_of(80) as read, TrainingProgress(500, 1, "seed 3") as progress:
+    with terminal_of(80) as read, TrainingProgress(500, "seed 3") as progress:
         progress(metrics_of(122, -171.26, -158.04))
         progress._bar.refresh()
         lines = [line for line in re.split(r"[\r\n]", read()) if line.strip()]
@@ -55,13 +55,13 @@ def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
 def test_nothing_is_drawn_where_nobody_looks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with TrainingProgress(2, 1) as progress:
+    with TrainingProgress(2) as progress:
         progress(metrics_of(0, -71.0, -58.0))
     assert capsys.readouterr() == ("", "")
 
 
 def test_summary_has_the_first_and_the_last_iteration_and_what_they_took() -> None:
-    with TrainingProgress(3, 2) as progress:
+    with TrainingProgress(3) as progress:
         for iteration in range(3):
             progress(metrics_of(iteration, -9.0 + iteration, -8.0, -7.0 + iteration))
     assert progress.summary().splitlines() == [
@@ -72,20 +72,20 @@ def test_summary_has_the_first_and_the_last_iteration_and_what_they_took() -> No
 
 
 def test_summary_of_a_method_without_adaptation_has_one_return() -> None:
-    with TrainingProgress(1, 0) as progress:
+    with TrainingProgress(1) as progress:
         progress(metrics_of(0, -9.0))
     assert progress.summary().splitlines()[0] == "iteration     0: return -9.0"
 
 
 def test_run_with_nothing_left_to_do_says_so() -> None:
-    with TrainingProgress(3, 1) as progress:
+    with TrainingProgress(3) as progress:
         pass
     assert progress.summary() == "no iteration was left to do"
     assert progress.profile() == ""
 
 
 def test_profile_ranks_the_stages() -> None:
-    with TrainingProgress(2, 1) as progress:
+    with TrainingProgress(2) as progress:
         for iteration in range(2):
             progress(metrics_of(iteration, -9.0, -8.0, inner=0.25, outer=0.5))
     assert [line.split() for line in progress.profile().splitlines()] == [["outer", "50.0%"], ["inner", "25.0%"]]

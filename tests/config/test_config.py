@@ -63,8 +63,7 @@ def test_mappings_in_a_list_may_share_keys() -> None:
         ("fast-lr: .nan", "a finite number", "nan"),
         ("gamma: 1.5", "at most 1", "1.5"),
         ("gae-lambda: -0.1", "at least 0", "-0.1"),
-        ("ls-backtrack-ratio: 1.0", "less than 1", "1.0"),
-        ("first-order: 1", "true or false", "1"),
+        ("bootstrap: 1", "true or false", "1"),
         ("hidden-sizes: 64", "a list", "64"),
         ("hidden-sizes: [64, -1]", "entry 2: expected at least 1", "-1"),
         ("nonlinearity: sigmoid", "'relu' or 'tanh'", "'sigmoid'"),
@@ -145,7 +144,7 @@ def test_config_without_env_kwargs_has_none(text: str) -> None:
     ("text", "value"), [("1e-2", 0.01), ("1.0e-2", 0.01), ("1E+0", 1.0), (".5e1", 5.0), ("2", 2.0)]
 )
 def test_number_without_a_point_is_still_a_number(text: str, value: float) -> None:
-    assert config_of(f"env-name: a\nmax-kl: {text}").max_kl == value
+    assert config_of(f"env-name: a\nfast-lr: {text}").fast_lr == value
 
 
 def test_nonlinearity_of_earlier_configs_is_understood() -> None:

@@ -62,7 +62,7 @@ def test_published_protocol_is_the_published_one() -> None:
     for config in (navigation, cheetah):
         assert config.hidden_sizes == (100, 100)
         assert config.nonlinearity == "relu"
-        assert (config.fast_batch_size, config.gamma, config.max_kl) == (20, 0.99, 0.01)
+        assert (config.fast_batch_size, config.gamma, config.algorithm_settings["max-kl"]) == (20, 0.99, 0.01)
         assert config.evaluation_steps == 3
     assert (navigation.max_episode_steps, navigation.meta_batch_size, navigation.num_batches) == (100, 40, 100)
     assert (navigation.fast_lr, navigation.env_kwargs["normalization_scale"]) == (0.5, 1.0)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
-from maml_rl.config.config import Halving
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import statistics as intervals
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, evaluate, interval_scope, pooled_intervals, step_schedule
+from maml_rl.experiment.evaluate import Evaluation, evaluate, interval_scope, pooled_intervals
 from maml_rl.experiment.statistics import interquartile_mean, mean
 
 SMALL = {
@@ -32,7 +32,14 @@ def config_of(**values: Any) -> Config:
 def small_evaluation(**options: Any) -> Evaluation:
     return evaluate(
         make_experiment(config_of()),
-        **{"num_batches": 2, "meta_batch_size": 3, "step_sizes": (0.1, 0.05), "num_workers": 0, **options},
+        **{
+            "num_batches": 2,
+            "meta_batch_size": 3,
+            "num_steps": 2,
+            "rule": AdaptationRule([0.1, 0.05]),
+            "num_workers": 0,
+            **options,
+        },
     )
 
 
@@ -45,7 +52,7 @@ def test_every_task_has_returns_after_every_step() -> None:
 
 
 def test_no_step_is_an_evaluation_without_adaptation() -> None:
-    assert small_evaluation(step_sizes=()).returns.shape == (6, 1, 4)
+    assert small_evaluation(num_steps=0, rule=None).returns.shape == (6, 1, 4)
 
 
 def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None:
@@ -57,7 +64,7 @@ def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None
 def test_evaluation_leaves_the_policy_as_it_was() -> None:
     experiment = make_experiment(config_of())
     before = {name: tensor.clone() for name, tensor in experiment.policy.state_dict().items()}
-    evaluate(experiment, num_batches=1, meta_batch_size=2, step_sizes=(0.5,), num_workers=0)
+    evaluate(experiment, num_batches=1, meta_batch_size=2, num_steps=1, num_workers=0)
     for name, tensor in experiment.policy.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -81,30 +88,16 @@ def test_tasks_and_episodes_are_never_those_of_training_with_the_same_seed() -> 
 def test_adapting_on_a_bandit_raises_the_return() -> None:
     config = config_of(env_name="Bandit-K5-v0", max_episode_steps=None, fast_batch_size=200)
     experiment = make_experiment(config)
-    evaluation = evaluate(experiment, meta_batch_size=20, step_sizes=(2.0, 2.0), num_workers=0)
+    evaluation = evaluate(experiment, meta_batch_size=20, num_steps=2, rule=AdaptationRule(2.0), num_workers=0)
     before, _, after = evaluation.intervals()[:, 0]
     # An unadapted policy pulls about every arm alike, worth 1/2; the best of five arms is worth 5/6.
     assert before == pytest.approx(0.5, abs=0.06)
     assert 0.6 < after < 0.9
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "halve", "sizes"),
-    [
-        (0, "once", ()),
-        (1, "once", (0.5,)),
-        (3, "once", (0.5, 0.25, 0.25)),
-        (3, "never", (0.5, 0.5, 0.5)),
-        (4, "always", (0.5, 0.25, 0.125, 0.0625)),
-    ],
-)
-def test_steps_are_halved_never_once_or_always(num_steps: int, halve: Halving, sizes: tuple[float, ...]) -> None:
-    assert step_schedule(0.5, num_steps, halve=halve) == sizes
-
-
 def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num-steps must not be negative, got -1"):
-        step_schedule(0.5, -1, halve="once")
+    with pytest.raises(ConfigError, match="num-steps must be at least 0, got -1"):
+        small_evaluation(num_steps=-1)
     with pytest.raises(ConfigError, match="meta-batch-size must be at least 1, got 0"):
         small_evaluation(meta_batch_size=0)
     with pytest.raises(ConfigError, match="num-batches must be at least 1, got -1"):
@@ -183,7 +176,7 @@ def test_interval_of_policies_on_fixed_tasks_covers_the_algorithm_on_them(polici
 def test_interval_on_fixed_navigation_tasks_covers_what_many_adaptations_show() -> None:
     tasks = [{"goal": np.array(goal)} for goal in ([0.3, 0.2], [-0.4, 0.1], [0.0, -0.5])]
     # A step so large that the adapted parameters are mostly noise.
-    every = small_evaluation(tasks=tasks, step_sizes=(2.0,), repetitions=90)
+    every = small_evaluation(tasks=tasks, num_steps=1, rule=AdaptationRule(2.0), repetitions=90)
     assert every.returns.shape == (3, 2, 360)
     truth = every.task_returns().mean(axis=0)
     thirty = [replace(every, returns=part, repetitions=3) for part in np.split(every.returns, 30, axis=2)]
@@ -294,7 +287,7 @@ def test_recorded_infos_are_evaluated_shown_and_saved(tmp_path: Path) -> None:
         make_experiment(config_of(env_name="lamp_env:Lamp-v0")),
         num_batches=2,
         meta_batch_size=3,
-        step_sizes=(0.1,),
+        num_steps=1,
         num_workers=0,
     )
     power = np.array([task["power"] for task in evaluation.tasks])

@@ -154,7 +154,7 @@ def test_policy_of_another_family_is_refused(run_folder: Path) -> None:
 
 
 def test_negative_number_of_steps_is_refused(run_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="num-steps must not be negative"):
+    with pytest.raises(ValueError, match="number of inner steps must not be negative"):
         maml_rl.adapt_to_task(maml_rl.load_policy(run_folder), "2DNavigation-v0", GOAL, num_steps=-1)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.reference_update import ReferenceUpdate
-from maml_rl.adaptation import reinforce
+from maml_rl.adaptation import AdaptationRule, adapt_steps
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.meta_objective import MetaObjective
@@ -24,24 +24,21 @@ WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "auto
 
 
 def meta_objective(policy: Policy, train: list[TaskEpisodes], valid: TaskEpisodes, **options: Any) -> MetaObjective:
-    return MetaObjective(
-        policy,
-        train,
-        valid,
-        step_sizes=STEP_SIZES[: len(train)],
-        inner_loss=reinforce,
-        objective=surrogate,
-        device=torch.device("cpu"),
-        **options,
-    )
+    settings: dict[str, Any] = {"rule": AdaptationRule(STEP_SIZES[: len(train)]), "device": torch.device("cpu")}
+    return MetaObjective(policy, train, valid, **{"objective": surrogate, **settings, **options})
 
 
-def linearised(
+def anchored(meta: MetaObjective, theta: Tensor) -> tuple[float, Tensor]:
+    meta.anchor(theta)
+    return meta.gradient(theta)
+
+
+def linearized(
     policy: Policy, train: list[TaskEpisodes], valid: TaskEpisodes, **options: Any
 ) -> tuple[float, Tensor, Tensor]:
     """Return loss, gradient, and a curvature product."""
     with meta_objective(policy, train, valid, **options) as meta:
-        loss, gradient = meta.linearise(meta.initial_parameters())
+        loss, gradient = anchored(meta, meta.initial_parameters())
         return loss, gradient, meta.curvature_product(direction(policy))
 
 
@@ -53,7 +50,7 @@ def test_meta_gradient_is_the_slope_of_the_loss_after_adaptation(kind: str, num_
     size, step = direction(policy).numel(), 1e-5
     with meta_objective(policy, train, valid, automatic=automatic) as meta:
         theta = meta.initial_parameters()
-        _, gradient = meta.linearise(theta)
+        _, gradient = anchored(meta, theta)
         slopes = torch.empty(size, dtype=torch.float64)
         for index, axis in enumerate(torch.eye(size, dtype=torch.float64)):
             ahead, behind = meta.evaluate(theta + step * axis)[0], meta.evaluate(theta - step * axis)[0]
@@ -69,7 +66,7 @@ def test_curvature_product_is_the_second_slope_of_the_divergence(kind: str, num_
     policy, train, valid = make_problem(kind, num_steps, RAGGED)
     with meta_objective(policy, train, valid, automatic=automatic) as meta:
         theta, step = meta.initial_parameters(), 1e-3
-        meta.linearise(theta)
+        anchored(meta, theta)
         for seed in range(3):
             vector = direction(policy, seed)
             vector = vector / vector.norm()
@@ -91,7 +88,7 @@ def test_everything_agrees_with_the_double_backward_version(
     expected_loss, expected_gradient, product = ReferenceUpdate(
         policy, train, valid, STEP_SIZES[:num_steps]
     ).gradient_and_product()
-    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic)
+    loss, gradient, curvature = linearized(policy, train, valid, automatic=automatic)
     assert loss == pytest.approx(expected_loss, rel=1e-12)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(curvature, product(direction(policy)), rtol=1e-10, atol=1e-12)
@@ -102,10 +99,10 @@ def test_first_order_agrees_with_the_double_backward_version_and_differs_from_se
     policy, train, valid = make_problem("normal", 2, RAGGED)
     reference = ReferenceUpdate(policy, train, valid, STEP_SIZES[:2], first_order=True)
     _, expected_gradient, product = reference.gradient_and_product()
-    _, gradient, curvature = linearised(policy, train, valid, first_order=True, automatic=automatic)
+    _, gradient, curvature = linearized(policy, train, valid, first_order=True, automatic=automatic)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(curvature, product(direction(policy)), rtol=1e-10, atol=1e-12)
-    _, second_order, _ = linearised(policy, train, valid, automatic=automatic)
+    _, second_order, _ = linearized(policy, train, valid, automatic=automatic)
     assert float((gradient - second_order).norm()) > 0.01 * float(gradient.norm())
 
 
@@ -113,9 +110,9 @@ def test_first_order_agrees_with_the_double_backward_version_and_differs_from_se
 @ALL_KINDS
 def test_chunks_of_any_size_and_what_is_kept_do_not_matter(kind: str, automatic: bool) -> None:
     policy, train, valid = make_problem(kind, 2, ((5, 2), (1, 3), (4, 4), (2, 2), (3, 5)))
-    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic, tasks_per_chunk=5)
+    loss, gradient, curvature = linearized(policy, train, valid, automatic=automatic, tasks_per_chunk=5)
     for options in ({"tasks_per_chunk": 1}, {"tasks_per_chunk": 2}, {"tasks_per_chunk": 2, "cache": 0}):
-        other = linearised(policy, train, valid, automatic=automatic, **options)
+        other = linearized(policy, train, valid, automatic=automatic, **options)
         assert other[0] == pytest.approx(loss, rel=1e-13)
         torch.testing.assert_close(other[1], gradient, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(other[2], curvature, rtol=1e-11, atol=1e-13)
@@ -128,7 +125,7 @@ def test_number_of_threads_does_not_change_a_bit(cache: int) -> None:
     try:
         for count in (1, 2, 2):
             torch.set_num_threads(count)
-            loss, gradient, curvature = linearised(policy, train, valid, tasks_per_chunk=1, cache=cache)
+            loss, gradient, curvature = linearized(policy, train, valid, tasks_per_chunk=1, cache=cache)
             results.append((loss, gradient.numpy().tobytes(), curvature.numpy().tobytes()))
     finally:
         torch.set_num_threads(before)
@@ -138,13 +135,13 @@ def test_number_of_threads_does_not_change_a_bit(cache: int) -> None:
 @WAYS
 def test_padding_does_not_matter_whatever_it_holds(automatic: bool) -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
-    expected = linearised(policy, train, valid, automatic=automatic)
+    expected = linearized(policy, train, valid, automatic=automatic)
     for episodes in (*train, valid):
         padding = episodes.mask == 0
         assert bool(padding.any())
         for values in (episodes.observations, episodes.actions, episodes.advantages):
             values[padding] = torch.nan
-    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic)
+    loss, gradient, curvature = linearized(policy, train, valid, automatic=automatic)
     assert loss == expected[0]
     assert torch.equal(gradient, expected[1])
     assert torch.equal(curvature, expected[2])
@@ -152,8 +149,8 @@ def test_padding_does_not_matter_whatever_it_holds(automatic: bool) -> None:
 
 def test_policy_of_unknown_structure_gives_the_same_as_a_perceptron() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
-    loss, gradient, curvature = linearised(policy, train, valid)
-    other_loss, other_gradient, other_curvature = linearised(OpaquePolicy(policy), train, valid)
+    loss, gradient, curvature = linearized(policy, train, valid)
+    other_loss, other_gradient, other_curvature = linearized(OpaquePolicy(policy), train, valid)
     assert other_loss == pytest.approx(loss, rel=1e-12)
     torch.testing.assert_close(other_gradient, gradient, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(other_curvature, curvature, rtol=1e-10, atol=1e-12)
@@ -162,9 +159,9 @@ def test_policy_of_unknown_structure_gives_the_same_as_a_perceptron() -> None:
 @WAYS
 def test_curvature_of_a_fraction_is_that_of_these_episodes_along_the_same_adaptation(automatic: bool) -> None:
     policy, train, valid = make_problem("normal", 1, ((4, 4, 4, 4), (4, 4, 4, 4)))
-    expected_loss, expected_gradient, _ = linearised(policy, train, valid, automatic=automatic)
+    expected_loss, expected_gradient, _ = linearized(policy, train, valid, automatic=automatic)
     adapted = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1]).adapted()
-    loss, gradient, curvature = linearised(policy, train, valid, automatic=automatic, curvature_fraction=0.5)
+    loss, gradient, curvature = linearized(policy, train, valid, automatic=automatic, curvature_fraction=0.5)
     assert loss == expected_loss
     assert torch.equal(gradient, expected_gradient)
 
@@ -209,13 +206,13 @@ def some(episodes: TaskEpisodes, columns: list[int]) -> TaskEpisodes:
 
 def test_recorded_log_probabilities_are_what_the_ratio_is_taken_against() -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
-    plain, _, _ = linearised(policy, train, valid)
+    plain, _, _ = linearized(policy, train, valid)
     # The sampling policy is said to have been exp(0.5) times less likely to act so: the ratio is that much larger.
     distribution = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1])
     distribution.loss_and_kl()
     assert distribution.old_log_probs is not None
     valid.log_probs = distribution.old_log_probs - 0.5
-    recorded, _, _ = linearised(policy, train, valid)
+    recorded, _, _ = linearized(policy, train, valid)
     assert recorded == pytest.approx(plain * 1.6487212707001282, rel=1e-12)
 
 
@@ -230,13 +227,70 @@ def test_numbers_that_are_not_finite_are_named(spoil: Any, message: str) -> None
     policy, train, valid = make_problem("normal", 1, FULL)
     spoil(train, valid)
     with pytest.raises(NonFiniteError, match=message):
-        linearised(policy, train, valid)
+        linearized(policy, train, valid)
+
+
+@WAYS
+@pytest.mark.parametrize("first_order", [False, True])
+def test_gradient_away_from_the_old_parameters_is_the_slope_of_the_loss_there(
+    automatic: bool, first_order: bool
+) -> None:
+    policy, train, valid = make_problem("normal", 1, RAGGED)
+    with meta_objective(policy, train, valid, automatic=automatic, first_order=first_order) as meta:
+        theta = meta.initial_parameters()
+        with pytest.raises(RuntimeError, match="anchor must be called first"):
+            meta.gradient(theta)
+        loss, gradient = anchored(meta, theta)
+        there = theta + 0.1 * direction(policy)
+        moved_loss, moved_gradient = meta.gradient(there)
+        assert moved_loss == pytest.approx(meta.evaluate(there)[0], rel=1e-12)
+        assert moved_loss != loss
+        vector, step = direction(policy, 1), 1e-5
+        slope = (meta.evaluate(there + step * vector)[0] - meta.evaluate(there - step * vector)[0]) / (2.0 * step)
+        assert (float(moved_gradient @ vector) == pytest.approx(slope, rel=1e-6)) is not first_order
+        # What is asked in between changes neither the old parameters nor the gradient there.
+        again = meta.gradient(theta)
+        assert again[0] == loss
+        assert torch.equal(again[1], gradient)
+
+
+@WAYS
+@pytest.mark.parametrize("by_name", [False, True], ids=["some_parameters", "a_size_for_every_entry"])
+def test_gradient_and_curvature_through_a_rule_by_parameter_agree_with_double_backward(
+    automatic: bool, by_name: bool
+) -> None:
+    policy, train, valid = make_problem("normal", 2, RAGGED)
+    own = dict(policy.named_parameters())
+    rule = AdaptationRule(0.3, parameters=list(own)[2:])
+    if by_name:
+        rule = AdaptationRule({name: param.detach().sigmoid() for name, param in own.items()})
+    valid.mask = valid.mask.double()
+    adapted = adapt_steps(policy, train, rule=rule)
+    old_log_probs = policy.log_prob(valid.observations, valid.actions).detach() * valid.mask
+    loss = surrogate(policy.log_prob(valid.observations, valid.actions, adapted), old_log_probs, valid).mean()
+    valid.log_probs = old_log_probs
+    expected = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(own.values()))])
+    with meta_objective(policy, train, valid, automatic=automatic, rule=rule) as meta:
+        theta = meta.initial_parameters()
+        found, gradient = anchored(meta, theta)
+        assert found == pytest.approx(loss.item(), rel=1e-10)
+        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+        vector, step = direction(policy) / direction(policy).norm(), 1e-3
+        ahead, behind = meta.evaluate(theta + step * vector)[1], meta.evaluate(theta - step * vector)[1]
+        curvature = float(vector @ meta.curvature_product(vector))
+        assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
+
+
+def test_rule_for_parameters_that_the_policy_does_not_have_is_refused() -> None:
+    policy, train, valid = make_problem("normal", 1, FULL)
+    with pytest.raises(ValueError, match="the rule adapts head, but the policy's parameters are"):
+        meta_objective(policy, train, valid, rule=AdaptationRule(0.1, parameters=["head"]))
 
 
 def test_curvature_that_overflows_is_named() -> None:
     policy, train, valid = make_problem("normal", 1, FULL, dtype=torch.float32)
     with meta_objective(policy, train, valid) as meta:
-        meta.linearise(meta.initial_parameters())
+        anchored(meta, meta.initial_parameters())
         with pytest.raises(NonFiniteError, match="the curvature of the divergence is not finite"):
             meta.curvature_product(1e38 * direction(policy))
 
@@ -244,7 +298,7 @@ def test_curvature_that_overflows_is_named() -> None:
 def test_work_leaves_the_policy_alone_until_it_is_written() -> None:
     policy, train, valid = make_problem("normal", 1, FULL)
     before = [param.detach().clone() for param in policy.parameters()]
-    linearised(policy, train, valid)
+    linearized(policy, train, valid)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), before, strict=True))
     assert all(param.grad is None and param.requires_grad for param in policy.parameters())
     with meta_objective(policy, train, valid) as meta:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, evaluate, step_schedule
+from maml_rl.experiment.evaluate import Evaluation, evaluate
 from maml_rl.experiment.task_files import save_tasks
 from maml_rl.report.runs import read_runs
 from maml_rl.report.trial import find_out
@@ -27,8 +27,7 @@ def test_trial_samples_what_the_evaluation_samples(navigation_runs: Path) -> Non
     assert found.trial is not None
     config = group.config
     experiment = make_experiment(config)
-    step_sizes = step_schedule(config.fast_lr, 2, halve=config.halve_step_size)
-    untrained = evaluate(experiment, meta_batch_size=3, step_sizes=step_sizes, num_workers=0)
+    untrained = evaluate(experiment, meta_batch_size=3, num_steps=2, num_workers=0)
     assert found.untrained is not None
     np.testing.assert_array_equal(found.untrained.returns, untrained.returns)
     assert found.trial.evaluation.returns.shape == (3, 3, 4)

@@ -1,0 +1,330 @@
+"""What an algorithm is: the protocol of metalearners, and the registry of their names.
+
+Training, evaluation, checkpoints, saved policies and reports know this protocol only, so that an algorithm is one file:
+a subclass of `MetaLearner` with its settings and its `update`, registered by name.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
+from maml_rl.config import Config, SettingsModel
+from maml_rl.config.yaml_source import suggest
+from maml_rl.envs.meta_env import Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Policy, as_policy, get_policy_for_env
+
+# What a metalearner keeps: tensors, and what JSON holds, under flat names.
+State: TypeAlias = dict[str, Any]
+
+
+class Sampler(Protocol):
+    """What a metalearner asks of a `MultiTaskSampler`; see there."""
+
+    policy: Policy
+
+    def rollout(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
+        """Sample the episodes of one phase under fixed parameters."""
+
+    def sample(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int = ...,
+        fast_lr: RuleLike | None = ...,
+        gamma: float = ...,
+        gae_lambda: float = ...,
+        device: torch.device | str = ...,
+        *,
+        rule: AdaptationRule | None = ...,
+        bootstrap: bool = ...,
+    ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
+        """Adapt the policy to every task, and sample the adapted policies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The episodes of a batch of tasks, as the metalearner collected them.
+
+    Attributes:
+        phases: for a learner that adapts by gradient steps the episodes before each step and after the last.
+    """
+
+    phases: Sequence[TaskEpisodes]
+
+    @property
+    def train_episodes(self) -> Sequence[TaskEpisodes]:
+        """The episodes before each inner step."""
+        return self.phases[:-1]
+
+    @property
+    def valid_episodes(self) -> TaskEpisodes:
+        """The episodes after the last inner step."""
+        return self.phases[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """How episodes are collected and their advantages estimated.
+
+    Attributes:
+        num_steps: inner steps in training.
+        gamma: discount in [0, 1].
+        gae_lambda: in [0, 1].
+        bootstrap: continue truncated episodes with the value of their final observation.
+    """
+
+    num_steps: int = 1
+    gamma: float = 0.99
+    gae_lambda: float = 1.0
+    bootstrap: bool = True
+
+
+class MetaLearner(ABC):
+    """One algorithm: how it collects, updates the meta-policy, adapts at test time, and what it keeps.
+
+    A subclass writes `update`. The rest is that of a learner whose inner loop takes gradient steps.
+
+    Args:
+        policy: a policy, or a module that `as_policy` takes; `update` changes its parameters in place.
+        rule: the inner loop; a step size means plain gradient steps. None for a learner that does not adapt by it.
+        settings: of the class's own `Settings`; its defaults if left out.
+        collection: how episodes are collected.
+        device: where the update is computed.
+
+    Attributes:
+        Settings: the algorithm's settings; in a config they are the section `algorithm-settings`.
+        columns: what the columns of `returns` count: inner steps, or the episodes of a trial.
+        record_log_probs: whether the sampler records the log-probability of every action.
+        rule: the inner loop. `update` may replace it (by one with newly learned step sizes, say), but never changes it
+            in place: with `prefetch` another thread is using it.
+        optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
+    """
+
+    Settings: ClassVar[type[SettingsModel]] = SettingsModel
+    columns: ClassVar[Literal["step", "episode"]] = "step"
+    record_log_probs: ClassVar[bool] = False
+    optimizer: torch.optim.Optimizer | None = None
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        rule: RuleLike | None = 0.1,
+        *,
+        settings: SettingsModel | None = None,
+        collection: Collection | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.policy = as_policy(policy)
+        self.rule = None if rule is None else as_rule(rule)
+        self.settings = self.Settings() if settings is None else settings
+        self.collection = collection or Collection()
+        self.device = torch.device(device)
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        """Make the initial policy for the spaces of `env`.
+
+        Raises:
+            TypeError: If a space is not supported.
+        """
+        return get_policy_for_env(env, config.hidden_sizes, config.nonlinearity, seed=config.seed)
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> AdaptationRule | None:
+        """Make the inner loop."""
+        return AdaptationRule(config.fast_lr)
+
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes."""
+        return cls(
+            policy,
+            cls.make_rule(policy, config, settings),
+            settings=settings,
+            collection=Collection(
+                num_steps=config.training_steps,
+                gamma=config.gamma,
+                gae_lambda=config.gae_lambda,
+                bootstrap=config.bootstrap,
+            ),
+            device=device,
+        )
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        """Sample what one update learns from."""
+        return self._phases(sampler, tasks, self.collection.num_steps, self.rule)
+
+    @abstractmethod
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Improve the policy's parameters.
+
+        Args:
+            batch: from `collect`.
+
+        Returns:
+            Metrics by name: numbers and booleans.
+
+        Raises:
+            NonFiniteError: If the loss or its gradient is not finite.
+        """
+
+    def test(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None = None
+    ) -> Batch:
+        """Adapt to tasks as it is done after training, and sample what `returns` reads; nothing is learned.
+
+        Args:
+            sampler: its policy is adapted.
+            tasks: M tasks.
+            num_steps: inner steps; a learner without inner steps ignores it.
+            rule: another inner loop than the learner's own.
+        """
+        return self._phases(sampler, tasks, num_steps, rule or self.rule)
+
+    def returns(self, batch: Batch) -> Tensor:
+        """Return the undiscounted returns of the episodes, (M, columns, B): one column for each number of inner steps.
+
+        A learner with a memory has one for each episode of the trial.
+        """
+        return torch.stack([episodes.episode_returns() for episodes in batch.phases], dim=1)
+
+    def infos(self, batch: Batch) -> dict[str, Tensor]:
+        """Return one number of each recorded info for every episode, (M, columns, B) by name; see `returns`."""
+        of_phases = [episodes.episode_infos() for episodes in batch.phases]
+        return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
+
+    def state_dict(self) -> State:
+        """Return what the learner keeps beside its policy, under flat names: tensors, and what JSON holds.
+
+        The state of `optimizer` is part of it. A resumed run is bit-identical if all that `update` reads is here.
+        """
+        return {} if self.optimizer is None else _optimizer_state(self.optimizer)
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: If it does not fit.
+        """
+        if self.optimizer is not None:
+            _load_optimizer_state(self.optimizer, state)
+
+    def _phases(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None) -> Batch:
+        train_episodes, valid_episodes = sampler.sample(
+            tasks,
+            num_steps,
+            rule=rule,
+            gamma=self.collection.gamma,
+            gae_lambda=self.collection.gae_lambda,
+            bootstrap=self.collection.bootstrap,
+            device=self.device,
+        )
+        return Batch([*train_episodes, valid_episodes])
+
+
+_OPTIMIZER = "optimizer"
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> State:
+    """Return an optimizer's state as {"optimizer.0.exp_avg": tensor, ...}; its hyperparameters are settings."""
+    return {
+        f"{_OPTIMIZER}.{index}.{name}": value
+        for index, entries in optimizer.state_dict()["state"].items()
+        for name, value in entries.items()
+    }
+
+
+def _load_optimizer_state(optimizer: torch.optim.Optimizer, state: State) -> None:
+    whole = optimizer.state_dict()
+    entries: dict[int, dict[str, Any]] = {}
+    for key, value in state.items():
+        if match := re.fullmatch(rf"{_OPTIMIZER}\.(\d+)\.(\w+)", key):
+            entries.setdefault(int(match[1]), {})[match[2]] = value.clone() if isinstance(value, Tensor) else value
+    known = {index for group in whole["param_groups"] for index in group["params"]}
+    if not entries.keys() <= known:
+        raise ValueError(f"the optimizer's state is for {len(entries)} parameters, and there are {len(known)}")
+    optimizer.load_state_dict({**whole, "state": entries})
+
+
+# By name: a class, or where it is, so that an algorithm is imported when it is used.
+_REGISTRY: dict[str, type[MetaLearner] | str] = {}
+
+
+def register(name: str, learner: type[MetaLearner] | str) -> None:
+    """Give an algorithm a name for configs.
+
+    Args:
+        name: as in `algorithm: name`.
+        learner: the class, or "module:Class".
+
+    Raises:
+        ValueError: If the name is taken by another class, or holds a colon.
+    """
+    if ":" in name:
+        raise ValueError(f"the name of an algorithm holds no colon, got {name!r}")
+    if _REGISTRY.get(name, learner) is not learner:
+        raise ValueError(f"the name {name!r} is taken by {_REGISTRY[name]}; choose another")
+    _REGISTRY[name] = learner
+
+
+def algorithms() -> list[str]:
+    """Return the registered names."""
+    return list(_REGISTRY)
+
+
+def find_metalearner(name: str) -> type[MetaLearner]:
+    """Return the class of a registered name, or of "module:Class".
+
+    Raises:
+        ValueError: If there is none; with the nearest name.
+    """
+    found = _REGISTRY.get(name, name)
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        if not attribute:
+            raise ValueError(f"unknown algorithm {name!r}{suggest(name, algorithms())}")
+        try:
+            found = getattr(import_module(module), attribute)
+        except ImportError as error:
+            raise ValueError(
+                f"cannot import the algorithm {name!r} ({error}); put the folder of the module into PYTHONPATH"
+            ) from error
+        except AttributeError:
+            raise ValueError(f"the module {module} has no {attribute!r}") from None
+    if not (isinstance(found, type) and issubclass(found, MetaLearner)):
+        raise ValueError(f"{name!r} is no metalearner; make it a subclass of maml_rl.metalearners.MetaLearner")
+    clash = [key for key in _keys(found) if key in _keys(Config)]
+    if clash:
+        raise ValueError(f"the setting {clash[0]!r} of {name!r} is a key of every config; choose another name")
+    return found
+
+
+def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Config]:
+    """Return a config's algorithm, its checked settings, and the config with all of these written out.
+
+    Raises:
+        ConfigError: If there is no such algorithm, or a setting is unknown, mistyped or out of range.
+    """
+    try:
+        learner = find_metalearner(config.algorithm)
+    except ValueError as error:
+        raise config.error(str(error), "algorithm") from None
+
+    def explain_unknown(key: str) -> str:
+        owners = [name for name in algorithms() if key in _keys(find_metalearner(name))]
+        return f"; it is a setting of {owners[0]}, and the algorithm is {config.algorithm}" if owners else ""
+
+    settings = config.check_algorithm_settings(learner.Settings, explain_unknown)
+    return learner, settings, config.with_algorithm_settings(settings)
+
+
+def _keys(owner: Any) -> list[str]:
+    model = owner if issubclass(owner, SettingsModel) else owner.Settings
+    return [str(field.alias) for field in model.model_fields.values()]

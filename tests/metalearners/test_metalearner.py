@@ -1,0 +1,161 @@
+"""The protocol of metalearners: names, settings, and what is kept from one run to the next."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.errors import ConfigError
+from maml_rl.metalearners import MAMLTRPO, Batch, MetaLearner, find_metalearner, register
+from maml_rl.metalearners.metalearner import algorithm_of
+from tests.synthetic import make_policy, make_problem
+
+
+class Shift(MetaLearner):
+    """Adds to the policy what Adam makes of a gradient of ones."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.1)
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        assert self.optimizer is not None
+        for index, param in enumerate(self.policy.parameters()):
+            param.grad = torch.full_like(param, 1.0 + index)
+        self.optimizer.step()
+        return {}
+
+
+def config_of(text: str) -> Config:
+    return Config.from_mapping(parse_mapping(f"env-name: a\n{text}", "x.yaml"))
+
+
+def message_of(text: str, **overrides: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        algorithm_of(config_of(text).override(overrides))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_algorithm_is_found_by_name_and_by_module_and_class() -> None:
+    assert find_metalearner("maml-trpo") is MAMLTRPO
+    assert find_metalearner("tests.metalearners.test_metalearner:Shift").__qualname__ == "Shift"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("maml-trop", "unknown algorithm 'maml-trop'; did you mean 'maml-trpo'?"),
+        (
+            "nowhere:Learner",
+            "cannot import the algorithm 'nowhere:Learner' (No module named 'nowhere'); put the folder",
+        ),
+        ("math:Learner", "the module math has no 'Learner'"),
+        ("math:pi", "'math:pi' is no metalearner; make it a subclass"),
+    ],
+)
+def test_unknown_algorithm_is_refused_in_one_line(name: str, message: str) -> None:
+    found = message_of(f"algorithm: {name}")
+    assert found.startswith("'algorithm' in x.yaml, line 2: ")
+    assert message in found
+
+
+def test_name_of_an_algorithm_is_given_once() -> None:
+    register("maml-trpo", MAMLTRPO)
+    with pytest.raises(ValueError, match="the name 'maml-trpo' is taken"):
+        register("maml-trpo", Shift)
+    with pytest.raises(ValueError, match="holds no colon"):
+        register("a:b", Shift)
+
+
+def test_settings_of_the_section_and_of_the_top_level_mean_the_same() -> None:
+    _, nested, one = algorithm_of(config_of("algorithm-settings:\n  max-kl: 0.5\n  first-order: true\n"))
+    _, flat, other = algorithm_of(config_of("max-kl: 0.5\nfirst-order: true\n"))
+    assert nested == flat == MAMLTRPO.Settings.model_validate({"max-kl": 0.5, "first-order": True})
+    assert one.differences(other) == []
+    assert one.algorithm_settings["cg-iters"] == 10, "the config of a run has every setting written out"
+    again = Config.from_mapping(parse_mapping(one.to_json(), "config.json"))
+    assert algorithm_of(again)[2].differences(one) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-kl: 0\n", "'max-kl' in x.yaml, line 2: expected more than 0.0, got 0 (trust region"),
+        ("ls-backtrack-ratio: 1.0\n", "'ls-backtrack-ratio' in x.yaml, line 2: expected less than 1.0, got 1.0"),
+        ("gamma: 0.9\nfirst-order: 1\n", "'first-order' in x.yaml, line 3: expected true or false, got 1"),
+        ("algorithm-settings:\n  cg-iters: ten\n", "'cg-iters' in x.yaml, line 3: expected a whole number, got 'ten'"),
+        (
+            "algorithm-settings:\n  cg-iter: 5\n",
+            "unknown key 'cg-iter' in x.yaml, line 3; did you mean 'cg-iters'?",
+        ),
+        (
+            "max-kl: 0.1\nalgorithm-settings:\n  max-kl: 0.2\n",
+            "two values for 'max-kl' in x.yaml, line 2; keep the one below 'algorithm-settings'",
+        ),
+        (
+            "algorithm: tests.metalearners.test_metalearner:Shift\nmax-kl: 0.1\n",
+            "unknown key 'max-kl' in x.yaml, line 3; it is a setting of maml-trpo, and the algorithm is tests.",
+        ),
+    ],
+)
+def test_wrong_setting_is_refused_with_file_line_and_key(text: str, message: str) -> None:
+    assert message_of(text).startswith(message)
+
+
+def test_settings_of_the_command_line_are_merged_and_blamed_on_it() -> None:
+    config = config_of("max-kl: 0.5\ncg-iters: 3\n")
+    for values in ({"cg-iters": 4}, {"algorithm-settings": {"cg-iters": 4}}):
+        settings = algorithm_of(config.override(values))[1]
+        assert settings == MAMLTRPO.Settings.model_validate({"max-kl": 0.5, "cg-iters": 4})
+    assert message_of("max-kl: 0.5\n", **{"cg-iters": 0}).startswith(
+        "'cg-iters' in the command line: expected at least 1"
+    )
+
+
+def test_another_algorithm_of_the_command_line_begins_with_its_own_defaults() -> None:
+    config = config_of("max-kl: 0.5\n").override({"algorithm": "tests.metalearners.test_metalearner:Shift"})
+    assert config.algorithm_settings == {}
+    assert config_of("max-kl: 0.5\n").override({"algorithm": "maml-trpo"}).algorithm_settings == {"max-kl": 0.5}
+
+
+def test_state_of_an_optimizer_goes_through_tensors_and_json_and_continues_bit_for_bit() -> None:
+    learner, undisturbed = Shift(make_policy("normal")), Shift(make_policy("normal"))
+    batch = Batch([])
+    for _ in range(3):
+        learner.update(batch)
+        undisturbed.update(batch)
+    state = learner.state_dict()
+    rest = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
+    resumed = Shift(make_policy("normal", seed=9))
+    resumed.policy.load_state_dict(learner.policy.state_dict())
+    resumed.load_state_dict({**state, **json.loads(json.dumps(rest))})
+    for _ in range(2):
+        resumed.update(batch)
+        undisturbed.update(batch)
+    for mine, theirs in zip(resumed.policy.parameters(), undisturbed.policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_state_of_an_optimizer_of_more_parameters_is_refused() -> None:
+    learner, small = Shift(make_policy("normal")), Shift(make_policy("normal", hidden_sizes=()))
+    learner.update(Batch([]))
+    with pytest.raises(ValueError, match="the optimizer's state is for"):
+        small.load_state_dict(learner.state_dict())
+
+
+def test_trpo_update_of_a_batch_is_a_step_with_the_settings() -> None:
+    policy, train, valid = make_problem("normal", 1)
+    other, _, _ = make_problem("normal", 1)
+    values = {"max_kl": 0.03, "cg_iters": 4, "cg_damping": 0.1, "ls_max_steps": 3, "ls_backtrack_ratio": 0.5}
+    settings = MAMLTRPO.Settings.model_validate({name.replace("_", "-"): value for name, value in values.items()})
+    rule = AdaptationRule(0.2)
+    assert MAMLTRPO(policy, rule, settings=settings).update(Batch([*train, valid])) == MAMLTRPO(other, 0.2).step(
+        train, valid, **values
+    )
+    for mine, theirs in zip(policy.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
