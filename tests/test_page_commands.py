@@ -1,0 +1,93 @@
+"""The commands of the README and of the documentation run in order, twice, and leave nothing outside `runs/`."""
+
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from maml_rl.cli import main as cli
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {"num-batches": 1, "meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4, "hidden-sizes": [4]}
+# What makes a command take less time; of an option that stands twice, the last one counts.
+SMALLER = {
+    "train": [*(word for key, value in SETTINGS.items() for word in (f"--{key}", str(value))), "--num-workers", "0"],
+    "test": ["--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"],
+    "report": ["--tasks", "2", "--videos", "0", "--num-workers", "0"],
+}
+# These take minutes even in their short form, which other tests run; here it matters what they write.
+BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)|maml-rl bench ")
+
+
+def pages() -> list[Path]:
+    """The README, then the pages in the order of the site."""
+    found = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return [ROOT / "README.md", *(ROOT / "docs" / page for page in dict.fromkeys(found))]
+
+
+def commands(page: Path) -> Iterator[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    for block in (block for language, block in blocks if language in ("", "bash")):
+        for line in block.replace("\\\n", " ").splitlines():
+            command = re.sub(r"\s+#.*", "", line).strip().replace("--device cuda", "--device cpu")
+            command = "python train.py" if command == "make train" else command
+            if re.match(r"maml-rl |python (train|test)\.py|python examples/|python -m (benchmarks|maml_rl)", command):
+                yield command
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(re.sub(r"^python (train|test)\.py", r"maml-rl \1", command))
+    words = words if words[0] == "maml-rl" else words[1:]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        if words[0] == "maml-rl":
+            assert cli.main([*words[1:], *SMALLER.get(words[1], [])]) == 0, command
+        elif words[0] == "-m":
+            patch.setattr(sys, "argv", words[1:])
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            patch.setattr(sys, "argv", words)
+            runpy.run_path(words[0], run_name="__main__")
+
+
+def files(folder: Path) -> set[str]:
+    paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {path for path in paths if not path.startswith("runs/") and "__pycache__" not in path}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_commands_of_the_pages_run_in_order_twice_and_write_to_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("benchmarks", "configs", "docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    before = files(tmp_path)
+    shown = [command for page in pages() for command in commands(page) if not BENCHMARK.match(command)]
+    new = [command for command in shown if re.search(r"\btrain\b", command) and "--overwrite" not in command]
+    assert len(shown) > 15
+    for repetition in (1, 2):
+        for command in shown:
+            run(command, monkeypatch)
+        assert files(tmp_path) == before
+        # No run has taken the place of another.
+        runs = {path.parent for path in Path("runs").rglob("config.json") if "comparison" not in path.parts}
+        assert len(runs) == repetition * len(new)
+    for page in pages():
+        for path in re.findall(r'load_policy\("(.*?)"', page.read_text(encoding="utf-8")):
+            assert (tmp_path / path / "config.json").is_file(), f"{page.name}: {path}"
+
+
+def test_benchmarks_on_the_pages_write_to_runs() -> None:
+    lines = [line for page in pages() for line in commands(page) if BENCHMARK.match(line)]
+    assert lines
+    for line in lines:
+        for path in re.findall(r"\S+\.(?:json|svg|png)\b", line):
+            assert path.startswith(("runs/", "docs/results/")), line
