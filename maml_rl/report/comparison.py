@@ -6,11 +6,11 @@ import numpy as np
 
 from maml_rl.experiment.evaluate import Evaluation, interval_scope, pooled_intervals, same_tasks
 from maml_rl.experiment.statistics import interquartile_mean, mean
-from maml_rl.report.curves import METHODS, figure, group_css, group_names, legend
+from maml_rl.report.curves import METHODS, figure, group_css, group_names, legend, scrolling
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.published import published_returns
-from maml_rl.report.scales import Span, readable
+from maml_rl.report.scales import Span, decimals, readable, readable_interval
 from maml_rl.report.trial import Findings
 
 Line = tuple[str, str, Sequence[Evaluation]]
@@ -27,12 +27,15 @@ def step_returns(findings: Sequence[Findings]) -> Markup | None:
     if not lines:
         return None
     intervals = [pooled_intervals(evaluations) for _, _, evaluations in lines]
-    configs = [found.group.config for found in findings if found.evaluations]
-    published = next((returns for config in configs if (returns := published_returns(config))), None)
+    evaluated = [(found.group.config, evaluation) for found in findings for evaluation in found.evaluations]
+    published = next((returns for each in evaluated if (returns := published_returns(*each))), None)
     steps = max([len(values) for values in intervals] + [len(published or ())])
+    # The interval of two seeds is so wide that it would flatten the chart: the table has it.
+    two_seeds = [len(evaluations) == 2 for _, _, evaluations in lines]
+    bounds = [values[:, :1] if two else values for values, two in zip(intervals, two_seeds, strict=True)]
     plot = Plot(
         Span(-0.2, steps - 0.8),
-        Span.of(*intervals, *([np.array(published)] if published else [])),
+        Span.of(*bounds, *([np.array(published)] if published else [])),
         "; ".join(
             f"{name}: " + ", ".join(readable(row[0]) for row in values)
             for (_, name, _), values in zip(lines, intervals, strict=True)
@@ -47,15 +50,15 @@ def step_returns(findings: Sequence[Findings]) -> Markup | None:
         entries.append(("published", "MAML as published (Finn et al. 2017)"))
         plot.line(range(len(published)), published, "published")
         plot.dots(range(len(published)), published, "published", radius=3.5, titles=[*map(readable, published)])
-    for (css, _, _), values in zip(lines, intervals, strict=True):
+    for (css, _, _), values, two in zip(lines, intervals, two_seeds, strict=True):
         if len(values) == 1 and steps > 1:
             plot.line([0, steps - 1], [values[0, 0]] * 2, f"{css} level")
         plot.line(range(len(values)), values[:, 0], css)
-        for step, (_, low, high) in enumerate(values):
+        for step, (_, low, high) in enumerate(values[: 0 if two else None]):
             plot.interval(step, low, high, css)
-        titles = [f"{readable(mean)} [{readable(low)}, {readable(high)}]" for mean, low, high in values]
+        titles = [" ".join(readable_interval(interval)) for interval in values]
         plot.dots(range(len(values)), values[:, 0], css, titles=titles)
-    note = f"{_which_tasks(lines)} Bars are 95 % intervals."
+    note = f"{_which_tasks(lines)} Bars are 95 % intervals{'; of two seeds, the table has them' * any(two_seeds)}."
     return figure("Return after each gradient step", note, legend(entries), plot.svg())
 
 
@@ -68,18 +71,30 @@ def step_table(findings: Sequence[Findings]) -> Markup | None:
     head = element(
         "tr", element("th", "gradient steps"), element("th"), [element("th", str(step)) for step in range(steps)]
     )
+    statistics = {"mean": mean, "interquartile mean": interquartile_mean}
+    numbers = [
+        {label: pooled_intervals(evaluations, each) for label, each in statistics.items()}
+        for _, _, evaluations in lines
+    ]
+    digits = [
+        decimals(*(each[step, 0] for row in numbers for each in row.values() if step < len(each)))
+        for step in range(steps)
+    ]
     rows = []
-    for css, name, evaluations in lines:
+    for (css, name, _), row in zip(lines, numbers, strict=True):
         title = element("th", element("b", name, class_=css), rowspan=2)
-        for label, statistic in (("mean", mean), ("interquartile mean", interquartile_mean)):
-            cells = [
-                element("td", readable(value), element("small", f" [{readable(low)}, {readable(high)}]"))
-                for value, low, high in pooled_intervals(evaluations, statistic)
-            ]
-            rows.append(element("tr", title if statistic is mean else None, element("th", label), cells))
-    table = element("div", element("table", head, rows, class_="facts numbers"), class_="scroll")
-    scopes = dict.fromkeys(interval_scope(evaluations) for _, _, evaluations in lines)
-    note = f"{_which_tasks(lines)} In brackets are 95 % intervals: {'; '.join(scopes)}."
+        for label, intervals in row.items():
+            cells = []
+            for interval, precision in zip(intervals, digits, strict=False):
+                value, bounds = readable_interval(interval, precision)
+                cells.append(element("td", value, element("small", f" {bounds}")))
+            rows.append(element("tr", title if label == "mean" else None, element("th", label), cells))
+    table = scrolling("Returns in numbers", element("table", head, rows, class_="facts numbers"))
+    scopes: dict[str, list[str]] = {}
+    for _, name, evaluations in lines:
+        scopes.setdefault(interval_scope(evaluations), []).append(name)
+    sentences = [scope if len(scopes) == 1 else f"of {' and '.join(names)}, {scope}" for scope, names in scopes.items()]
+    note = f"{_which_tasks(lines)} In brackets are 95 % intervals: {'; '.join(sentences)}."
     return figure("Returns in numbers", note, table, css="wide")
 
 
@@ -90,7 +105,7 @@ def _lines(findings: Sequence[Findings]) -> list[Line]:
     names = group_names([found.group for found in findings])
     lines: list[Line] = [
         (
-            group_css(index) if several else "meta",
+            group_css(found.group) if several else "run",
             names[index] if several else f"this policy, {METHODS[found.group.config.method]}",
             found.evaluations,
         )
@@ -99,7 +114,7 @@ def _lines(findings: Sequence[Findings]) -> list[Line]:
     # One of each is enough: what is untrained does not depend on how the others were trained.
     untrained = next((found.untrained for _, found in known if found.untrained is not None), None)
     if untrained is not None:
-        lines.append(("untrained", "random initialisation", [untrained]))
+        lines.append(("untrained", "random initialization", [untrained]))
     return lines
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.runs import Curve, RunGroup
-from maml_rl.report.scales import Span, readable, readable_seconds
+from maml_rl.report.scales import Span, decimals, readable
 
 _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colours for gradient steps and for groups.
@@ -32,9 +32,9 @@ def step_css(step: int, last: int) -> str:
     return f"step{_STEP_COLOURS - 1 if step == last and step else min(step, _STEP_COLOURS - 2)}"
 
 
-def group_css(index: int) -> str:
-    """Return the class of a group's colour."""
-    return f"group{index % _GROUP_COLOURS}"
+def group_css(group: RunGroup) -> str:
+    """Return the class of a group's colour, the same on the whole page."""
+    return f"group{group.index % _GROUP_COLOURS}"
 
 
 def after(steps: int) -> str:
@@ -66,6 +66,11 @@ def figure(title: str, explanation: str, *content: Markup | None, css: str = "")
     )
 
 
+def scrolling(title: str, table: Markup) -> Markup:
+    """Return a table in a frame which shows that it scrolls where it is wider than the page."""
+    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=title)
+
+
 def learning_curve(group: RunGroup) -> Markup | None:
     """Return the training returns of one group, one line per inner step; None without an iteration."""
     curves = group.returns()
@@ -89,21 +94,25 @@ def learning_curve(group: RunGroup) -> Markup | None:
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return the returns after adaptation of several groups."""
+    """Return the returns of several groups of one family, each after its own inner steps, over what they cost."""
     curves = [group.returns()[-1] for group in groups]
-    longest = max(curves, key=lambda curve: len(curve.iterations))
-    if not len(longest.iterations):
+    # One method may use several times the environment steps of another in an iteration.
+    costs = [group.curve("env_steps").mean for group in groups]
+    if not any(len(curve.iterations) for curve in curves):
         return None
     plot = Plot(
-        Span.of(longest.iterations, margin=0.0),
+        Span.of([0.0], *costs, margin=0.0),
         _span(curves),
-        "Return after the inner steps of training over the iterations, for each experiment.",
-        x_label="iteration",
-        y_label="mean return after adaptation" if all(len(group.returns()) > 1 for group in groups) else "mean return",
+        "Return in training over environment steps, for each experiment.",
+        x_label="environment steps",
+        y_label="mean return",
     )
-    for index, curve in enumerate(curves):
-        _draw(plot, curve, group_css(index))
-    entries = [(group_css(index), name) for index, name in enumerate(group_names(groups))]
+    for group, cost, curve in zip(groups, costs, curves, strict=True):
+        _draw(plot, curve, group_css(group), cost)
+    entries = [
+        (group_css(group), f"{name}, {after(last) if (last := len(group.returns()) - 1) else 'without adaptation'}")
+        for group, name in zip(groups, group_names(groups), strict=True)
+    ]
     return figure("Learning curves", _seeds_note(groups), legend(entries), plot.svg())
 
 
@@ -127,14 +136,15 @@ def _drawn(curve: Curve) -> list[NDArray[np.float64]]:
     return [curve.low, curve.high, curve.mean] if len(curve.seeds) >= _SEEDS_FOR_A_BAND else [curve.mean, *curve.seeds]
 
 
-def _draw(plot: Plot, curve: Curve, css: str) -> None:
-    """Draw the mean over the seeds, and their band where there are enough of them."""
+def _draw(plot: Plot, curve: Curve, css: str, places: ArrayLike | None = None) -> None:
+    """Draw the mean over the seeds, and their band where there are enough of them; by default over the iterations."""
+    xs = curve.iterations if places is None else places
     if len(curve.seeds) >= _SEEDS_FOR_A_BAND:
-        plot.band(curve.iterations, curve.low, curve.high, css)
+        plot.band(xs, curve.low, curve.high, css)
     elif len(curve.seeds) > 1:
         for seed in curve.seeds:
-            plot.line(curve.iterations, seed, f"{css} seed")
-    plot.line(curve.iterations, curve.mean, css)
+            plot.line(xs, seed, f"{css} seed")
+    plot.line(xs, curve.mean, css)
 
 
 def time_per_stage(group: RunGroup) -> Markup | None:
@@ -157,12 +167,13 @@ def time_per_stage(group: RunGroup) -> Markup | None:
     if not seconds:
         return None
     longest = max(*seconds.values(), 1e-12)
+    digits = decimals(longest)
     rows = [
         element(
             "tr",
             element("th", name),
             element("td", element("i", class_="bar", style=f"width:{max(0.0, value) / longest:.1%}"), class_="bars"),
-            element("td", readable_seconds(value)),
+            element("td", f"{readable(value, digits)} s"),
         )
         for name, value in sorted(seconds.items(), key=lambda entry: -entry[1])
         if value >= 0.0005 * longest
@@ -211,7 +222,8 @@ def _single_metric(
         x_label="iteration",
         y_label=label,
     )
-    for index, curve in enumerate(curves):
-        css = group_css(index) if len(groups) > 1 else "meta"
-        _draw(plot, curve, css)
-    return figure(title, note, plot.svg())
+    several = len(groups) > 1
+    for group, curve in zip(groups, curves, strict=True):
+        _draw(plot, curve, group_css(group) if several else "run")
+    names = legend([(group_css(group), group.name) for group in groups]) if several else None
+    return figure(title, note, names, plot.svg())

@@ -15,7 +15,7 @@ from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.runs import RunGroup
-from maml_rl.report.scales import readable, readable_count, readable_seconds
+from maml_rl.report.scales import decimals, readable, readable_count, readable_interval, readable_seconds
 from maml_rl.report.trial import Findings
 
 GENERATOR = "maml_rl.report"
@@ -35,24 +35,17 @@ def page(
     """
     groups = [found.group for found in findings]
     title = title or " and ".join(group.name for group in groups)
-    several = len(groups) > 1
+    families: dict[str, list[Findings]] = {}
+    for found in findings:
+        families.setdefault(found.group.config.env_name, []).append(found)
     body = element(
         "main",
         _header(title, groups),
         element("ul", [_notice(notice) for notice in notices], class_="notices") if notices else None,
-        _comparison(findings) if several else _tiles(findings[0]),
         [
-            _section(None, curves.compared_learning_curves(groups), step_returns(findings), step_table(findings)),
-            [
-                _section(found.group.name, *_about_one(found, films, alone=False))
-                for found, films in zip(findings, videos, strict=True)
-            ],
-            _section("Training", curves.throughput(groups), curves.divergence(groups)),
-        ]
-        if several
-        else [
-            _section("Learning", *_about_one(findings[0], videos[0], alone=True)),
-            _section("Speed", curves.time_per_stage(groups[0]), curves.throughput(groups)),
+            part
+            for name, members in families.items()
+            for part in _family(name, members, videos, alone=len(families) == 1)
         ],
         _section("Settings", _settings(groups)),
         _section("Runs", _runs(groups)),
@@ -96,13 +89,33 @@ def _header(title: str, groups: Sequence[RunGroup]) -> Markup:
     )
 
 
-def _about_one(found: Findings, films: Markup | None, *, alone: bool) -> Iterable[Markup | None]:
+def _family(
+    name: str, members: Sequence[Findings], videos: Sequence[Markup | None], *, alone: bool
+) -> Iterable[Markup | None]:
+    """Return what there is to say about the groups of one family: returns of different families do not compare."""
+    groups = [found.group for found in members]
+    if len(members) == 1:
+        (found,) = members
+        yield None if alone else element("h2", f"{groups[0].name}: {name}")
+        yield _tiles(found)
+        yield _section("Learning" if alone else None, *_about_one(found, videos[groups[0].index], compared=False))
+        yield _section("Speed" if alone else None, curves.time_per_stage(groups[0]), curves.throughput(groups))
+        return
+    yield None if alone else element("h2", name)
+    yield _comparison(members)
+    yield _section(None, curves.compared_learning_curves(groups), step_returns(members), step_table(members))
+    for found in members:
+        yield _section(found.group.name, *_about_one(found, videos[found.group.index], compared=True))
+    yield _section("Training", curves.throughput(groups), curves.divergence(groups))
+
+
+def _about_one(found: Findings, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
     yield curves.learning_curve(found.group)
-    if alone:
+    if not compared:
         yield step_returns([found])
     if found.evaluations:
         yield tasks.task_returns(found.evaluations[0])
-    if alone:
+    if not compared:
         yield curves.divergence([found.group])
         yield step_table([found])
     if found.trial is not None:
@@ -115,13 +128,13 @@ def _tiles(found: Findings) -> Markup:
     tiles = []
     if found.evaluations:
         intervals = pooled_intervals(found.evaluations)
+        digits = decimals(intervals[:, 0])
         for step in dict.fromkeys((0, 1, len(intervals) - 1)):
             if step < len(intervals):
-                mean, low, high = intervals[step]
-                interval = f"return on new tasks, [{readable(low)}, {readable(high)}]"
+                mean, interval = readable_interval(intervals[step], digits)
                 css = "before" if step == 0 else "after"
                 label = curves.after(step) if len(intervals) > 1 else "without adaptation"
-                tiles.append(_tile(label, readable(mean), interval, css))
+                tiles.append(_tile(label, mean, f"return on new tasks {interval}", css))
     for label, value, detail in _amounts(group):
         tiles.append(_tile(label, value, detail))
     return element("dl", tiles, class_="tiles")
@@ -133,14 +146,10 @@ def _tile(label: str, value: str, detail: str = "", css: str | None = None) -> M
 
 def _amounts(group: RunGroup) -> list[tuple[str, str, str]]:
     """Return (label, value, detail) of how much was done."""
-    runs = [run for run in group.runs if run.metrics]
-    if not runs:
+    if not any(run.metrics for run in group.runs):
         return []
-    each = " each" if len(runs) > 1 else ""
-    iterations = max(run.finished for run in runs)
-    env_steps = float(np.mean([run.metrics[-1].get("env_steps") or 0 for run in runs]))
-    sample = float(np.mean([run.total("time/sample_s") for run in runs]))
-    update = float(np.mean([run.total("time/update_s") for run in runs]))
+    each = " each" if len(group.runs) > 1 else ""
+    iterations, env_steps, sample, update = _totals(group)
     amounts = [("iterations", readable_count(iterations), f"{readable_count(env_steps)} environment steps{each}")]
     if sample > 0:
         amounts.append(("steps per second", readable_count(env_steps / sample), "while sampling"))
@@ -154,30 +163,48 @@ def _amounts(group: RunGroup) -> list[tuple[str, str, str]]:
     return amounts
 
 
-def _comparison(findings: Sequence[Findings]) -> Markup:
-    steps = max((found.evaluations[0].returns.shape[1] for found in findings if found.evaluations), default=0)
-    labels = list(dict.fromkeys(label for found in findings for label, _, _ in _amounts(found.group)))
-    head = element(
-        "tr",
-        element("th", "experiment"),
-        [element("th", f"return {curves.after(step)}") for step in range(steps)],
-        [element("th", label) for label in labels],
+def _totals(group: RunGroup) -> tuple[float, float, float, float]:
+    """Return the iterations of the longest run, and means over the runs: steps, seconds of sampling and of updates."""
+    runs = [run for run in group.runs if run.metrics]
+    return (
+        max(run.finished for run in runs),
+        float(np.mean([run.metrics[-1].get("env_steps") or 0 for run in runs])),
+        float(np.mean([run.total("time/sample_s") for run in runs])),
+        float(np.mean([run.total("time/update_s") for run in runs])),
     )
-    rows = []
+
+
+def _comparison(findings: Sequence[Findings]) -> Markup:
+    """Return a table of what several groups reached, and at what cost."""
+    returns = [pooled_intervals(found.evaluations)[:, 0] if found.evaluations else np.zeros(0) for found in findings]
+    columns: dict[str, list[float]] = {
+        f"return {curves.after(step)}": [values[step] if step < len(values) else np.nan for values in returns]
+        for step in range(max(map(len, returns)))
+    }
+    totals = [
+        _totals(found.group) if any(run.metrics for run in found.group.runs) else (np.nan,) * 4 for found in findings
+    ]
+    columns |= {
+        "iterations": [total[0] for total in totals],
+        "million environment steps": [total[1] / 1e6 for total in totals],
+        "minutes of training": [(total[2] + total[3]) / 60.0 for total in totals],
+    }
+    digits = {label: 0 if label == "iterations" else decimals(values) for label, values in columns.items()}
     names = curves.group_names([found.group for found in findings])
-    for index, found in enumerate(findings):
-        intervals = pooled_intervals(found.evaluations) if found.evaluations else np.zeros((0, 3))
-        amounts = {label: value for label, value, _ in _amounts(found.group)}
-        rows.append(
-            element(
-                "tr",
-                element("th", element("b", names[index], class_=curves.group_css(index))),
-                [element("td", readable(intervals[step][0]) if step < len(intervals) else "") for step in range(steps)],
-                [element("td", amounts.get(label, "")) for label in labels],
-            )
+    rows = [
+        element(
+            "tr",
+            element("th", element("b", name, class_=curves.group_css(found.group))),
+            [
+                element("td", readable(values[index], digits[label]) if np.isfinite(values[index]) else "")
+                for label, values in columns.items()
+            ],
         )
+        for index, (name, found) in enumerate(zip(names, findings, strict=True))
+    ]
+    head = element("tr", element("th", "experiment"), [element("th", label) for label in columns])
     table = element("table", element("thead", head), element("tbody", rows), class_="compared")
-    return element("div", element("div", table, class_="scroll"), class_="card")
+    return element("div", curves.scrolling("Comparison", table), class_="card")
 
 
 def _settings(groups: Sequence[RunGroup]) -> Markup:
@@ -201,12 +228,8 @@ def _settings(groups: Sequence[RunGroup]) -> Markup:
             element("tr", element("th", key), cells, class_="changed" if changed and len(groups) == 1 else None)
         )
     head = element("tr", element("th"), [element("th", group.name) for group in groups])
-    compared = element(
-        "div",
-        element("h3", "What differs"),
-        element("table", head, differing, class_="facts"),
-        class_="card wide scroll",
-    )
+    table = curves.scrolling("What differs", element("table", head, differing, class_="facts"))
+    compared = element("div", element("h3", "What differs"), table, class_="card wide")
     note = "Bold settings are not the defaults." if len(groups) == 1 else "Settings that all have in common."
     half = -(-len(rows) // 2)
     columns = element(
@@ -239,7 +262,8 @@ def _runs(groups: Sequence[RunGroup]) -> Markup:
         for group in groups
         for run in group.runs
     ]
-    return element("div", element("table", head, rows, class_="facts"), class_="card wide scroll")
+    table = curves.scrolling("Runs", element("table", head, rows, class_="facts"))
+    return element("div", table, class_="card wide")
 
 
 def _footer() -> Markup:

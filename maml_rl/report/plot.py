@@ -27,7 +27,6 @@ class Plot:
         y_label: name of the vertical axis.
         x_names: (place, name) pairs in place of numbers.
         equal: give both axes the same scale, and the chart the shape that follows.
-        bare: draw a frame in place of axes, and hide what lies beyond it.
         width: of the chart in pixels, to which the texts are 12 pixels high.
         height: of the chart.
     """
@@ -42,17 +41,16 @@ class Plot:
         y_label: str = "",
         x_names: Sequence[tuple[float, str]] | None = None,
         equal: bool = False,
-        bare: bool = False,
         width: int = _WIDTH,
         height: int = _HEIGHT,
     ) -> None:
-        self._x, self._y, self._summary, self._bare = x, y, summary, bare
+        self._x, self._y, self._summary = x, y, summary
         y_ticks = y.ticks(max(2, height // 55))
         y_texts = tick_labels(y_ticks)
-        below = 1 if bare else _BOTTOM if x_label else _BOTTOM - 18
-        self._left = 1 if bare else 12 + _CHARACTER * max(len(text) for text in y_texts)
-        self._top = 1 if bare else 34 if y_label else 10
-        self._right, self._bottom = width - (1 if bare else _RIGHT), height - below
+        below = _BOTTOM if x_label else _BOTTOM - 18
+        self._left = 12 + _CHARACTER * max(len(text) for text in y_texts)
+        self._top = 34 if y_label else 10
+        self._right, self._bottom = width - _RIGHT, height - below
         if equal:
             self._bottom = self._top + round((self._right - self._left) * (y.high - y.low) / (x.high - x.low))
             height = self._bottom + below
@@ -60,9 +58,7 @@ class Plot:
         if x_names is None:
             x_ticks = x.ticks(max(2, width // 80))
             x_names = list(zip(x_ticks, tick_labels(x_ticks), strict=True))
-        self._axes = (
-            [self._frame()] if bare else [*self._y_axis(y_ticks, y_texts, y_label), *self._x_axis(x_names, x_label)]
-        )
+        self._axes = [*self._y_axis(y_ticks, y_texts, y_label), *self._x_axis(x_names, x_label)]
         self._marks: list[Markup] = []
 
     def line(self, xs: ArrayLike, ys: ArrayLike, css: str) -> None:
@@ -106,24 +102,14 @@ class Plot:
     def svg(self) -> Markup:
         """Return the chart, as wide as its place."""
         width, height = self._size
-        marks = self._clip(self._marks) if self._bare else self._marks
         return element(
             "svg",
             self._axes,
-            marks,
+            self._marks,
             viewBox=f"0 0 {width} {height}",
             role="img",
             aria_label=self._summary,
         )
-
-    def _frame(self) -> Markup:
-        width, height = self._right - self._left, self._bottom - self._top
-        return element("rect", class_="frame", x=self._left, y=self._top, width=width, height=height, rx=6)
-
-    def _clip(self, marks: Sequence[Markup]) -> Markup:
-        # A picture in the picture hides what is outside of it, and needs no name that is unique on the page.
-        x, y, width, height = self._left, self._top, self._right - self._left, self._bottom - self._top
-        return element("svg", marks, x=x, y=y, width=width, height=height, viewBox=f"{x} {y} {width} {height}")
 
     def _points(self, xs: ArrayLike, ys: ArrayLike) -> NDArray[np.float64]:
         """Return pixels (n, 2)."""

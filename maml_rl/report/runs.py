@@ -67,10 +67,12 @@ class RunGroup:
     Attributes:
         name: for titles and legends.
         runs: at least one, the lowest seed first.
+        index: among the groups of a page; it chooses the color.
     """
 
     name: str
     runs: list[Run]
+    index: int = 0
 
     @property
     def config(self) -> Config:
@@ -184,8 +186,8 @@ def _grouped(runs: Sequence[Run]) -> list[RunGroup]:
     for group in groups:
         names.append(_distinct(_name(group), names))
     return [
-        RunGroup(name, sorted(group, key=lambda run: run.config.seed))
-        for name, group in zip(names, groups, strict=True)
+        RunGroup(name, sorted(group, key=lambda run: run.config.seed), index)
+        for index, (name, group) in enumerate(zip(names, groups, strict=True))
     ]
 
 

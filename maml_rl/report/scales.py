@@ -77,12 +77,29 @@ def _signed(value: float, digits: int) -> str:
     return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
-def readable(value: float) -> str:
-    """Return a number for a sentence, with three significant digits or all those before the point."""
-    if not math.isfinite(value):
-        return "unknown"
-    digits = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
-    return _signed(value, min(digits, 6))
+def decimals(*values: ArrayLike) -> int:
+    """Return the decimals for a column of numbers: the largest gets three digits, or all those before the point."""
+    flat = np.concatenate([np.abs(np.asarray(array, np.float64)).ravel() for array in values])
+    largest = max(flat[np.isfinite(flat)], default=0.0)
+    return 0 if largest == 0 else min(max(0, 2 - math.floor(math.log10(largest))), 6)
+
+
+def readable(value: float, digits: int | None = None) -> str:
+    """Return a number with so many decimals; by default as many as it needs in a sentence."""
+    return _signed(value, decimals(value) if digits is None else digits) if math.isfinite(value) else "unknown"
+
+
+def readable_interval(interval: ArrayLike, digits: int | None = None) -> tuple[str, str]:
+    """Return a number and its interval in brackets, with the same decimals; nothing for an interval that is unknown.
+
+    Args:
+        interval: (3,) number, lower and upper bound.
+        digits: decimals; by default as many as the number needs.
+    """
+    value, low, high = np.asarray(interval, np.float64).tolist()
+    digits = decimals(value) if digits is None else digits
+    known = math.isfinite(low) and math.isfinite(high)
+    return readable(value, digits), f"[{readable(low, digits)}, {readable(high, digits)}]" if known else ""
 
 
 def readable_count(value: float) -> str:

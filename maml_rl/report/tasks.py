@@ -10,7 +10,7 @@ from maml_rl.experiment.evaluate import Evaluation, Task
 from maml_rl.report.curves import after, figure, legend
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
-from maml_rl.report.scales import Span, readable
+from maml_rl.report.scales import Span, decimals, readable
 from maml_rl.report.trial import Trial
 
 NAVIGATION = "2DNavigation-v0"
@@ -55,7 +55,7 @@ def task_returns(evaluation: Evaluation) -> Markup | None:
         return _against_number(evaluation, parameter)
     if parameter is not None and parameter.shape[1:] == (2,):
         return _on_map(evaluation, parameter)
-    return _ranked(evaluation)
+    return _one_by_one(evaluation)
 
 
 def _only_entry(tasks: list[Task]) -> NDArray[np.float64] | None:
@@ -112,6 +112,7 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
     before, later, steps = _before_and_after(evaluation)
     name = next(iter(evaluation.tasks[0]))
     low, high = min(before.min(), later.min()), max(before.max(), later.max())
+    digits = decimals([low, high])
     span = Span.of(places, margin=0.08)
     maps = []
     for title, returns in ((after(0), before), (after(steps), later)):
@@ -124,9 +125,9 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
         maps.append(element("div", element("h4", title), plot.svg()))
     scale = element(
         "p",
-        readable(low),
+        readable(low, digits),
         [element("i", class_=f"shade{shade}") for shade in range(_SHADES)],
-        readable(high),
+        readable(high, digits),
         class_="scale",
     )
     return figure(
@@ -137,24 +138,23 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
     )
 
 
-def _ranked(evaluation: Evaluation) -> Markup:
+def _one_by_one(evaluation: Evaluation) -> Markup:
     before, later, steps = _before_and_after(evaluation)
-    order = np.argsort(before, kind="stable")
     plot = Plot(
         Span(-1.0, len(before)),
         Span.of(before, later),
         f"Return of each task: {readable(before.mean())} on average before adaptation, "
         f"{readable(later.mean())} {after(steps)}.",
-        x_label="tasks, by their return before adaptation",
+        # Sorted by returns that are noisy, the worst would improve and the best get worse by chance alone.
+        x_label="tasks, in the order in which they were drawn",
         y_label="return of a task",
         x_names=[],
     )
-    for place, task in enumerate(order):
-        plot.line([place, place], [before[task], later[task]], "link")
+    places = range(len(before))
+    for place in places:
+        plot.line([place, place], [before[place], later[place]], "link")
     for css, returns in (("before", before), ("after", later)):
-        plot.dots(
-            range(len(order)), returns[order], css, radius=3.5, titles=[readable(value) for value in returns[order]]
-        )
+        plot.dots(places, returns, css, radius=3.5, titles=[readable(value) for value in returns])
     return figure(
         "Return of every task",
         f"{len(before)} new tasks, each averaged over {evaluation.returns.shape[2]} episodes.",
@@ -170,36 +170,42 @@ def navigation_paths(trial: Trial) -> Markup | None:
     tasks = trial.evaluation.tasks
     chosen = range(min(_PATH_TASKS, len(tasks)))
     goals = [np.asarray(tasks[task]["goal"], np.float64) for task in chosen]
-    # Walks without an aim may go far; what matters is where the goals are, and half as far again.
-    reach = 1.5 * max(float(np.abs(goal).max()) for goal in goals)
     last = len(trial.phases) - 1
+    returns = trial.evaluation.task_returns()[: len(goals)][:, [0, -1]]
+    digits = decimals(returns)
     maps = []
     for task, goal in zip(chosen, goals, strict=True):
-        before, later = trial.evaluation.task_returns()[task, [0, -1]]
+        before, later = (readable(value, digits) for value in returns[task])
+        paths = {css: _paths(trial, phase, task) for css, phase in (("before", 0), ("after", last))}
+        across, up = _square(np.concatenate([[[0.0, 0.0], goal], *paths["before"], *paths["after"]]))
         plot = Plot(
-            Span(-reach, reach),
-            Span(-reach, reach),
-            f"Paths to the {describe(tasks[task])}: return {readable(before)} before, {readable(later)} after.",
+            across,
+            up,
+            f"Paths to the {describe(tasks[task])}: return {before} before, {later} after.",
             equal=True,
-            bare=True,
             width=240,
         )
-        for css, phase in (("before", 0), ("after", last)):
-            for path in _paths(trial, phase, task):
+        for css, phase_paths in paths.items():
+            for path in phase_paths:
                 plot.line(path[:, 0], path[:, 1], css)
         plot.dots([0.0], [0.0], "start", radius=4)
         plot.dots([goal[0]], [goal[1]], "goal", radius=6, titles=["the goal"])
-        maps.append(
-            element("div", plot.svg(), element("p", f"{readable(before)} \N{RIGHTWARDS ARROW} {readable(later)}"))
-        )
+        maps.append(element("div", plot.svg(), element("p", f"{before} \N{RIGHTWARDS ARROW} {later}")))
     return figure(
         "Paths before and after adaptation",
-        f"{_PATHS_PER_TASK} episodes of each phase in {len(maps)} new tasks; below each, the task's mean return before "
-        "and after.",
+        f"{_PATHS_PER_TASK} episodes of each phase in {len(maps)} new tasks, each on axes that hold all of them; below "
+        "each, the task's mean return before and after.",
         legend([("before", after(0)), ("after", after(last)), ("start", "start"), ("goal", "goal")]),
         element("div", maps, class_="maps"),
         css="wide",
     )
+
+
+def _square(points: NDArray[np.float64]) -> tuple[Span, Span]:
+    """Return spans of the same width that hold all points (n, 2)."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    middle, half = (low + high) / 2.0, max(0.55 * float((high - low).max()), 1e-3)
+    return Span(middle[0] - half, middle[0] + half), Span(middle[1] - half, middle[1] + half)
 
 
 def _paths(trial: Trial, phase: int, task: int) -> list[NDArray[np.float64]]:

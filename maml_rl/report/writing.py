@@ -68,8 +68,11 @@ def write_report(
             num_tasks=num_tasks,
             num_workers=num_workers,
             task_file=held_out,
-            # The policies that are compared begin alike.
-            try_untrained=all(earlier.untrained is None for earlier in findings),
+            # The policies of one family, which are compared, begin alike.
+            try_untrained=all(
+                earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
+                for earlier in findings
+            ),
         )
         notices += complaints
         film, complaints = videos(found.trial, num_videos) if found.trial is not None else (None, [])

@@ -55,7 +55,7 @@ def test_config_describes_an_experiment_that_can_be_made(path: Path) -> None:
     assert all(torch.isfinite(parameter).all() for parameter in experiment.policy.parameters())
 
 
-def test_published_protocol_is_the_published_one() -> None:
+def test_configs_of_finn_2017_have_its_network_batch_and_horizon() -> None:
     navigation, cheetah = (
         load_config(ROOT / "finn2017" / f"{name}.yaml") for name in ("2d-navigation", "halfcheetah-dir")
     )

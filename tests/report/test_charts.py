@@ -1,3 +1,4 @@
+import copy
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from maml_rl.config.config import Config, load_config
 from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
@@ -66,9 +68,11 @@ def test_learning_curve_of_one_seed_has_no_band(navigation_runs: Path) -> None:
 
 def test_step_returns_compare_with_the_untrained_policy(navigation: Findings) -> None:
     root = read(step_returns([navigation]))
-    for css in ("meta", "untrained"):
+    for css, intervals in (("run", 0), ("untrained", 3)):
         assert count(root, "circle", css) == 3
-        assert count(root, "path", css) == 4, "a line and three intervals"
+        # The intervals of two seeds would flatten the chart.
+        assert count(root, "path", css) == 1 + intervals
+    assert "of two seeds, the table has them" in words(root)
     assert "10 tasks that training never drew" in words(root)
     # Episodes of 12 steps are not what was published.
     assert not count(root, "circle", "published")
@@ -86,12 +90,44 @@ def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[Fin
         "seed-0: meta-trained",
         "pretrain: pretrained",
         "oracle: oracle, knows the task",
-        "random initialisation",
+        "random initialization",
     ]
     # An oracle is a level, with one dot.
     assert [count(root, "circle", css) for css in ("group0", "group1", "group2", "untrained")] == [3, 3, 1, 3]
     assert [count(root, "path", "level"), count(root, "path", "interval")] == [1, 10]
     assert "On the same 4 tasks that training never drew" in words(root)
+
+
+def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(compared: list[Findings]) -> None:
+    groups = [found.group for found in compared]
+    root = read(curves.compared_learning_curves(groups))
+    assert ["".join(item.itertext()) for item in root.iter("li")] == [
+        "seed-0: meta-trained, after 1 step",
+        "pretrain: pretrained, without adaptation",
+        "oracle: oracle, knows the task, without adaptation",
+    ]
+    assert "environment steps" in words(root)
+    ends = [
+        float(line.get("d", "").split("L")[-1].split()[0])
+        for line in root.iter("path")
+        if "line" in line.get("class", "").split()
+    ]
+    # One meta-update samples before and after adaptation, and costs twice as much as one of the others.
+    used = [group.runs[0].metrics[-1]["env_steps"] for group in groups]
+    left = min(ends) - (max(ends) - min(ends)) * min(used) / (max(used) - min(used))
+    np.testing.assert_allclose((np.array(ends) - left) / (max(ends) - left), np.array(used) / max(used), atol=0.01)
+
+
+def test_numbers_of_a_column_have_the_same_decimals(compared: list[Findings]) -> None:
+    # 79.6 decides for one decimal, and -0.6 gets no more.
+    evaluations = [
+        evaluation([{"goal": [0.0, 0.1 * n]} for n in range(4)], np.full((4, 2), value)) for value in (-79.6, -0.6)
+    ]
+    findings = [
+        replace(found, evaluations=[each], untrained=None) for found, each in zip(compared, evaluations, strict=False)
+    ]
+    cells = [cell.text for cell in read(step_table(findings)).iter("td")]
+    assert cells == ["\N{MINUS SIGN}79.6"] * 4 + ["\N{MINUS SIGN}0.6"] * 4
 
 
 def test_policies_on_different_tasks_are_said_to_be(compared: list[Findings]) -> None:
@@ -123,7 +159,7 @@ def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: li
     oracle = compared[-1]
     assert oracle.untrained is None
     root = read(step_returns([oracle]))
-    assert (count(root, "circle", "meta"), count(root, "path", "level")) == (1, 0)
+    assert (count(root, "circle", "run"), count(root, "path", "level")) == (1, 0)
     assert "this policy, oracle, knows the task" in words(root)
     assert "training does not adapt" in words(read(curves.learning_curve(oracle.group)))
     assert oracle.trial is not None
@@ -147,25 +183,54 @@ def test_charts_of_runs_without_metrics_are_left_out(navigation_runs: Path, tmp_
     assert made == [None] * 7
 
 
+def published_run(**changes: object) -> Config:
+    config = load_config(Path(__file__).parents[2] / "configs" / "finn2017" / "2d-navigation.yaml")
+    return config.override({key.replace("_", "-"): value for key, value in changes.items()})
+
+
+def evaluated(episodes: int, *step_sizes: float, repetitions: int = 1) -> Evaluation:
+    returns = np.zeros((2, len(step_sizes) + 1, episodes * repetitions), np.float32)
+    return Evaluation("2DNavigation-v0", 0, [{}, {}], step_sizes, returns, repetitions=repetitions)
+
+
+def test_published_returns_are_shown_for_as_many_steps_as_keep_their_schedule() -> None:
+    published = (-40.4, -11.7, -3.3, -3.2)
+    assert published_returns(published_run(), evaluated(40, 0.5, 0.25, 0.25)) == published
+    assert published_returns(published_run(), evaluated(40, 0.5, 0.25, 0.125)) == published[:3]
+    assert published_returns(published_run(), evaluated(40, 0.5, 0.5)) == published[:2]
+    assert published_returns(published_run(), evaluated(40, 0.5, repetitions=3)) == published[:2]
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    "changes",
     [
-        ({}, -11.7),
-        ({"max-episode-steps": 50}, None),
-        ({"fast-batch-size": 10}, None),
-        ({"env-kwargs": {"low": -1.0}}, None),
-        ({"env-kwargs": {"low": -0.5, "high": 0.5}}, -11.7),
-        ({"env-name": "HalfCheetahDir-v5", "max-episode-steps": 200}, 293.2),
-        ({"env-name": "HalfCheetahDir-v5", "max-episode-steps": 100}, None),
-        ({"env-name": "AntDir-v5"}, None),
+        {"max_episode_steps": 50},
+        {"fast_batch_size": 10},
+        {"env_kwargs": {"low": -1.0, "high": 0.5, "normalization_scale": 1.0}},
+        {"env_kwargs": {"low": -0.5, "high": 0.5}},
+        {"hidden_sizes": [64, 64]},
+        {"nonlinearity": "tanh"},
+        {"fast_lr": 0.1},
+        {"bootstrap": True},
+        {"first_order": True},
+        {"num_batches": 500},
+        {"method": "pretrain"},
+        {"env_name": "HalfCheetahDir-v5", "env_kwargs": {}, "max_episode_steps": 200},
     ],
+    ids=str,
 )
-def test_published_returns_are_shown_for_their_protocol_alone(
-    navigation: Findings, changes: dict[str, object], expected: float | None
-) -> None:
-    config = navigation.group.config.override({"max-episode-steps": 100, "fast-batch-size": 20, **changes})
-    published = published_returns(config)
-    assert (published[1] if published else None) == expected
+def test_published_returns_are_shown_for_their_protocol_alone(changes: dict[str, object]) -> None:
+    assert published_returns(published_run(**changes), evaluated(40, 0.5, 0.25)) is None
+
+
+def test_published_returns_are_shown_for_their_number_of_episodes_alone() -> None:
+    assert published_returns(published_run(), evaluated(20, 0.5, 0.25)) is None
+
+
+@pytest.mark.parametrize("name", ["maml/2d-navigation", "maml/halfcheetah-dir", "finn2017/halfcheetah-dir"])
+def test_published_returns_are_shown_for_no_other_config(name: str) -> None:
+    config = load_config(Path(__file__).parents[2] / "configs" / f"{name}.yaml")
+    assert published_returns(config, evaluated(40, 0.5, 0.25, 0.25)) is None
 
 
 def test_returns_are_drawn_against_the_number_that_tells_tasks_apart() -> None:
@@ -195,11 +260,16 @@ def test_tasks_in_the_plane_are_maps_with_a_scale() -> None:
 
 
 @pytest.mark.parametrize("entry", [{"mean": [0.1, 0.2, 0.3]}, {"velocity": 1.0, "goal": [0.0, 1.0]}, {"name": "red"}])
-def test_tasks_that_no_axis_can_show_are_ranked(entry: dict[str, object]) -> None:
-    root = read(tasks.task_returns(evaluation([dict(entry) for _ in range(5)], BEFORE_AND_AFTER[::-1])))
+def test_tasks_that_no_axis_can_show_stand_in_the_order_in_which_they_were_drawn(entry: dict[str, object]) -> None:
+    # Sorted by a noisy return, the lowest would seem to improve, without any adaptation.
+    returns = BEFORE_AND_AFTER[[3, 0, 4, 1, 2]]
+    root = read(tasks.task_returns(evaluation([dict(entry) for _ in range(5)], returns)))
     assert count(root, "path", "link") == 5
-    before = [float(dot.get("cy", 0)) for dot in root.iter("circle") if "before" in dot.get("class", "")]
-    assert before == sorted(before, reverse=True)
+    dots = [dot for dot in root.iter("circle") if "before" in dot.get("class", "")]
+    assert [float(dot.get("cx", 0)) for dot in dots] == sorted(float(dot.get("cx", 0)) for dot in dots)
+    heights = [-float(dot.get("cy", 0)) for dot in dots]
+    assert np.argsort(heights).tolist() == np.argsort(returns[:, 0]).tolist()
+    assert "in the order in which they were drawn" in words(root)
 
 
 def test_evaluation_without_steps_has_no_chart_of_tasks() -> None:
@@ -226,6 +296,23 @@ def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: Find
     )
     pixels = np.array([points[-1], (float(goal.get("cx", 0)), float(goal.get("cy", 0)))]) - points[0]
     np.testing.assert_allclose(pixels[:, 0] / metres[:, 0], -pixels[:, 1] / metres[:, 1], rtol=0.05)
+
+
+def test_paths_lie_whole_within_axes_with_numbers(navigation: Findings) -> None:
+    assert navigation.trial is not None
+    first, second = navigation.trial.phases[:2]
+    # A walk that goes far away.
+    moved = copy.copy(first)
+    moved.observations = first.observations * 30.0
+    trial = replace(navigation.trial, phases=[moved, second, second])
+    for plot in read(tasks.navigation_paths(trial)).iter("svg"):
+        _, _, width, height = map(float, plot.get("viewBox", "").split())
+        for line in (mark for mark in plot.iter("path") if "line" in mark.get("class", "").split()):
+            points = np.array([tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")])
+            assert (points >= 0.0).all()
+            assert (points <= [width, height]).all()
+        assert sum(text.get("text-anchor") == "end" for text in plot.iter("text")) >= 2
+        assert sum(text.get("text-anchor") == "middle" for text in plot.iter("text")) >= 2
 
 
 @pytest.mark.parametrize(

@@ -74,18 +74,6 @@ def test_equal_axes_have_the_same_scale() -> None:
     assert right[0] - origin[0] == pytest.approx(origin[1] - up[1], abs=1.0)
 
 
-def test_bare_plot_hides_what_lies_beyond_its_frame() -> None:
-    plot = unit_plot(bare=True)
-    plot.line([0.0, 5.0], [0.5, 0.5], "after")
-    (inner,) = drawn(plot).findall("svg")
-    assert inner.findall("path")
-    (frame,) = marks(plot, "frame")
-    assert [inner.get(name) for name in ("x", "y", "width", "height")] == [
-        frame.get(name) for name in ("x", "y", "width", "height")
-    ]
-    assert not texts(plot)
-
-
 def test_named_places_replace_numbers() -> None:
     plot = unit_plot(x_names=[(0.0, "left"), (1.0, "right")])
     assert {"left", "right"} <= texts(plot).keys()

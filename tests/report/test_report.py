@@ -103,7 +103,7 @@ def test_everything_that_is_wrong_gets_a_sentence_and_the_rest_is_still_made(
     ):
         assert sentence in page
         assert any(sentence in message for message in caplog.messages)
-    for title in ("Learning curves", "Return after each gradient step", "Return against direction", "Paths before"):
+    for title in ("Learning curve", "Return after each gradient step", "Return against direction", "Paths before"):
         assert title in page
 
 
@@ -115,13 +115,21 @@ def test_names_of_runs_cannot_inject_markup(navigation_runs: Path, tmp_path: Pat
     assert "&lt;img src=x" in page
 
 
-def test_report_of_several_experiments_compares_them(navigation_runs: Path, cheetah_run: Path, tmp_path: Path) -> None:
+def test_families_have_charts_of_their_own(navigation_runs: Path, cheetah_run: Path, tmp_path: Path) -> None:
     page = write_report(
         [navigation_runs, cheetah_run], tmp_path / "report.html", num_tasks=2, num_videos=0, num_workers=0
     ).read_text()
     assert "<h1>navigation and cheetah</h1>" in page
     assert "What differs" in page
-    assert page.count("Learning curve</h3>") == 2
+    for title in (
+        "Learning curve",
+        "Return after each gradient step",
+        "Returns in numbers",
+        "Size of the meta-updates",
+    ):
+        assert page.count(f"{title}</h3>") == 2
+    assert "Learning curves</h3>" not in page
+    assert page.count('<b class="untrained">random initialization</b>') == 2
 
 
 def test_report_compares_the_methods_on_the_tasks_of_a_file(
@@ -135,7 +143,7 @@ def test_report_compares_the_methods_on_the_tasks_of_a_file(
         "seed-0: meta-trained",
         "pretrain: pretrained",
         "oracle: oracle, knows the task",
-        "random initialisation",
+        "random initialization",
         "On the same 2 tasks of a file",
         "interquartile mean",
     ):
@@ -161,7 +169,7 @@ def test_report_of_an_oracle_alone_is_made(compared_runs: list[Path], tmp_path: 
     assert report(compared_runs[-1], "--output", tmp_path / "report.html") == 0
     page = (tmp_path / "report.html").read_text()
     assert "without adaptation" in page
-    assert "random initialisation" not in page
+    assert "random initialization" not in page
 
 
 def test_report_of_several_runs_goes_to_the_folder_that_holds_them(
