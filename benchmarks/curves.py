@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_COLOURS = ("#8a8f98", "#1f6fb2", "#c2571a", "#2c8a57")
+_COLORS = ("#8a8f98", "#1f6fb2", "#c2571a", "#2c8a57")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +50,7 @@ def draw(
         for step in steps:
             returns = np.array([row[f"return/step_{step}"] for row in rows])
             label = "before adaptation" if step == 0 else f"after {step} gradient step" + "s" * (step > 1)
-            axis.plot(*moving_average(returns, smooth), color=_COLOURS[step % len(_COLOURS)], label=label)
+            axis.plot(*moving_average(returns, smooth), color=_COLORS[step % len(_COLORS)], label=label)
         if number < len(lines):
             axis.axhline(lines[number], color="black", linewidth=0.8, linestyle=":", label="published, one step")
         axis.set(title=title, xlabel="meta-update", ylabel="mean return over tasks and episodes")

@@ -119,9 +119,9 @@ def _measure_growth(report: Report, options: argparse.Namespace) -> None:
     sizes = growth_sizes(options)
     # The base lies on every axis, and is measured once.
     distinct = {_label(*size[1:]): size[1:] for of_axis in sizes.values() for size in of_axis}
-    labelled = [(label, *size) for label, size in distinct.items()]
+    labeled = [(label, *size) for label, size in distinct.items()]
     with ExitStack() as stack:
-        host = Host("growth", "benchmarks.contenders.whole_iteration:Growth", labelled)
+        host = Host("growth", "benchmarks.contenders.whole_iteration:Growth", labeled)
         stack.callback(host.close)
         rows = take_turns([host.participant()], repeats=options.growth_repeats, warmup=0, report=progress(options))
     for axis, of_axis in sizes.items():

@@ -46,22 +46,22 @@ class ESMAML:
         self.inner_step, self.outer_step, self.sigma = inner_step, outer_step, sigma
         self.rng = np.random.default_rng(seed)
 
-    def adapt(self, centres: Weights, tasks: list[Task]) -> tuple[Weights, Weights]:
-        """Do one step of an evolution strategy for every row of `centres` (C, D) in its own task.
+    def adapt(self, centers: Weights, tasks: list[Task]) -> tuple[Weights, Weights]:
+        """Do one step of an evolution strategy for every row of `centers` (C, D) in its own task.
 
         Returns:
-            The adapted weights (C, D), and the mean return around each centre (C,).
+            The adapted weights (C, D), and the mean return around each center (C,).
         """
-        directions = self.rng.normal(size=(len(centres), self.num_pairs, centres.shape[1]))
-        members = centres[:, None] + self.sigma * np.concatenate([directions, -directions], axis=1)
+        directions = self.rng.normal(size=(len(centers), self.num_pairs, centers.shape[1]))
+        members = centers[:, None] + self.sigma * np.concatenate([directions, -directions], axis=1)
         returns = self._evaluate(members, tasks)
         gains = returns[:, : self.num_pairs] - returns[:, self.num_pairs :]
         gradients = np.einsum("ck,ckd->cd", gains, directions) / (2 * self.num_pairs * self.sigma)
-        return centres + self.inner_step * gradients, returns.mean(1)
+        return centers + self.inner_step * gradients, returns.mean(1)
 
-    def worth(self, centres: Weights, tasks: list[Task]) -> Weights:
-        """Return the mean return (C,) of every row of `centres`, over as many episodes as adaptation takes."""
-        return self._evaluate(np.repeat(centres[:, None], 2 * self.num_pairs, axis=1), tasks).mean(1)
+    def worth(self, centers: Weights, tasks: list[Task]) -> Weights:
+        """Return the mean return (C,) of every row of `centers`, over as many episodes as adaptation takes."""
+        return self._evaluate(np.repeat(centers[:, None], 2 * self.num_pairs, axis=1), tasks).mean(1)
 
     def step(self, weights: Weights, tasks: list[Task]) -> tuple[Weights, float, float]:
         """Do one meta-update of `weights` (D,), with one pair of perturbations for each task.
@@ -70,8 +70,8 @@ class ESMAML:
             The new weights, and the mean return of the perturbed weights before and after adaptation.
         """
         directions = self.rng.normal(size=(len(tasks), len(weights)))
-        centres = weights + self.sigma * np.concatenate([directions, -directions])
-        adapted, before = self.adapt(centres, [*tasks, *tasks])
+        centers = weights + self.sigma * np.concatenate([directions, -directions])
+        adapted, before = self.adapt(centers, [*tasks, *tasks])
         after = self.worth(adapted, [*tasks, *tasks])
         gains = after[: len(tasks)] - after[len(tasks) :]
         # In units of what returns differ by, so that one step size fits most families.

@@ -162,7 +162,7 @@ def as_trials(episodes: TaskEpisodes, policy: RecurrentPolicy) -> dict[str, Tens
 
 
 def update(
-    policy: RecurrentPolicy, optimiser: torch.optim.Optimizer, trials: dict[str, Tensor], epochs: int = 6
+    policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, trials: dict[str, Tensor], epochs: int = 6
 ) -> None:
     """Improve the policy by PPO on whole trials, so that exploring early is worth what it brings later."""
     mask = trials["mask"]
@@ -180,10 +180,10 @@ def update(
         gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
         # Values are sums of many rewards: with more weight, their error would drown what the actions have to learn.
         loss = masked_mean(0.05 * (values - targets) ** 2 - gain, mask)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
-        optimiser.step()
+        optimizer.step()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     env_kwargs = {"env_name": options.env, "memory_size": options.memory_size}
     env = RememberingEnv(**env_kwargs)
     policy = RecurrentPolicy(env.input_size, env.num_actions, options.memory_size)
-    optimiser = torch.optim.Adam(policy.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
     with MultiTaskSampler(
         RememberingEnv,
         env_kwargs,
@@ -214,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     ) as sampler:
         for iteration in range(options.iterations):
             episodes = sampler.rollout(sampler.sample_tasks(options.tasks))
-            update(policy, optimiser, as_trials(episodes, policy))
+            update(policy, optimizer, as_trials(episodes, policy))
             returns, fifth = episodes.episode_returns(), -(-options.episodes // 5)
             first, last = returns[:, :fifth].mean(), returns[:, -fifth:].mean()
             print(f"iteration {iteration:3}: mean return {first:5.2f} early and {last:5.2f} late in a trial")

@@ -2,7 +2,7 @@
 
     python -m scripts.picture_report runs/halfcheetah-dir/report.html docs/images
 
-It writes report.png (a desktop in light colours) and report-phone.png (a phone in dark ones).
+It writes report.png (a desktop in light colors) and report-phone.png (a phone in dark ones).
 """
 
 import argparse

@@ -217,7 +217,7 @@ def test_normal_noise_has_the_moments_and_tails_of_a_normal() -> None:
     for power, moment, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
         assert abs((noise**power).mean() - moment) < 5 * np.sqrt(variance / count)
     assert abs((np.abs(noise) > 3).mean() - 0.0026998) < 5 * np.sqrt(0.0027 / count)
-    # Neither neighbours in an action (partners of the Box-Muller transform), nor steps, tasks, or episodes go together.
+    # Neither neighbors in an action (partners of the Box-Muller transform), nor steps, tasks, or episodes go together.
     for axis in range(4):
         there, here = np.moveaxis(noise, axis, 0)[1:], np.moveaxis(noise, axis, 0)[:-1]
         for power in (1, 2):
@@ -290,7 +290,7 @@ def test_slot_numbers_have_the_moments_they_should() -> None:
     assert abs(uniform.var() - 1 / 12) < 5 * np.sqrt(1 / 180 / count)
     for power, moment, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
         assert abs((normal**power).mean() - moment) < 5 * np.sqrt(variance / count)
-    # Slots with neighbouring seeds have nothing in common.
+    # Slots with neighboring seeds have nothing in common.
     for numbers in (uniform - 0.5, normal):
         assert abs(np.corrcoef(numbers[1:].ravel(), numbers[:-1].ravel())[0, 1]) < 5 / np.sqrt(count)
 

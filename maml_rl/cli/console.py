@@ -70,7 +70,7 @@ def _printable(text: str) -> str:
 
 @contextmanager
 def _log_to_standard_error(prog: str, level: str) -> Iterator[None]:
-    """Show the package's log while a command runs; a caller's own logging is as it was afterwards."""
+    """Show the package's log while a command runs; a caller's own logging is as it was afterward."""
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     handler, level_before = logging.StreamHandler(), package.level
     handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))

@@ -1,4 +1,4 @@
-"""The task families and the contract that they fulfil. Importing it registers the families, and loads none of them."""
+"""The task families and the contract that they fulfill. Importing it registers the families, and loads none of them."""
 
 from maml_rl.envs.checking import check_meta_env
 from maml_rl.envs.making import ObservedTask, make_vector_env

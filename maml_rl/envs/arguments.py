@@ -1,4 +1,4 @@
-"""What numbers that are given to families must fulfil, told in one sentence where they do not."""
+"""What numbers that are given to families must fulfill, told in one sentence where they do not."""
 
 from typing import Any
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
 class Canvas:
@@ -21,12 +21,12 @@ class Canvas:
         self._reach = reach
         self._rows, self._columns = np.mgrid[:size, :size]
 
-    def disc(self, centre: NDArray[np.float64], radius: int, colour: Colour) -> None:
+    def disc(self, center: NDArray[np.float64], radius: int, color: Color) -> None:
         """Fill a disc; `radius` in pixels."""
-        row, column = self._to_pixel(centre)
-        self.pixels[(self._rows - row) ** 2 + (self._columns - column) ** 2 <= radius**2] = colour
+        row, column = self._to_pixel(center)
+        self.pixels[(self._rows - row) ** 2 + (self._columns - column) ** 2 <= radius**2] = color
 
-    def line(self, points: NDArray[np.float64], colour: Colour) -> None:
+    def line(self, points: NDArray[np.float64], color: Color) -> None:
         """Connect `points` (n, 2)."""
         size = len(self.pixels)
         for start, stop in pairwise(points):
@@ -34,7 +34,7 @@ class Canvas:
             count = int(np.abs(ends[1] - ends[0]).max()) + 1
             rows, columns = np.rint(np.linspace(ends[0], ends[1], count)).astype(int).T
             inside = (rows >= 0) & (rows < size) & (columns >= 0) & (columns < size)
-            self.pixels[rows[inside], columns[inside]] = colour
+            self.pixels[rows[inside], columns[inside]] = color
 
     def _to_pixel(self, point: NDArray[np.float64]) -> tuple[float, float]:
         scale = (len(self.pixels) - 1) / (2.0 * self._reach)

@@ -21,7 +21,7 @@ from maml_rl.seeding import SlotStreams
 _STEP = 0.1
 _ARRIVED = 0.01
 
-START_COLOUR, GOAL_COLOUR, PATH_COLOUR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
+START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
 
 
 class Navigation2DVectorEnv(BatchedFamily):
@@ -115,11 +115,11 @@ class Navigation2DVectorEnv(BatchedFamily):
         path = np.array([positions[slot] for positions in self._paths[self._path_starts[slot] :]]).reshape(-1, 2)
         farthest = float(np.abs(np.vstack((path, goal))).max())
         canvas = Canvas(size=256, reach=1.2 * max(abs(self.low), abs(self.high), farthest))
-        canvas.disc(np.zeros(2), 4, START_COLOUR)
-        canvas.disc(goal, 6, GOAL_COLOUR)
-        canvas.line(path, PATH_COLOUR)
+        canvas.disc(np.zeros(2), 4, START_COLOR)
+        canvas.disc(goal, 6, GOAL_COLOR)
+        canvas.line(path, PATH_COLOR)
         if len(path):
-            canvas.disc(path[-1], 3, PATH_COLOUR)
+            canvas.disc(path[-1], 3, PATH_COLOR)
         return canvas.pixels
 
 

@@ -24,13 +24,13 @@ class TaskEntry:
 
     Attributes:
         shape: () for a number.
-        requirement: what a value must fulfil, in words; "" for any finite numbers.
-        fulfils: tells whether an array of the right shape does; a function of a module, so that it can be pickled.
+        requirement: what a value must fulfill, in words; "" for any finite numbers.
+        fulfills: tells whether an array of the right shape does; a function of a module, so that it can be pickled.
     """
 
     shape: tuple[int, ...] = ()
     requirement: str = ""
-    fulfils: Callable[[NDArray[np.float64]], bool] = _any_numbers
+    fulfills: Callable[[NDArray[np.float64]], bool] = _any_numbers
 
 
 def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> TaskArrays:
@@ -59,7 +59,7 @@ def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArra
         raise TaskError(f"entry {name!r} of a task must have the shape {entry.shape}, got {array.shape}")
     if not np.isfinite(array).all():
         raise TaskError(f"entry {name!r} of a task must be finite, got {task[name]!r}")
-    if not entry.fulfils(array):
+    if not entry.fulfills(array):
         raise TaskError(f"entry {name!r} of a task must be {entry.requirement}, got {task[name]!r}")
     return array
 

@@ -24,11 +24,12 @@ def test_short_name_means_the_config_of_maml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("misspelt", "meant"), [("halfcheetah-dri", "halfcheetah-dir"), ("fin2017/2d-navigation", "finn2017/2d-navigation")]
+    ("misspelled", "meant"),
+    [("halfcheetah-dri", "halfcheetah-dir"), ("fin2017/2d-navigation", "finn2017/2d-navigation")],
 )
-def test_misspelt_name_is_an_error_with_the_closest_name(misspelt: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"there is no config '{misspelt}'; did you mean '{meant}'") as error:
-        find_config(misspelt)
+def test_misspelled_name_is_an_error_with_the_closest_name(misspelled: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no config '{misspelled}'; did you mean '{meant}'") as error:
+        find_config(misspelled)
     assert "\n" not in str(error.value)
 
 

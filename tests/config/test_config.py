@@ -23,12 +23,12 @@ def message_of(text: str | bytes) -> str:
     return message
 
 
-def test_misspelt_key_is_refused_with_file_line_and_closest_key() -> None:
+def test_misspelled_key_is_refused_with_file_line_and_closest_key() -> None:
     text = "env-name: 2DNavigation-v0\n\n# step size\nfast_lr: 0.1\n"
     assert message_of(text) == "unknown key 'fast_lr' in x.yaml, line 4; did you mean 'fast-lr'?"
 
 
-def test_misspelt_key_is_never_answered_with_a_key_that_is_there_already() -> None:
+def test_misspelled_key_is_never_answered_with_a_key_that_is_there_already() -> None:
     assert "did you mean 'num-steps'" in message_of("env-name: a\nnum-step: 2\n")
     assert "did you mean 'num-steps'" not in message_of("env-name: a\nnum-steps: 1\nnum-step: 2\n")
 

@@ -13,7 +13,7 @@ class Model(BaseModel):
     share: Annotated[float, Field(gt=0, le=1, description="of the whole")] = 0.5
     limit: Annotated[int | None, Field(ge=1, lt=2**31, description="in seconds")] = None
     kind: Annotated[Literal["a", "b", "c"], Field(alias="the-kind", description="which one")] = "a"
-    sizes: Annotated[tuple[int, ...], Field(description="in metres")] = (1, 2)
+    sizes: Annotated[tuple[int, ...], Field(description="in meters")] = (1, 2)
 
 
 def test_settings_are_described_with_their_ranges_and_defaults() -> None:
@@ -22,7 +22,7 @@ def test_settings_are_described_with_their_ranges_and_defaults() -> None:
         Setting("share", "of the whole", "a number, more than 0, at most 1", "0.5"),
         Setting("limit", "in seconds", "a whole number, at least 1, or null", "null"),
         Setting("the-kind", "which one", "a, b or c", '"a"'),
-        Setting("sizes", "in metres", "a list, each entry a whole number", "[1, 2]"),
+        Setting("sizes", "in meters", "a list, each entry a whole number", "[1, 2]"),
     ]
 
 

@@ -196,7 +196,7 @@ class NeedsAReset(WalkEnv):
         (PaysInfinity, "rewards must be finite"),
     ],
 )
-def test_misbehaviour_is_told_in_plain_words(env_class: Any, message: str) -> None:
+def test_misbehavior_is_told_in_plain_words(env_class: Any, message: str) -> None:
     state = random.getstate()
     with pytest.raises(AssertionError, match=message):
         check_meta_env(env_class(), make_another=env_class)

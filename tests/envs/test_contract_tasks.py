@@ -91,7 +91,9 @@ def test_environments_without_a_task_all_have_the_same(env_id: str, vector_env: 
     assert same(play(vector_env, 0), play(make_vector_env(env_id, {}, 4), 0))
 
 
-@pytest.mark.parametrize("flaw", ["missing", "misspelt", "shape", "nan", "infinite", "text", "none", "truth", "ragged"])
+@pytest.mark.parametrize(
+    "flaw", ["missing", "misspelled", "shape", "nan", "infinite", "text", "none", "truth", "ragged"]
+)
 def test_malformed_task_is_refused_by_name_and_changes_nothing(vector_env: MetaVectorEnv, flaw: str) -> None:
     tasks = vector_env.sample_tasks(4, seed=0)
     vector_env.reset_task(tasks)
@@ -102,7 +104,7 @@ def test_malformed_task_is_refused_by_name_and_changes_nothing(vector_env: MetaV
         match flaw:
             case "missing":
                 del bad[name]
-            case "misspelt":
+            case "misspelled":
                 bad[name[:-1] + "z"] = bad.pop(name)
             case "shape":
                 bad[name] = np.zeros((*array.shape, 7))
@@ -126,8 +128,8 @@ def test_malformed_task_is_refused_by_name_and_changes_nothing(vector_env: MetaV
 
 
 def test_task_of_another_family_is_refused_by_name(vector_env: MetaVectorEnv) -> None:
-    with pytest.raises(TaskError, match="slot 0: unknown entry 'colour' of a task; expected"):
-        vector_env.reset_task([{"colour": 1.0}] * 4)
+    with pytest.raises(TaskError, match="slot 0: unknown entry 'color' of a task; expected"):
+        vector_env.reset_task([{"color": 1.0}] * 4)
     with pytest.raises(TaskError, match="slot 0: a task is a dict"):
         vector_env.reset_task([1.0] * 4)  # type: ignore[list-item]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.envs.navigation import GOAL_COLOUR, PATH_COLOUR, START_COLOUR, Navigation2DEnv, Navigation2DVectorEnv
+from maml_rl.envs.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR, Navigation2DEnv, Navigation2DVectorEnv
 
 coordinates = st.floats(-0.5, 0.5)
 actions = st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0))
@@ -33,7 +33,7 @@ def test_episode_follows_the_definition(goal: tuple[float, float], moves: list[t
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_normalised_actions_stand_for_moves(scale: float) -> None:
+def test_normalized_actions_stand_for_moves(scale: float) -> None:
     env = Navigation2DVectorEnv(3, normalization_scale=scale)
     assert env.single_action_space == gymnasium.spaces.Box(-scale, scale, (2,), np.float32)
     env.reset(seed=0)
@@ -108,15 +108,15 @@ def test_picture_shows_start_goal_and_path() -> None:
     picture = env.render()
     assert (picture.shape, picture.dtype) == ((256, 256, 3), np.uint8)
 
-    def centre_of(colour: tuple[int, int, int]) -> tuple[float, float]:
-        rows, columns = np.nonzero((picture == colour).all(axis=2))
+    def center_of(color: tuple[int, int, int]) -> tuple[float, float]:
+        rows, columns = np.nonzero((picture == color).all(axis=2))
         return (127.5 - rows.mean()) * 0.6 / 127.5, (columns.mean() - 127.5) * 0.6 / 127.5
 
-    up, right = centre_of(GOAL_COLOUR)
+    up, right = center_of(GOAL_COLOR)
     assert (right, up) == pytest.approx((0.5, -0.5), abs=0.01)
-    up, right = centre_of(START_COLOUR)
+    up, right = center_of(START_COLOR)
     assert (right, up) == pytest.approx((0.0, 0.0), abs=0.02)  # the path covers a part of it
-    up, right = centre_of(PATH_COLOUR)
+    up, right = center_of(PATH_COLOR)
     assert 0.1 < -right < 0.3
     assert up == pytest.approx(-right, abs=0.01)
 

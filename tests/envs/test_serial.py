@@ -223,11 +223,11 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
 
     def make() -> WalkEnv:
         if len(made) == 2:
-            raise OSError("no more licences")
+            raise OSError("no more licenses")
         made.append(WalkEnv())
         return made[-1]
 
-    with pytest.raises(OSError, match="no more licences"):
+    with pytest.raises(OSError, match="no more licenses"):
         SerialVectorEnv(make, {}, 3)
     assert [env.closed for env in made] == [True, True]
 

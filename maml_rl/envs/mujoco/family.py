@@ -102,7 +102,7 @@ class MujocoFamily(BatchedFamily):
         self.physics = make_physics(model, num_envs, engine, num_threads)
         self._bind_fields()
         self._lowest, self._highest = model.actuator_ctrlrange.T.copy()
-        self._centre, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)
+        self._center, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)
         self._renderer: Renderer | None = None
 
     def _bind_fields(self) -> None:
@@ -133,7 +133,7 @@ class MujocoFamily(BatchedFamily):
     def controls(self, actions: NDArray[Any]) -> Floats:
         """Return what the actuators get for `actions` (..., nu): rescaled to their range, and clipped to it."""
         controls: Floats = actions * self._gain
-        controls += self._centre
+        controls += self._center
         np.maximum(controls, self._lowest, out=controls)
         np.minimum(controls, self._highest, out=controls)
         return controls

@@ -81,7 +81,7 @@ def test_rewards_follow_the_task_of_each_slot():
     np.testing.assert_allclose(gone[1], 4.0 - distance + rest, rtol=1e-12)
 
 
-def test_episode_terminates_above_one_metre_below_a_fifth_and_when_not_finite(in_empty_folder, capfd):
+def test_episode_terminates_above_one_meter_below_a_fifth_and_when_not_finite(in_empty_folder, capfd):
     env = AntDirVectorEnv(4, autoreset_mode="Disabled")
     env.reset(seed=0)
     heights = env.model.qpos0.copy(), env.model.qpos0.copy()

@@ -40,7 +40,7 @@ def test_sky_is_above_the_floor(opengl):
     with gymnasium.make("HalfCheetahDir-v5", render_mode="rgb_array") as env:
         env.reset(seed=0)
         picture = env.render().astype(float)
-    # The sky changes from grey to darker grey, row by row; the floor is a checkerboard.
+    # The sky changes from gray to darker gray, row by row; the floor is a checkerboard.
     assert picture[:100].std(axis=1).max() < 1.0
     assert picture[-100:].std(axis=1).max() > 50.0
 
