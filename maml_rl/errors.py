@@ -25,7 +25,13 @@ class TaskError(MamlRLError, ValueError):
 
 
 class ChildEnvError(MamlRLError, RuntimeError):
-    """A child process failed: an environment raised in it, or it died more often than `max_restarts` allows."""
+    """A child process failed: an environment raised in it, or it died more often than `max_restarts` allows.
+
+    Attributes:
+        summary: what the environment raised, on one line; "" if it did not raise.
+    """
+
+    summary = ""
 
 
 class ChildEnvTimeout(ChildEnvError, TimeoutError):
@@ -49,6 +55,8 @@ def explain(error: BaseException) -> str:
 
     An exception that this package raises speaks for itself, so it is its message alone.
     """
+    if isinstance(error, ChildEnvError) and error.summary:
+        return error.summary
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]

@@ -245,7 +245,7 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.experiment.evaluate import REPETITIONS, evaluate
     from maml_rl.experiment.task_files import load_tasks, save_tasks
 
-    experiment = make_experiment(config, device)
+    experiment = make_experiment(config, device, num_workers=options.num_workers)
     tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
     if options.policy != "initial":
         experiment.restore(options.policy or "latest", config_path.parent)

@@ -1,7 +1,8 @@
-"""From a config to an experiment: the environment is checked before any process starts; policy and sampler are made."""
+"""From a config to an experiment: the environment is tried before training begins; policy and sampler are made."""
 
 import copy
 import inspect
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
-from maml_rl.envs.registration import find_spec
+from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.errors import ConfigError, TaskError, explain
 from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
 from maml_rl.policies import Policy
@@ -23,6 +25,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 
 # Arguments that the sampler gives, and those of Gymnasium: right, but not what somebody meant to write into a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
@@ -122,8 +125,15 @@ class Experiment:
         return modes
 
 
-def make_experiment(config: Config, device: torch.device | str = "cpu") -> Experiment:
-    """Make what a config describes, having tried its environment in this process.
+def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_workers: int | None = 0) -> Experiment:
+    """Make what a config describes, having tried its environment.
+
+    Args:
+        config: the experiment.
+        device: where the policy lies.
+        num_workers: of the sampler to come. With 0 the environment is tried in this process; otherwise in a child, as
+            it may hold what must not be in the parent. The families of this package hold nothing of the kind, and are
+            always tried here.
 
     Raises:
         ConfigError: If the environment is not registered, is no task family, or refuses its arguments, or if the
@@ -139,7 +149,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
         raise config.error(explain(error), "env-name") from error
     try:
         _check_env_kwargs(config, spec)
-        env = make_vector_env(_env_maker(config), config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
+        env = _try_env(config, in_child=num_workers != 0 and spec.id not in FAMILIES and os.name == "posix")
     except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -161,6 +171,13 @@ def make_experiment(config: Config, device: torch.device | str = "cpu") -> Exper
     finally:
         env.close()
     return Experiment(config, metalearner, baseline, device)
+
+
+def _try_env(config: Config, *, in_child: bool) -> MetaVectorEnv:
+    arguments: dict[str, Any] = {"env_kwargs": config.env_kwargs, "max_episode_steps": config.max_episode_steps}
+    if in_child:
+        return ParallelVectorEnv(_env_maker(config), max_restarts=0, **arguments)
+    return make_vector_env(_env_maker(config), **arguments)
 
 
 def _env_maker(config: Config) -> EnvMaker:

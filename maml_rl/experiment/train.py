@@ -60,7 +60,7 @@ def train(
         ChildEnvError: If an environment fails.
         NonFiniteError: If an environment or the policy puts out NaN or infinity.
     """
-    experiment = make_experiment(config, device)
+    experiment = make_experiment(config, device, num_workers=num_workers)
     config = experiment.config
     timer = StageTimer() if profile else NULL_TIMER
     with (

@@ -1,5 +1,6 @@
 """A family whose infos are recorded, found by tests as `lamp_env:Lamp-v0`."""
 
+import os
 from typing import Any
 
 import gymnasium
@@ -36,4 +37,18 @@ class LampEnv(gymnasium.Env):
         return self.np_random.normal(size=1).astype(np.float32), float(action[0]), False, False, info
 
 
+class MarkedEnv(LampEnv):
+    """Notes in a file which processes make it; raises there if told so."""
+
+    def __init__(self, marker: str, wrong: str = "") -> None:
+        super().__init__()
+        with open(marker, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        if wrong == "raise":
+            raise RuntimeError("the lamp is broken")
+        if wrong == "die":
+            os._exit(3)
+
+
+gymnasium.register("Marked-v0", entry_point=f"{__name__}:MarkedEnv", max_episode_steps=HORIZON)
 gymnasium.register("Lamp-v0", entry_point=f"{__name__}:LampEnv", max_episode_steps=HORIZON)

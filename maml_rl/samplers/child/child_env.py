@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.errors import explain
 from maml_rl.samplers.child.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
 from maml_rl.samplers.wire.channel import Channel, encode
 from maml_rl.samplers.wire.commands import (
@@ -143,6 +144,7 @@ class ChildEnv:
             error=type(error).__name__,
             message=shorten(_text(lambda: str(error)), _MAX_MESSAGE_CHARACTERS),
             traceback=shorten(_text(lambda: "".join(traceback.format_exception(error))), _MAX_TRACEBACK_CHARACTERS),
+            summary=shorten(_text(lambda: explain(error)), _MAX_MESSAGE_CHARACTERS),
             slot=None if slot is None else self._slots.start + slot,
             task=None if slot is None or not self._tasks else _text(lambda: describe_task(self._tasks[slot])),
         )

@@ -22,7 +22,9 @@ def failure(failed: Sequence[tuple[Child, Failed]], env_name: str) -> ChildEnvEr
         return TaskError("; ".join(f"{reply.message} (counted within {child})" for child, reply in failed))
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
         return NonFiniteError("; ".join(reply.message for _, reply in failed))
-    return ChildEnvError("\n\n".join(describe_failure(reply, f"{child} of {env_name}") for child, reply in failed))
+    error = ChildEnvError("\n\n".join(describe_failure(reply, f"{child} of {env_name}") for child, reply in failed))
+    error.summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
+    return error
 
 
 def hang(

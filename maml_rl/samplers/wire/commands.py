@@ -193,6 +193,7 @@ class Failed:
         error: name of the exception's class.
         message: the exception as text, cut to a bound.
         traceback: its traceback, cut to a bound.
+        summary: what it is, where in the environment's code, and why, on one line.
         slot: slot that raised, counted over all children; None if the child cannot tell.
         task: that slot's task as text, cut to a bound.
     """
@@ -201,6 +202,7 @@ class Failed:
     error: str
     message: str
     traceback: str
+    summary: str
     slot: int | None
     task: str | None
 
