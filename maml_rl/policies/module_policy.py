@@ -16,6 +16,11 @@ from maml_rl.policies.distributions import DistributionForm, log_prob, noise_sha
 from maml_rl.policies.policy import DistributionParams, Params, Policy
 
 _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+# Tasks that act together. Rounding under vmap depends on the number of tasks and on the place among them: both are the
+# same for a task of a given number, wherever its block is computed.
+_BLOCK = 16
+# Modules with more parameters act task by task: empty places of a block would cost more than a call for each task.
+_MOST_PARAMETERS_IN_BLOCKS = 100_000
 # Observations in a trial: a number that is no usual size of an action.
 _TRIED = 7
 
@@ -30,7 +35,7 @@ class ModulePolicy(Policy):
 
     Policy and module share their parameters, buffers and names. With stacked parameters derivatives are computed by
     `torch.func.functional_call` under `torch.func.vmap`, or task by task where the module does not allow that. Actions
-    are computed task by task, because the rounding under `vmap` depends on which tasks are computed together.
+    are computed so in blocks of a fixed number of tasks; those of large or convolutional modules, task by task.
 
     Args:
         module: has parameters; its output depends on observations, parameters and buffers alone.
@@ -52,6 +57,7 @@ class ModulePolicy(Policy):
             self.__dict__[registry] = module.__dict__[registry]
         self.observation_shape = None if observation_shape is None else tuple(observation_shape)
         self._form: DistributionForm | None = None
+        self._allows_vmap: bool | None = None
 
     def train(self, mode: bool = True) -> "ModulePolicy":
         """Set the mode of the module."""
@@ -126,22 +132,41 @@ class ModulePolicy(Policy):
         actions: Tensor = self._act(module, params or self._own(), rows, noise).unflatten(0, lead)
         return actions
 
-    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
         """Return `act` under fixed parameters; see `Policy.actor`."""
         if not self._is_stacked(params):
             return super().actor(params)
         module = _copy_structure(self.__dict__["module"])
-        # Copies lie at the same alignment wherever the stack begins: products round the same in every process.
-        of_tasks = [{name: value.clone() for name, value in own.items()} for own in _unstack(params)]
+        of_tasks = _unstack(params)
+        blocks = [
+            # Places of a block that stay empty repeat the nearest task.
+            (start, (torch.arange(start, start + _BLOCK) - first_task).clamp(0, len(of_tasks) - 1))
+            for start in range(first_task - first_task % _BLOCK, first_task + len(of_tasks), _BLOCK)
+        ]
+        # Copies lie at the same alignment wherever the stack begins, so that products round the same in every process.
+        of_blocks = [{name: value[places.to(value.device)] for name, value in params.items()} for _, places in blocks]
+        of_tasks = [{name: value.clone() for name, value in own.items()} for own in of_tasks]
+
+        def act_one(own: Params, rows: Tensor, noise: Tensor) -> Tensor:
+            return self._act(module, own, rows, noise)
 
         def act(observations: Tensor, noise: Tensor) -> Tensor:
             grid = noise.shape[1:-1]
-            actions = [
-                self._act(module, own, rows.flatten(0, len(grid) - 1), of_task.flatten(0, len(grid) - 1))
-                for own, rows, of_task in zip(of_tasks, observations, noise, strict=True)
-            ]
-            stacked: Tensor = torch.stack(actions).unflatten(1, grid)
-            return stacked
+            observations, noise = (values.flatten(1, len(grid)) for values in (observations, noise))
+            if self._acts_in_blocks(observations[0]):
+                parts = []
+                for (start, places), own in zip(blocks, of_blocks, strict=True):
+                    actions = vmap(act_one)(own, observations[places], noise[places])
+                    parts.append(actions[max(first_task - start, 0) : first_task + len(of_tasks) - start])
+                stacked = torch.cat(parts)
+            else:
+                each = [
+                    act_one(own, rows.clone(), of_task)
+                    for own, rows, of_task in zip(of_tasks, observations, noise, strict=True)
+                ]
+                stacked = torch.stack(each)
+            result: Tensor = stacked.unflatten(1, grid)
+            return result
 
         return act
 
@@ -188,6 +213,7 @@ class ModulePolicy(Policy):
         # With gradients, so that learned tensors are seen for what they are.
         with torch.enable_grad():
             tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
+            self._can_be_vmapped(observations)
         return self.distribution_from(tuple(tensor.detach() for tensor in tensors))
 
     def _call(self, module: nn.Module, params: Params, rows: Tensor) -> Distribution:
@@ -223,20 +249,32 @@ class ModulePolicy(Policy):
         def of_task(own: Params, observations: Tensor) -> DistributionParams:
             return self._tensors_of(module, own, observations)
 
-        try:
+        if self._can_be_vmapped(rows[0]):
             tensors: DistributionParams = vmap(of_task)(dict(params), rows)
-        # Control flow that depends on the data, operations without a batching rule, and what else vmap does not allow.
-        # An error of the module itself comes again below.
-        except Exception:
-            single = [
-                of_task({name: value[task] for name, value in params.items()}, of_one)
-                for task, of_one in enumerate(rows)
-            ]
-            tensors = tuple(torch.stack(parts) for parts in zip(*single, strict=True))
-        return tensors
+            return tensors
+        each = [of_task(own, of_one) for own, of_one in zip(_unstack(params), rows, strict=True)]
+        return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+
+    def _can_be_vmapped(self, rows: Tensor) -> bool:
+        """Return whether vmap allows the module; tried once, on observations (N, *shape)."""
+        if self._allows_vmap is None:
+            module, params = _copy_structure(self.__dict__["module"]), self.stack_parameters(2)
+            try:
+                vmap(lambda own, rows: self._tensors_of(module, own, rows))(params, torch.stack((rows, rows)))
+                self._allows_vmap = True
+            # Control flow that depends on the data, operations without a batching rule, and what else there is. An
+            # error of the module itself comes again where it is called for each task.
+            except Exception:
+                self._allows_vmap = False
+        return self._allows_vmap
+
+    def _acts_in_blocks(self, rows: Tensor) -> bool:
+        params = list(self.parameters())
+        small = sum(param.numel() for param in params) <= _MOST_PARAMETERS_IN_BLOCKS
+        return small and all(param.dim() <= 2 for param in params) and self._can_be_vmapped(rows)
 
     def _act(self, module: nn.Module, params: Params, rows: Tensor, noise: Tensor) -> Tensor:
-        distribution = self._call(module, params, rows.clone())
+        distribution = self._call(module, params, rows)
         return sample_from_noise(distribution, noise.reshape(noise_shape(distribution)))
 
 

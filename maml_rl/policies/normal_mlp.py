@@ -1,7 +1,7 @@
 """A Gaussian policy for continuous actions: a multi-layer perceptron gives the mean, a parameter the deviation."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -91,26 +91,6 @@ class NormalMLPPolicy(MLPPolicy):
         mean, log_std = self.distribution_parameters(observations, params)
         # Two kernels: a fused one may round the last entries of an array differently from the others.
         return (noise * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
-
-    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return `act` under fixed parameters; see `Policy.actor`."""
-        stacked = params[self.layer_names[0][0]].dim() == 3
-        # A subclass may act in another way.
-        if type(self) is not NormalMLPPolicy or not stacked:
-            return super().actor(params)
-        layers = [(params[bias].unsqueeze(1), params[weight].mT) for weight, bias in self.layer_names]
-        dtype, nonlinearity = layers[0][0].dtype, self.nonlinearity
-        std = torch.exp(torch.clamp(params["sigma"], min=self.min_log_std).unsqueeze(1))
-
-        def act(observations: Tensor, noise: Tensor) -> Tensor:
-            units = self.encode(observations, dtype)
-            for index, (bias, weight) in enumerate(layers):
-                if index:
-                    units = nonlinearity(units)
-                units = torch.baddbmm(bias, units, weight)
-            return (noise * std + units).reshape(*units.shape[:-1], *self.action_shape)
-
-        return act
 
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-density (...) of actions (..., *action shape), summed over their entries."""

@@ -64,13 +64,18 @@ class Policy(nn.Module, ABC):
 
         Returns:
             (..., *action shape) actions. With stacked parameters the actions of a task do not depend, to the last bit,
-            on which other tasks are computed along with it.
+            on which other tasks are computed along with it; they may depend on its number.
         """
 
-    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
         """Return `act` as a function of observations and noise, for many calls under the same parameters.
 
-        A policy may compute once what depends on the parameters alone. The actions are those of `act`, to the last bit.
+        A policy may compute once what depends on the parameters alone. The actions are those that `act` computes for
+        all tasks of a phase, to the last bit.
+
+        Args:
+            params: see the module.
+            first_task: number of the first task that stacked parameters are for.
         """
         return lambda observations, noise: self.act(observations, noise, params)
 

@@ -151,22 +151,32 @@ def test_module_that_vmap_does_not_allow_is_computed_task_by_task():
 
 @pytest.mark.parametrize("num_episodes", [1, 3, 20])
 @pytest.mark.parametrize(
-    "make", [Gaussian, lambda: Gaussian(hidden=64), lambda: Discrete(Categorical, 4)], ids=["7", "64", "categorical"]
+    "make",
+    [
+        Gaussian,
+        lambda: Gaussian(hidden=64),
+        lambda: Discrete(Categorical, 4),
+        Branching,
+        lambda: Gaussian(hidden=17_000),
+    ],
+    ids=["7", "64", "categorical", "branching", "large"],
 )
 def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(make, num_episodes):
     policy = as_policy(seeded(make), (3,))
     policy(randn(1, 3))
-    params, observations = different(policy, 5), randn(5, num_episodes, 3)
-    noise = torch.rand((5, num_episodes, policy.noise_size), generator=torch.Generator().manual_seed(0))
+    num_tasks = 4 if policy.get_parameter(next(iter(policy.state_dict()))).numel() > 10_000 else 35
+    params, observations = different(policy, num_tasks), randn(num_tasks, num_episodes, 3)
+    noise = torch.rand((num_tasks, num_episodes, policy.noise_size), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         together = policy.act(observations, noise, params)
-        assert torch.equal(policy.actor(params)(observations, noise), together)
-        for group in ([0], [3], [1, 2], [4, 0, 2]):
-            some = {name: value[group] for name, value in params.items()}
-            assert torch.equal(policy.act(observations[group], noise[group], some), together[group])
-        # Views that begin elsewhere in memory.
-        views = {name: value[1:4] for name, value in params.items()}
-        assert torch.equal(policy.act(observations[1:4], noise[1:4], views), together[1:4])
+        for task in (0, num_tasks - 1):
+            alone = policy.act(observations[task], noise[task], {name: value[task] for name, value in params.items()})
+            torch.testing.assert_close(together[task], alone)
+        for first, last in ((0, num_tasks), (0, 1), (3, 4), (1, 3), (num_tasks // 2, num_tasks)):
+            # Views begin elsewhere in memory, as the arrays of a child do.
+            views = {name: value[first:last] for name, value in params.items()}
+            actions = policy.actor(views, first)(observations[first:last], noise[first:last])
+            assert torch.equal(actions, together[first:last])
 
 
 def test_policy_shares_parameters_names_and_mode_with_the_module():

@@ -210,8 +210,8 @@ def test_updated_parameters_are_one_gradient_step_away_and_differentiable(kind, 
     observations = randn(5, 3)
     actions = policy.act(observations, make_noise(policy, 5)).detach()
     loss = -policy.log_prob(observations, actions).square().mean()
-    params = policy.update_params(loss, step_size=0.1, first_order=first_order)
     gradients = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
+    params = policy.update_params(loss, step_size=0.1, first_order=first_order)
     for (name, own), gradient in zip(policy.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(params[name], own - 0.1 * gradient)
     again = policy.update_params(
@@ -256,34 +256,6 @@ def test_deviation_is_learned_and_independent_of_the_state():
     policy.log_prob(randn(4, 3), randn(4, 2)).sum().backward()
     assert policy.sigma.grad.abs().min() > 0
     assert policy.distribution_parameters(randn(4, 3))[1].shape == (2,)
-
-
-@pytest.mark.parametrize("shape", [(2,), (1, 2)])
-@pytest.mark.parametrize("kind", [NormalMLPPolicy, CategoricalMLPPolicy])
-def test_actor_acts_as_act_does_to_the_last_bit(kind, shape):
-    options = {"action_shape": shape} if kind is NormalMLPPolicy else {}
-    policy = kind(3, 2, (16, 16), "tanh", seed=1, **options)
-    generator = torch.Generator().manual_seed(0)
-    params = {
-        name: value + 0.1 * torch.randn(value.shape, generator=generator)
-        for name, value in policy.stack_parameters(4).items()
-    }
-    with torch.no_grad():
-        actor = policy.actor(params)
-        for _ in range(3):
-            observations = torch.randn(4, 5, 3, generator=generator)
-            noise = torch.rand(4, 5, policy.noise_size, generator=generator)
-            assert torch.equal(actor(observations, noise), policy.act(observations, noise, params))
-
-
-def test_actor_of_a_derived_policy_acts_as_that_policy_does():
-    class StillPolicy(NormalMLPPolicy):
-        def act(self, observations, noise, params=None):
-            return torch.zeros(*observations.shape[:-1], self.output_size)
-
-    policy = StillPolicy(3, 2, (4,))
-    actions = policy.actor(policy.stack_parameters(2))(torch.ones(2, 5, 3), torch.ones(2, 5, 2))
-    assert not actions.any()
 
 
 def test_gaussian_actions_have_the_shape_of_the_space():

@@ -78,6 +78,7 @@ class Actor:
         observations: (N, *obs) array that the environments write; read anew at every call.
         num_tasks: M; N = M * S.
         device: where the policy runs.
+        first_task: number of the first of the M tasks.
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class Actor:
         observations: NDArray[np.generic],
         num_tasks: int,
         device: torch.device | str,
+        first_task: int = 0,
     ) -> None:
-        self._policy = policy
+        self._policy, self._first_task = policy, first_task
         self._device = torch.device(device)
         self._params = {
             name: value.detach().to(self._device) for name, value in policy.stack_parameters(num_tasks, params).items()
@@ -133,7 +135,7 @@ class Actor:
         key = (tasks.start, tasks.stop)
         if key not in self._actors:
             params = {name: value[tasks] for name, value in self._params.items()}
-            self._actors[key] = self._policy.actor(params)
+            self._actors[key] = self._policy.actor(params, self._first_task + tasks.start)
         return self._actors[key]
 
 

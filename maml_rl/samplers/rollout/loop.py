@@ -62,7 +62,7 @@ def collect(
     slots_per_task = vector_env.num_envs // num_tasks
     # One thread: the products are small, and waiting OpenMP threads would spin on the cores that the physics needs.
     with torch.inference_mode(), intra_op_threads(1):
-        actor = Actor(policy, params, vector_env.buffers.observations, num_tasks, device)
+        actor = Actor(policy, params, vector_env.buffers.observations, num_tasks, device, streams.first_task)
         for first in range(0, recorder.episodes_per_task, slots_per_task):
             episodes = range(first, first + slots_per_task)
             noise = EpisodeNoise(policy, streams, num_tasks, episodes)

@@ -54,8 +54,8 @@ class CountingLink(DeviceLink):
 class LinkedActor(acting.Actor):
     """Goes the way of an accelerator, whatever the device."""
 
-    def __init__(self, policy: Any, params: Any, observations: Any, num_tasks: int, device: Any) -> None:
-        super().__init__(policy, params, observations, num_tasks, device)
+    def __init__(self, policy: Any, params: Any, observations: Any, *options: Any) -> None:
+        super().__init__(policy, params, observations, *options)
         self._link = CountingLink(observations, policy.noise_size, CPU)
 
 
