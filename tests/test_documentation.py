@@ -301,7 +301,7 @@ def test_every_family_is_described_and_has_a_picture() -> None:
 def test_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert (citation["version"], citation["license"]) == (maml_rl.__version__, project["license"])
 
 
 def test_what_the_pages_name_is_there() -> None:
