@@ -1,6 +1,6 @@
 """Charts of training: returns over the iterations, where the time goes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,24 +73,35 @@ def scrolling(title: str, table: Markup) -> Markup:
 
 def learning_curve(group: RunGroup) -> Markup | None:
     """Return the training returns of one group, one line per inner step; None without an iteration."""
-    curves = group.returns()
+    return _curves_by_step("Learning curve", "return", group, group.returns())
+
+
+def info_curves(group: RunGroup) -> Iterator[Markup | None]:
+    """Yield the means of each recorded info over training, one line per inner step."""
+    keys = group.keys("info/")
+    for name in dict.fromkeys(key.split("/", 1)[1].rpartition("/")[0] for key in keys):
+        curves = [group.curve(key) for key in keys if key.rpartition("/")[0] == f"info/{name}"]
+        yield _curves_by_step(f"Mean {name}", name, group, curves)
+
+
+def _curves_by_step(title: str, what: str, group: RunGroup, curves: Sequence[Curve]) -> Markup | None:
     last = len(curves) - 1
     if not len(curves[0].iterations):
         return None
     plot = Plot(
         Span.of(curves[0].iterations, margin=0.0),
         _span(curves),
-        f"Return over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} {after(0)} "
-        f"in the first to {readable(curves[last].mean[-1])} {after(last)} in the last.",
+        f"{what.capitalize()} over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} "
+        f"{after(0)} in the first to {readable(curves[last].mean[-1])} {after(last)} in the last.",
         x_label="iteration",
-        y_label="mean return",
+        y_label=f"mean {what}",
     )
     for step, curve in enumerate(curves):
         _draw(plot, curve, step_css(step, last))
     entries = [(step_css(step, last), after(step)) for step in range(last + 1)]
     if last == 0:
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
-    return figure("Learning curve", _seeds_note([group]), legend(entries), plot.svg())
+    return figure(title, _seeds_note([group]), legend(entries), plot.svg())
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:

@@ -10,7 +10,7 @@ from importlib.resources import files
 import numpy as np
 
 from maml_rl.config.config import Config
-from maml_rl.experiment.evaluate import pooled_intervals
+from maml_rl.experiment.evaluate import Evaluation, pooled_intervals
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup, element, join
@@ -111,6 +111,7 @@ def _family(
 
 def _about_one(found: Findings, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
     yield curves.learning_curve(found.group)
+    yield from curves.info_curves(found.group)
     if not compared:
         yield step_returns([found])
     if found.evaluations:
@@ -135,9 +136,17 @@ def _tiles(found: Findings) -> Markup:
                 css = "before" if step == 0 else "after"
                 label = curves.after(step) if len(intervals) > 1 else "without adaptation"
                 tiles.append(_tile(label, mean, f"return on new tasks {interval}", css))
+        for name in found.evaluations[0].infos:
+            means = [readable(_info_mean(found.evaluations, name, step)) for step in (0, len(intervals) - 1)]
+            detail = f"on new tasks {curves.after(len(intervals) - 1)}; {means[0]} before" if len(intervals) > 1 else ""
+            tiles.append(_tile(f"mean {name}", means[1], detail))
     for label, value, detail in _amounts(group):
         tiles.append(_tile(label, value, detail))
     return element("dl", tiles, class_="tiles")
+
+
+def _info_mean(evaluations: Sequence[Evaluation], name: str, step: int) -> float:
+    return float(np.mean([each.infos[name][:, step].mean(dtype=np.float64) for each in evaluations]))
 
 
 def _tile(label: str, value: str, detail: str = "", css: str | None = None) -> Markup:

@@ -284,7 +284,7 @@ def test_table_has_a_row_for_every_number_of_steps() -> None:
 
 def test_recorded_infos_are_evaluated_shown_and_saved(tmp_path: Path) -> None:
     evaluation = evaluate(
-        make_experiment(config_of(env_name="lamp_env:Lamp-v0")),
+        make_experiment(config_of(env_name="tests.lamp_env:Lamp-v0")),
         num_batches=2,
         meta_batch_size=3,
         num_steps=1,

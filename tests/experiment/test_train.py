@@ -259,7 +259,7 @@ def test_negative_number_of_workers_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_means_of_recorded_infos_are_metrics(tmp_path: Path) -> None:
-    train(config_of(env_name="lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
+    train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
     for metrics in read_metrics(tmp_path / "run" / "metrics.jsonl"):
         for step in (0, 1):
             assert 0.0 < metrics[f"info/power/step_{step}"] < 1.0
@@ -269,7 +269,7 @@ def test_means_of_recorded_infos_are_metrics(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_environment_is_never_made_in_the_parent_of_children(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    config = config_of(env_name="lamp_env:Marked-v0", env_kwargs={"marker": str(marker)}, num_batches=1)
+    config = config_of(env_name="tests.lamp_env:Marked-v0", env_kwargs={"marker": str(marker)}, num_batches=1)
     train(config, tmp_path / "run", num_workers=1)
     pids = {int(pid) for pid in marker.read_text().split()}
     # One has tried it, one has sampled.
@@ -288,11 +288,11 @@ def test_environment_that_fails_in_its_child_is_refused_on_one_line(
     tmp_path: Path, wrong: str, words: list[str]
 ) -> None:
     kwargs = {"marker": str(tmp_path / "marker"), "wrong": wrong}
-    config = config_of(env_name="lamp_env:Marked-v0", env_kwargs=kwargs)
+    config = config_of(env_name="tests.lamp_env:Marked-v0", env_kwargs=kwargs)
     with pytest.raises(ConfigError) as caught:
         train(config, tmp_path / "run", num_workers=2)
     message = str(caught.value)
-    assert "lamp_env:Marked-v0 cannot be made: " in message
+    assert "tests.lamp_env:Marked-v0 cannot be made: " in message
     assert all(word in message for word in words), message
     assert "\n" not in message
     assert not (tmp_path / "run").exists()

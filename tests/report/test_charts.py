@@ -9,13 +9,14 @@ import pytest
 
 from maml_rl.config.config import Config, load_config
 from maml_rl.experiment.evaluate import Evaluation
-from maml_rl.report import curves, tasks
+from maml_rl.report import curves, tasks, write_report
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup
 from maml_rl.report.published import published_returns
 from maml_rl.report.runs import read_runs
 from maml_rl.report.scales import readable
 from maml_rl.report.trial import Findings, find_out
+from tests.report.conftest import NAVIGATION, make_run
 
 
 @pytest.fixture(scope="module")
@@ -335,3 +336,15 @@ def test_chosen_tasks_are_spread_over_their_range() -> None:
     assert tasks.spread_out([{"velocity": speed} for speed in (0.5, 2.0, 0.0, 1.0)], 2) == [2, 1]
     assert tasks.spread_out([{"goal": [0, 0]}] * 3, 2) == [0, 1]
     assert tasks.spread_out([{"velocity": 1.0}], 4) == [0]
+
+
+def test_recorded_infos_are_drawn_over_training_and_told_of_new_tasks(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {**NAVIGATION, "env-name": "tests.lamp_env:Lamp-v0"})
+    (group,), _ = read_runs([run])
+    titles = [words(read(figure)) for figure in curves.info_curves(group)]
+    assert len(titles) == 2
+    assert "Mean power" in titles[0]
+    assert "Mean success" in titles[1]
+    page = write_report([run], tmp_path / "report.html", num_tasks=4, num_videos=0, num_workers=0).read_text()
+    assert "mean success" in page
+    assert re.search(r"<dt>mean success</dt><dd>[01]\.\d*<small>on new tasks after 2 steps; [01]\.\d* before", page)

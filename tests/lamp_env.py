@@ -1,4 +1,4 @@
-"""A family whose infos are recorded, found by tests as `lamp_env:Lamp-v0`."""
+"""A family whose infos are recorded, found by tests as `tests.lamp_env:Lamp-v0`."""
 
 import os
 from typing import Any
