@@ -2,14 +2,20 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+# Bytes that Linux allows in a name and in a path.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+# As many characters of a wrong value as a line has room for.
+_SHOWN = 80
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,8 +63,12 @@ def run_command(
     except (ConfigError, CheckpointError, TaskError) as error:
         print(f"{parser.prog}: error: {_printable(str(error))}", file=sys.stderr)
         return BAD_INPUT
-    except (MamlRLError, OSError) as error:
+    except MamlRLError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        where = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
+        print(f"{parser.prog}: error: {_printable(f'{error.strerror or error}{where}')}", file=sys.stderr)
         return FAILED
     return 0
 
@@ -88,15 +98,36 @@ def _log_to_standard_error(prog: str, level: str) -> Iterator[None]:
 
 def positive(text: str) -> int:
     """Read an option that counts something."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
-    return number
+    return _whole_number(text, least=1)
 
 
 def not_negative(text: str) -> int:
     """Read an option that counts something, perhaps nothing."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected at least 0, got {text}")
+    return _whole_number(text, least=0)
+
+
+def file_path(text: str) -> Path:
+    """Read an option that names a file or a folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    utf8(text)
+    if len(text.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in text.split("/")):
+        raise argparse.ArgumentTypeError(f"the path {text[:_SHOWN]!r}... is too long for a file system")
+    return Path(text)
+
+
+def utf8(text: str) -> str:
+    """Read an option that is written to files; what is no UTF-8 comes from the operating system as surrogates."""
+    if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text):
+        raise argparse.ArgumentTypeError(f"expected text in UTF-8, got {text[:_SHOWN]!r}")
+    return text
+
+
+def _whole_number(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text[:_SHOWN]!r}") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
     return number

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl import __version__
-from maml_rl.cli.console import BAD_INPUT, Parser, add_log_level, not_negative, run_command
+from maml_rl.cli.console import BAD_INPUT, Parser, add_log_level, file_path, not_negative, run_command, utf8
 from maml_rl.cli.train_test import run_test, run_train
 from maml_rl.config.catalog import shipped_configs
 from maml_rl.config.config import load_config
@@ -69,9 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl report") -> int:
     """Write a report, and return the exit code."""
     parser = Parser(prog=prog, description="Write a self-contained HTML page about one or several training runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of several runs")
-    parser.add_argument("--output", type=Path, help="the file (default: report.html in the folder that holds the runs)")
-    parser.add_argument("--title", help="of the page (default: the names of the runs)")
+    parser.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folder of a run, or of several runs")
+    parser.add_argument(
+        "--output", type=file_path, help="the file (default: report.html in the folder that holds the runs)"
+    )
+    parser.add_argument("--title", type=utf8, help="of the page (default: the names of the runs)")
     parser.add_argument(
         "--tasks",
         type=_count_or_file,
@@ -101,7 +103,7 @@ def _report(options: Namespace) -> None:
 
 
 def _count_or_file(text: str) -> int | Path:
-    return not_negative(text) if re.fullmatch(r"-?\d+", text) else Path(text)
+    return not_negative(text) if re.fullmatch(r"-?\d+", text) else file_path(text)
 
 
 def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs") -> int:

@@ -1,19 +1,23 @@
 """The command line of train.py and test.py: arguments in, one function called."""
 
 import argparse
+import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maml_rl.cli.console import INTERRUPTED, Parser, add_log_level, not_negative, positive, run_command
+from maml_rl.cli.console import INTERRUPTED, Parser, add_log_level, file_path, not_negative, positive, run_command
 from maml_rl.config.catalog import SHIPPED, find_config, name_of
 from maml_rl.config.config import SECTION, Config, SettingsModel, load_config
 from maml_rl.config.reference import describe_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
+from maml_rl.runs.atomic_files import check_creatable, check_writable
 from maml_rl.runs.numbered import new_folder, newest_path, next_path
 
 # torch is imported inside the commands: a child that is spawned imports this module again, and must stay light.
@@ -30,7 +34,9 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     )
     _add_config(parser, "the experiment: a name that `maml-rl configs` lists, a YAML file, or a run", "2d-navigation")
     parser.add_argument(
-        "--output-folder", type=Path, help="where the run goes (default: runs/<name of the config>, with a new number)"
+        "--output-folder",
+        type=file_path,
+        help="where the run goes (default: runs/<name of the config>, with a new number)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
@@ -38,7 +44,7 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     parser.add_argument(
         "--seeds",
         nargs="+",
-        type=not_negative,
+        action=_Seeds,
         metavar="SEED",
         help="train with each, one after the other, in folders seed-... of the output folder",
     )
@@ -61,6 +67,7 @@ def _add_settings(parser: Parser, title: str, model: type[SettingsModel], prefix
         group.add_argument(
             f"--{setting.key}",
             dest=prefix + setting.key.replace("-", "_"),
+            nargs="+" if setting.allowed.startswith("a list") else None,
             metavar="VALUE",
             help=f"{setting.meaning} [{setting.allowed}; {default}]".replace("%", "%%"),
         )
@@ -88,14 +95,19 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     _add_config(parser, "the folder of a run, its config.json, or a config by file or name")
     parser.add_argument(
         "--policy",
+        type=_path_or_name,
         help="a checkpoint; or 'latest' (the default), 'best', or 'initial' (at random) of the config's run",
     )
     parser.add_argument(
-        "--output", type=Path, help="the .npz file to write (default: evaluation.npz in the run, with a new number)"
+        "--output",
+        type=file_path,
+        help="the .npz file to write (default: evaluation.npz in the run, with a new number)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    parser.add_argument("--tasks", type=Path, metavar="FILE", help="measure on the tasks in this file")
-    parser.add_argument("--save-tasks", type=Path, metavar="FILE", help="write the tasks that are drawn to this file")
+    parser.add_argument("--tasks", type=file_path, metavar="FILE", help="measure on the tasks in this file")
+    parser.add_argument(
+        "--save-tasks", type=file_path, metavar="FILE", help="write the tasks that are drawn to this file"
+    )
     parser.add_argument("--num-batches", type=positive, help="batches of tasks (default: 1, or all of a file)")
     parser.add_argument("--meta-batch-size", type=positive, default=40, help="tasks in each (default: 40)")
     parser.add_argument(
@@ -118,8 +130,8 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
 
 def _add_config(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
     suffix = f" (default: {default})" if default else ""
-    parser.add_argument("name", nargs="?", metavar="CONFIG", help=meaning + suffix)
-    parser.add_argument("--config", help="the same, after an option")
+    parser.add_argument("name", nargs="?", type=_path_or_name, metavar="CONFIG", help=meaning + suffix)
+    parser.add_argument("--config", type=_path_or_name, help="the same, after an option")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -140,15 +152,17 @@ def _train(options: argparse.Namespace) -> None:
     if options.resume and begun and given is None:
         config = _overridden(load_config(begun[0]), _settings(options))
     device = _device(options)
+    check_creatable(options.output_folder, "--output-folder")
     with new_folder(options.output_folder) if new else nullcontext(options.output_folder) as folder:
         options.output_folder = folder
+        _check_run_folders(options, begun)
         if options.seeds is None:
             progress = _train_one(config, folder, options, device, resume=options.resume)
             print(progress.summary())
             if options.profile:
                 print(progress.profile())
         else:
-            _train_seeds(config, options, begun, device)
+            _train_seeds(config, options, device)
     if options.seeds is None:
         print(f"the results are in {folder}; to test the policy on new tasks:")
         print(f"  {_command(options, 'test')} {folder}")
@@ -157,17 +171,22 @@ def _train(options: argparse.Namespace) -> None:
         print(f"  {_command(options, 'report')} {folder}")
 
 
-def _train_seeds(config: Config, options: argparse.Namespace, begun: Sequence[Path], device: Any) -> None:
+def _check_run_folders(options: argparse.Namespace, begun: Sequence[Path]) -> None:
+    """Refuse folders of runs that cannot be written, or that hold other runs, before the first run is trained."""
     from maml_rl.runs.run_folder import check_run_folder
 
-    _check_seeds(options, begun)
-    runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
-    resumed = {run: options.resume and (run / "config.json").is_file() for _, run in runs}
-    # All of them before the first is trained.
-    for run, resume in resumed.items():
+    if options.seeds is not None:
+        _check_seeds(options, begun)
+    for run in _run_folders(options).values():
+        resume = options.resume and (options.seeds is None or run / "config.json" in begun)
         check_run_folder(run, resume=resume, overwrite=options.overwrite)
+
+
+def _train_seeds(config: Config, options: argparse.Namespace, device: Any) -> None:
+    runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
     for number, (seeded, run) in enumerate(runs, start=1):
-        progress = _train_one(seeded, run, options, device, resume=resumed[run])
+        resume = options.resume and (run / "config.json").is_file()
+        progress = _train_one(seeded, run, options, device, resume=resume)
         print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
         if options.profile:
             print(progress.profile())
@@ -195,6 +214,19 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     return progress
 
 
+class _Seeds(argparse.Action):
+    """Reads seeds that are written as 0 1 2 or as 0,1,2."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store them as a list of numbers."""
+        try:
+            setattr(namespace, self.dest, [not_negative(seed) for text in values for seed in text.split(",")])
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+
+
 def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
     if options.seed is not None:
         raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
@@ -219,15 +251,7 @@ def _test(options: argparse.Namespace) -> None:
     config_path = _chosen_config(options)
     if config_path is None:
         raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
-    named = {"output": options.output, "save_tasks": options.save_tasks}
-    if options.output is None:
-        options.output = _default_output(config_path, overwrite=options.overwrite)
-    for name, path in named.items():
-        option = f"--{name.replace('_', '-')}"
-        if path is not None and path.exists() and not options.overwrite:
-            raise ConfigError(f"{path} exists; replace it by --overwrite, or choose another {option}")
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"there is no folder {path.parent} for the {option}; make it first")
+    _check_outputs(options, config_path)
     for name in ("save_tasks", "num_batches"):
         if options.tasks is not None and getattr(options, name) is not None:
             raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
@@ -248,6 +272,7 @@ def _test(options: argparse.Namespace) -> None:
     experiment = make_experiment(config, device, num_workers=options.num_workers)
     tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
     if options.policy != "initial":
+        _check_has_policy(config_path, options.policy)
         experiment.restore(options.policy or "latest", config_path.parent)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
@@ -289,6 +314,43 @@ def _begun(options: argparse.Namespace) -> list[Path]:
     return [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
 
 
+def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
+    """Refuse files that cannot be written, or that must not be, before any work is done; name those that are not given.
+
+    Raises:
+        ConfigError: If one is there and is not to be replaced, is read by the same command, or cannot be written.
+    """
+    named = {"--output": options.output, "--save-tasks": options.save_tasks}
+    if options.output is None:
+        options.output = _default_output(config_path, overwrite=options.overwrite)
+        check_creatable(options.output.parent, "--output")
+    used = {"--config": config_path, "--tasks": options.tasks}
+    for option, path in named.items():
+        if path is None:
+            continue
+        check_writable(path, option)
+        for other, file in {**used, **named}.items():
+            if other != option and file is not None and os.path.realpath(file) == os.path.realpath(path):
+                raise ConfigError(f"{option} and {other} name the same file, {path}; choose another {option}")
+        if path.exists() and not options.overwrite:
+            raise ConfigError(f"{path} exists; replace it by --overwrite, or choose another {option}")
+
+
+def _check_has_policy(config_path: Path, choice: str | None) -> None:
+    """Refuse a config without a run, whose trained policy would be looked for in vain."""
+    if choice not in (None, "latest", "best") or config_path.name == "config.json":
+        return
+    if not (config_path.parent / "checkpoints").is_dir():
+        raise ConfigError(
+            f"{config_path} is a config and no run, so there is no trained policy beside it; give the folder of a run, "
+            "or a checkpoint by --policy, or --policy initial for one at random"
+        )
+
+
+def _path_or_name(text: str) -> str:
+    return str(file_path(text))
+
+
 def _chosen_config(options: argparse.Namespace) -> Path | None:
     """Return the file of the config that is given: by its path, by its run's folder, or by the name of a shipped one.
 
@@ -303,7 +365,7 @@ def _chosen_config(options: argparse.Namespace) -> Path | None:
     path = Path(given)
     if (path / "config.json").is_file():
         return path / "config.json"
-    if path.is_file() or path.suffix:
+    if path.suffix or path.is_symlink() or (path.exists() and not path.is_dir()):
         return path
     try:
         return find_config(given)
@@ -353,24 +415,34 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 def _overridden(config: Config, values: dict[str, Any]) -> Config:
     """Replace the settings that the command line gives, written as in a config."""
     given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
-    return config.override(
-        {key: parse_value(value, f"--{key}") if isinstance(value, str) else value for key, value in given.items()}
-    )
+    return config.override({key: _parsed(value, f"--{key}") for key, value in given.items()})
+
+
+def _parsed(value: Any, option: str) -> Any:
+    """Return what an option means as YAML; a list may be written as one or as several words."""
+    if isinstance(value, list):
+        words = ",".join(re.split(r"[\s,]+", " ".join(value).strip()))
+        value = words if words.startswith("[") else f"[{words}]"
+    return parse_value(value, option) if isinstance(value, str) else value
 
 
 def _device(options: argparse.Namespace) -> Any:
     """Return the torch device, having made sure that it is there."""
     if options.device is not None and options.use_cuda and not options.device.startswith("cuda"):
         raise ConfigError(f"--use-cuda contradicts --device {options.device}; give one of them")
-    name = options.device or ("cuda" if options.use_cuda else "cpu")
+    name = options.device if options.device is not None else "cuda" if options.use_cuda else "cpu"
 
     import torch
 
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            device = torch.device(name)
+            # Some devices hold tensors, but no numbers.
+            torch.ones(1, device=device).sum().item()
+    # What a missing backend raises is as different as the backends.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"the device {name!r} cannot be used ({reason}); leave --device out for the CPU") from None
     return device
 

@@ -12,6 +12,9 @@ from maml_rl.errors import ConfigError
 
 KeyPath = tuple[str, ...]
 
+# A device may have no end.
+_MOST_BYTES = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
@@ -66,9 +69,12 @@ def read_mapping(path: str | Path) -> Mapping:
     """
     origin = str(path)
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read the config {origin}: {error.strerror or error}") from None
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{origin} has more than {_MOST_BYTES} bytes, so it is no config")
     return parse_mapping(data, origin)
 
 

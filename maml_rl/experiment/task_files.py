@@ -47,6 +47,8 @@ def load_tasks(path: str | Path, experiment: Experiment) -> list[Task]:
         ConfigError: If the file cannot be read, is no file of tasks, is of another family, or a task is malformed; in
             one line, which names the task.
     """
+    if Path(path).is_char_device():
+        raise ConfigError(f"{path} is a device, and no file of tasks; {_LOOKS_LIKE}")
     try:
         content = json.loads(
             Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_repetition, parse_constant=_not_finite

@@ -14,7 +14,7 @@ from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.runs import RunGroup, read_runs
 from maml_rl.report.trial import Findings, find_out
 from maml_rl.report.videos import videos
-from maml_rl.runs.atomic_files import replace_file
+from maml_rl.runs.atomic_files import check_writable, replace_file
 
 FILE = "report.html"
 # The mark that a report carries stands near its beginning.
@@ -108,10 +108,7 @@ def _default_output(runs: Sequence[str | Path]) -> Path:
 
 
 def _check_output(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} for the report; make it first, or choose another --output")
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give --output the name of a file")
+    check_writable(path, "--output")
     if path.exists():
         head = path.read_bytes()[:_HEAD].decode("utf-8", errors="replace")
         if not re.search(f'name="generator" content="{re.escape(GENERATOR)}"', head):

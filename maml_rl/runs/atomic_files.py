@@ -5,6 +5,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from maml_rl.errors import ConfigError
+
 TEMPORARY = ".unfinished-"
 
 
@@ -31,6 +33,63 @@ def replace_file(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Make sure that a file can be written, before the work is done that ends in it; leave what is there as it is.
+
+    Args:
+        path: of the file.
+        option: the command's, with which to choose another one.
+
+    Raises:
+        ConfigError: If it is a folder or a device, if its folder is missing, or if the file system refuses.
+    """
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; give {option} the name of a file")
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {path.parent} for {option} {path}; make it first")
+        if (path.exists() or path.is_symlink()) and not path.is_file():
+            raise ConfigError(
+                f"{path} is {'a device' if path.exists() else 'a link to nowhere'}; choose another {option}"
+            )
+        probe = path.with_name(f"{TEMPORARY}{path.name}")
+        probe.unlink(missing_ok=True)
+        write_file(probe, b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another {option}") from error
+
+
+def check_creatable(folder: Path, option: str) -> None:
+    """Make sure that a folder can be made and written to, before the work is done that fills it; leave none behind.
+
+    Raises:
+        ConfigError: If the file system refuses; `option` is the command's, with which to choose another folder.
+    """
+    missing: list[Path] = []
+    made: list[Path] = []
+    try:
+        above = folder
+        while not above.is_dir():
+            if above.is_symlink() or above.exists():
+                kind = "a file" if above.is_file() else "a device" if above.exists() else "a link to nowhere"
+                raise ConfigError(f"{above} is {kind}; choose another {option}")
+            missing.append(above)
+            above = above.parent
+        for path in reversed(missing):
+            path.mkdir()
+            made.append(path)
+        probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
+        write_file(probe, b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another {option}") from error
+    finally:
+        for path in reversed(made):
+            with suppress(OSError):
+                path.rmdir()
 
 
 def discard(path: Path) -> None:

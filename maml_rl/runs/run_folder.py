@@ -2,13 +2,14 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
-from maml_rl.runs.atomic_files import discard, replace_file, sync_folder
+from maml_rl.runs.atomic_files import check_creatable, discard, replace_file, sync_folder
 from maml_rl.runs.checkpoint import Checkpoint, Learner, latest_intact, restore, save_checkpoint
 from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog
 
@@ -60,6 +61,7 @@ class RunFolder:
         self._config, self._learner = config, learner
         self.iteration, self.env_steps = 0, 0
         check_run_folder(self.path, resume=resume, overwrite=overwrite)
+        is_new = not (self.path / CONFIG).exists()
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
         try:
@@ -68,10 +70,19 @@ class RunFolder:
             else:
                 self._create()
             self._metrics = MetricsLog(self.path / METRICS, self.iteration)
-        except BaseException:
+            if resume:
+                replace_file(self.path / CONFIG, self._config.to_json().encode())
+            self._events = EventLog(self.path / EVENTS, self.iteration)
+        except BaseException as error:
             os.close(self._lock)
+            if is_new:
+                shutil.rmtree(self.path, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ConfigError(
+                    f"cannot write the run in {self.path}: {error.strerror} ({error.filename}); "
+                    "choose another --output-folder"
+                ) from error
             raise
-        self._events = EventLog(self.path / EVENTS, self.iteration)
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +139,6 @@ class RunFolder:
         path, checkpoint = latest_intact(self.path / CHECKPOINTS)
         restore(checkpoint, self._learner, self._config.algorithm, path)
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
-        replace_file(self.path / CONFIG, self._config.to_json().encode())
 
 
 def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
@@ -138,11 +148,16 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
         ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
             else is there, or if there is nothing to resume.
     """
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} is a file; choose another --output-folder")
-    is_run = (path / CONFIG).is_file()
     if resume and overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+        raise ConfigError(
+            f"--resume goes on with the run in {path}, and --overwrite replaces it by a new one; give one of them"
+        )
+    try:
+        str(path).encode()
+        is_run, is_empty = (path / CONFIG).is_file(), not path.is_dir() or not set(os.listdir(path)) - {_LOCK}
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name is not in UTF-8"
+        raise ConfigError(f"cannot write the run in {str(path)!r}: {reason}; choose another --output-folder") from error
     if resume and not is_run:
         raise ConfigError(f"there is no run to resume in {path}; start one without --resume")
     if is_run and not (resume or overwrite):
@@ -150,8 +165,9 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
             f"{path} holds another run; go on with it by --resume, replace it by --overwrite, "
             "or choose another --output-folder"
         )
-    if not is_run and path.is_dir() and set(os.listdir(path)) - {_LOCK}:
+    if not is_run and not is_empty:
         raise ConfigError(f"{path} is not empty and holds no run; choose another --output-folder")
+    check_creatable(path, "--output-folder")
 
 
 def _lock(folder: Path) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from maml_rl.cli.main import main
 from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.config import load_config
 
 SMALL = """\
 env-name: 2DNavigation-v0
@@ -114,6 +115,16 @@ FILES: dict[str, str | bytes] = {
     "wrong_base.py": "raise BaseException('stop')\n",
     "wrong_deeply.py": "import wrong_name\n",
     "wrong_null.py": "x\0",
+    "file": "x",
+    "full/file": "x",
+    "broken_run/config.json": "{",
+    "empty.yaml": "",
+    "list.yaml": "- 1\n",
+    "binary.yaml": b"\x00\xff\xfe",
+    "deep.yaml": "a: " + "[" * 500,
+    "latin.yaml": SMALL.encode() + b"# \xe9\n",
+    "digits.yaml": SMALL + "seed: " + "9" * 5000 + "\n",
+    "overflow.yaml": SMALL + "fast-lr: 1e400\n",
 }
 
 
@@ -121,6 +132,11 @@ FILES: dict[str, str | bytes] = {
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that the commands below name."""
     folder = tmp_path_factory.mktemp("wrong_input")
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "fifo")
+    for name in ("folder", "full", "broken_run"):
+        (folder / name).mkdir()
     for name, content in FILES.items():
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     options = ["--config", str(folder / "small.yaml"), "--output-folder", str(folder / "run"), "--num-workers", "0"]
@@ -156,6 +172,10 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 def train(*options: str) -> list[str]:
     return ["train.py", "--config", "small.yaml", "--output-folder", "out", "--num-workers", "0", *options]
+
+
+def evaluate(*options: str) -> list[str]:
+    return ["test.py", "--config", "run", "--output", "results.npz", "--num-workers", "0", *options]
 
 
 def check_env(*options: str) -> list[str]:
@@ -258,21 +278,208 @@ ENVIRONMENT_CASES: list[Case] = [
 ]
 
 
+FILE_CASES: list[Case] = [
+    *[
+        (["train.py", "--config", config, "--output-folder", "out"], words)
+        for config, words in (
+            ("x" * 300, ["--config", "too long for a file system"]),
+            ("/".join(["y" * 200] * 30), ["--config", "too long for a file system"]),
+            ("null\0byte", ["--config", "expected text in UTF-8", "null\\x00byte"]),
+            ("\udcff.yaml", ["--config", "expected text in UTF-8"]),
+            ("", ["--config", "an empty text"]),
+            (".", ["no run", "config.json"]),
+            ("folder", ["no run", "config.json"]),
+            ("file", ["no mapping"]),
+            ("file/x", ["there is no config 'file/x'"]),
+            ("dangling", ["cannot read the config", "No such file"]),
+            ("loop", ["cannot read the config", "symbolic links"]),
+            ("/dev/null", ["no mapping"]),
+            ("/dev/zero", ["more than 1000000 bytes", "no config"]),
+            ("wrong_envs.py", ["wrong_envs.py"]),
+            ("empty.yaml", ["no mapping"]),
+            ("list.yaml", ["no mapping"]),
+            ("binary.yaml", ["no valid YAML"]),
+            ("deep.yaml", ["nested too deeply"]),
+            ("latin.yaml", ["no valid YAML"]),
+            ("digits.yaml", ["cannot be read"]),
+            ("overflow.yaml", ["fast-lr", "line 8", "finite"]),
+            ("broken_run", ["broken_run/config.json", "no valid YAML"]),
+        )
+    ],
+    *[
+        (train("--output-folder", folder), words)
+        for folder, words in (
+            ("file", ["file is a file", "--output-folder"]),
+            ("file/x/y", ["file is a file", "--output-folder"]),
+            ("dangling", ["dangling is a link to nowhere", "--output-folder"]),
+            ("dangling/x", ["dangling is a link to nowhere", "--output-folder"]),
+            ("loop", ["loop is a link to nowhere", "--output-folder"]),
+            ("loop/x", ["loop is a link to nowhere", "--output-folder"]),
+            ("fifo/x", ["fifo is a device", "--output-folder"]),
+            ("/proc/x", ["cannot write to /proc/x", "No such file", "--output-folder"]),
+            ("/proc/x/y", ["cannot write to /proc/x/y", "--output-folder"]),
+            ("/dev/null/x", ["/dev/null is a device", "--output-folder"]),
+            ("x" * 300, ["--output-folder", "too long for a file system"]),
+            ("new/" + "x" * 300, ["--output-folder", "too long for a file system"]),
+            ("\udcff", ["--output-folder", "expected text in UTF-8"]),
+            ("new/\udcff/x", ["--output-folder", "expected text in UTF-8"]),
+            ("null\0byte", ["--output-folder", "expected text in UTF-8"]),
+            ("", ["--output-folder", "an empty text"]),
+            (".", ["not empty and holds no run"]),
+            ("full", ["not empty and holds no run"]),
+            ("run", ["holds another run", "--resume", "--overwrite"]),
+        )
+    ],
+    (train("--output-folder", "file/x", "--seeds", "1", "2"), ["file is a file"]),
+    (train("--output-folder", "/proc/x", "--seeds", "1"), ["cannot write to /proc/x: "]),
+    (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume goes on with the run in run, and --over"]),
+    (train("--output-folder", "run", "--resume", "--seed", "5"), ["made with another 'seed'"]),
+    *[
+        (train("--device", device), ["device", "--device", *words])
+        for device, words in (
+            ("meta", ["meta"]),
+            ("privateuseone", ["privateuseone"]),
+            ("mps", ["mps"]),
+            ("xla", ["xla"]),
+            ("mkldnn", ["mkldnn"]),
+            ("hpu", ["hpu"]),
+            ("vulkan", ["vulkan"]),
+            ("cuda:99", ["cuda:99"]),
+            ("cuda:-1", ["cuda:-1"]),
+            ("cpu:99999999999", ["cpu:99999999999"]),
+            ("", ["''"]),
+            ("\udcff", ["udcff"]),
+        )
+    ],
+    *[
+        (evaluate("--output", output, *options), ["--output", *words])
+        for options in ((), ("--overwrite",))
+        for output, words in (
+            ("folder", ["folder is a folder"]),
+            ("full", ["full is a folder"]),
+            (".", ["is a folder"]),
+            ("", ["an empty text"]),
+            ("file/x", ["there is no folder file"]),
+            ("missing/x", ["there is no folder missing"]),
+            ("dangling", ["dangling is a link to nowhere"]),
+            ("dangling/x", ["there is no folder dangling"]),
+            ("loop", ["loop is a link to nowhere"]),
+            ("fifo", ["fifo is a device"]),
+            ("/proc/x", ["cannot write /proc/x"]),
+            ("x" * 300, ["too long for a file system"]),
+            ("x" * 250, ["cannot write", "File name too long"]),
+            ("\udcff", ["expected text in UTF-8"]),
+            ("run/config.json", ["name the same file"]),
+        )
+    ],
+    *[
+        (evaluate("--save-tasks", path, *options), ["--save-tasks", *words])
+        for options in ((), ("--overwrite",))
+        for path, words in (
+            ("folder", ["folder is a folder"]),
+            ("dangling", ["dangling is a link to nowhere"]),
+            ("/proc/x", ["cannot write /proc/x"]),
+            ("results.npz", ["name the same file"]),
+            ("./results.npz", ["name the same file"]),
+            ("run/config.json", ["name the same file"]),
+        )
+    ],
+    *[
+        (evaluate("--tasks", path), words)
+        for path, words in (
+            ("folder", ["cannot read the tasks in folder"]),
+            ("file", ["file is no JSON"]),
+            ("loop", ["cannot read the tasks in loop"]),
+            ("/dev/zero", ["/dev/zero is a device"]),
+            ("x" * 300, ["--tasks", "too long for a file system"]),
+            ("", ["--tasks", "an empty text"]),
+        )
+    ],
+    *[
+        (evaluate("--policy", policy), words)
+        for policy, words in (
+            ("lastest", ["there is no checkpoint lastest"]),
+            ("file", ["cannot read"]),
+            ("folder", ["cannot read folder/SHA256SUMS"]),
+            ("x" * 300, ["--policy", "too long for a file system"]),
+            ("", ["--policy", "an empty text"]),
+            ("/dev/zero", ["there is no checkpoint /dev/zero"]),
+        )
+    ],
+    (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "no run", "--policy"]),
+    *[
+        (["report", *arguments], words)
+        for arguments, words in (
+            (["nowhere"], ["there is no folder nowhere"]),
+            (["folder"], ["folder is no run"]),
+            ([""], ["an empty text"]),
+            (["loop"], ["there is no folder loop"]),
+            (["x" * 300], ["too long for a file system"]),
+            (["run", "--output", "folder"], ["folder is a folder"]),
+            (["run", "--output", "file"], ["file exists and is no report"]),
+            (["run", "--output", "file/x"], ["there is no folder file"]),
+            (["run", "--output", "loop"], ["loop is a link to nowhere"]),
+            (["run", "--output", "/proc/x"], ["cannot write /proc/x"]),
+            (["run", "--title", "\udcff"], ["--title", "UTF-8"]),
+            (["run", "--tasks", "folder"], ["cannot read the tasks in folder"]),
+            (["run", "--tasks", "x" * 300], ["too long for a file system"]),
+        )
+    ],
+]
+
+VALUE_CASES: list[Case] = [
+    (train("--num-workers", "x"), ["--num-workers", "expected a whole number, got 'x'"]),
+    (train("--num-workers", "1.5"), ["--num-workers", "expected a whole number, got '1.5'"]),
+    *[(train("--seeds", seeds), ["--seeds", "a whole number"]) for seeds in ("0,x", "0,,1", ",", "1-3", "[0, 1]")],
+    (train("--seeds", "0,1,0"), ["--seeds names 0 more than once"]),
+    (train("--seeds", "0,1", "--seed", "1"), ["--seed 1 contradicts --seeds"]),
+    *[
+        (train("--hidden-sizes", *sizes), ["hidden-sizes", *words])
+        for sizes, words in (
+            (["x", "y"], ["entry 1", "a whole number", "'x'"]),
+            (["64", "-1"], ["entry 2", "at least 1"]),
+            (["64.5"], ["entry 1", "a whole number"]),
+            (["[[64]]"], ["entry 1", "a whole number"]),
+            (["{}"], ["entry 1", "a whole number"]),
+            ([], ["at least one argument"]),
+        )
+    ],
+    (train("--fast-lr", "\udcff"), ["--fast-lr", "no valid YAML"]),
+    (train("--fast-lr", "["), ["--fast-lr", "no valid YAML"]),
+    (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
+]
+
+
 def name_of(case: Case) -> str:
     name, *options = case[0]
-    return " ".join(repr(each)[1:-1] for each in (name, *options[6 if name == "train.py" else 0 :]))[:80]
+    return " ".join(repr(each)[1:-1] for each in (name, *options[4 if name.endswith(".py") else 0 :]))[:80]
 
 
-@pytest.mark.parametrize("case", ENVIRONMENT_CASES, ids=name_of)
+@pytest.mark.parametrize("case", [*ENVIRONMENT_CASES, *FILE_CASES, *VALUE_CASES], ids=name_of)
 def test_wrong_input_ends_in_one_line(place: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
     arguments, words = case
     before = snapshot(place)
     code = run_command_line(arguments)
     output = capfd.readouterr()
     assert output.out == ""
-    assert len(output.err.splitlines()) == 1, output.err
-    assert ": error: " in output.err
+    line = output.err.splitlines()[-1]
+    assert ": error: " in line
+    # Before it, the log may tell of what was read.
+    assert all(": loading " in earlier for earlier in output.err.splitlines()[:-1]), output.err
     for word in words:
-        assert word in output.err
+        assert word in line
     assert code == 2
     assert snapshot(place) == before
+
+
+@pytest.mark.parametrize("sizes", [["3", "5"], ["3,5"], ["3 5"], ["3,", "5"], ["[3, 5]"], ["[3,", "5]"]])
+def test_hidden_sizes_may_be_several_words(place: Path, tmp_path: Path, sizes: list[str]) -> None:
+    run = tmp_path / "run"
+    assert run_command_line(train("--output-folder", str(run), "--hidden-sizes", *sizes)) == 0
+    assert load_config(run / "config.json").hidden_sizes == (3, 5)
+
+
+def test_seeds_may_be_separated_by_commas(place: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert run_command_line(train("--output-folder", str(runs), "--seeds", "2,0", "1")) == 0
+    assert sorted(run.name for run in runs.iterdir()) == ["seed-0", "seed-1", "seed-2"]
