@@ -2,15 +2,19 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+import maml_rl
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -83,3 +87,42 @@ def test_script_without_its_dependencies_ends_in_one_line(script: str) -> None:
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert re.fullmatch(rf"{script}: error: .*No module named.*make install.*\.venv/bin/activate.*\n", ended.stderr)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ZipFile, ZipFile]:
+    """A copy of the sources, and what `pip install .` and `pip install -e .` make of it."""
+    pytest.importorskip("setuptools", minversion="77")
+    sources = tmp_path_factory.mktemp("sources")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    for name in ("maml_rl", "configs"):
+        shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    wheels = []
+    for build in ("build_wheel", "build_editable"):
+        command = [sys.executable, "-c", f"from setuptools import build_meta; build_meta.{build}('{build}')"]
+        ended = subprocess.run(command, cwd=sources, capture_output=True, text=True, timeout=100)
+        assert ended.returncode == 0, ended.stderr
+        wheels.append(ZipFile(next((sources / build).glob("*.whl"))))
+    return sources, wheels[0], wheels[1]
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_whole_package_and_every_config(built: tuple[Path, ZipFile, ZipFile]) -> None:
+    sources, wheel, _ = built
+    names = set(wheel.namelist())
+    modules = {path.relative_to(sources).as_posix() for path in (sources / "maml_rl").rglob("*.py")}
+    configs = {
+        f"maml_rl/config/shipped/{path.relative_to(ROOT / 'configs')}" for path in ROOT.glob("configs/**/*.yaml")
+    }
+    assert names >= modules | configs | {"maml_rl/py.typed", "maml_rl/report/style.css"}
+    assert not any(name.startswith(("tests/", "benchmarks/", "configs/")) for name in names)
+    assert f"maml_rl-{maml_rl.__version__}.dist-info/entry_points.txt" in names
+
+
+@pytest.mark.slow
+def test_editable_install_is_a_path_that_type_checkers_read(built: tuple[Path, ZipFile, ZipFile]) -> None:
+    sources, _, editable = built
+    (path_file,) = (name for name in editable.namelist() if name.endswith(".pth"))
+    assert editable.read(path_file).decode().strip() == str(sources)
+    assert not any(name.endswith(".py") for name in editable.namelist())
