@@ -214,6 +214,7 @@ def test_script_of_a_page_runs_as_shown(page: str, package: str, tmp_path: Path)
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr
     assert list(tmp_path.glob("runs/**/metrics.jsonl"))
+    assert {path.name for path in tmp_path.iterdir()} == {"configs", "runs", "script.py"}
 
 
 def test_job_of_slurm_trains_and_goes_on_when_it_is_submitted_again(tmp_path: Path) -> None:
