@@ -1,6 +1,7 @@
 """Training: sample a batch of tasks, adapt to each, update the meta-policy; write it all down; again."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,6 +145,8 @@ def _iterate(iteration: int, experiment: Experiment, next_batch: Callable[[], _C
     started = perf_counter()
     collected = next_batch()
     batch, got = collected.batch, perf_counter()
+    spread = policy_spread(metalearner.policy, batch.phases[0])
+    updating = perf_counter()
     logs = metalearner.update(batch)
     updated = perf_counter()
     metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in batch.phases)}
@@ -153,19 +156,50 @@ def _iterate(iteration: int, experiment: Experiment, next_batch: Callable[[], _C
         metrics[f"return/{name}"] = float(returns.double().mean())
         for key, info in infos.items():
             metrics[f"info/{key}/{name}"] = float(info[:, column].double().mean())
-    metrics |= logs
+    metrics |= spread | logs
     if experiment.config.prefetch:
         metrics["staleness"] = iteration - collected.version
         metrics["time/wait_s"] = got - started
     metrics["digest"] = combined_digest(batch.phases)
     metrics["time/sample_s"] = collected.seconds
-    metrics["time/update_s"] = updated - got
+    metrics["time/update_s"] = updated - updating
     metrics["time/steps_per_s"] = metrics["env_steps"] / collected.seconds
     metrics |= collected.means
     if collected.stages:
-        for stage, seconds in {**collected.stages, "outer": updated - got}.items():
+        for stage, seconds in {**collected.stages, "outer": updated - updating}.items():
             metrics[f"time/share/{stage}"] = seconds / (updated - started)
     return metrics
+
+
+def policy_spread(policy: Policy, episodes: TaskEpisodes) -> dict[str, float]:
+    """Return the mean entropy and standard deviation of a policy's actions: how much it still explores.
+
+    Args:
+        policy: as it is, before any adaptation.
+        episodes: the first of each task is where the policy is looked at.
+
+    Returns:
+        "policy/entropy", in nats, and "policy/std", the mean over the entries of an action; without what the policy's
+        distribution does not have, and empty for a policy with a memory.
+    """
+    if not policy.stateless:
+        return {}
+    real = episodes.mask[:, :, 0].bool()
+    observations = episodes.observations[:, :, 0][real].to(next(policy.parameters()).device)
+    was_training = policy.training
+    policy.eval()
+    with torch.no_grad():
+        distribution = policy(observations)
+    policy.train(was_training)
+    spread = {}
+    for name, measure in (("entropy", distribution.entropy), ("std", lambda: distribution.stddev)):
+        try:
+            value = float(measure().double().mean())
+        except (NotImplementedError, AttributeError):
+            continue
+        if math.isfinite(value):
+            spread[f"policy/{name}"] = value
+    return spread
 
 
 def combined_digest(phases: Sequence[TaskEpisodes]) -> str:

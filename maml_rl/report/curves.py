@@ -218,6 +218,29 @@ def divergence(groups: Sequence[RunGroup]) -> Markup | None:
     )
 
 
+def policy_spread(groups: Sequence[RunGroup]) -> list[Markup | None]:
+    """Return how much the meta-policy explores over training: the deviation and the entropy of its actions."""
+    return [
+        _single_metric(
+            groups,
+            "policy/std",
+            "Standard deviation of the policy",
+            "standard deviation",
+            "Of the meta-policy's actions before adaptation, mean over their entries. The closer to 0, the less the "
+            "policy explores, and the larger the gradients of adaptation.",
+            zero=True,
+        ),
+        _single_metric(
+            groups,
+            "policy/entropy",
+            "Entropy of the policy",
+            "entropy in nats",
+            "Of the meta-policy's actions before adaptation, mean over observations.",
+            zero=False,
+        ),
+    ]
+
+
 def _single_metric(
     groups: Sequence[RunGroup], key: str, title: str, label: str, note: str, *, zero: bool
 ) -> Markup | None:

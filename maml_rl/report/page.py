@@ -1,10 +1,8 @@
 """The page: what was found, in the order in which somebody wants to know it."""
 
 import platform
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 import numpy as np
@@ -14,16 +12,21 @@ from maml_rl.experiment.evaluate import Evaluation, pooled_intervals
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.report.runs import RunGroup
+from maml_rl.report.runs import Run, RunGroup
 from maml_rl.report.scales import decimals, readable, readable_count, readable_interval, readable_seconds
 from maml_rl.report.trial import Findings
+from maml_rl.runs.system import package_versions
 
 GENERATOR = "maml_rl.report"
-_PACKAGES = ("maml-rl", "torch", "numpy", "gymnasium", "mujoco", "mjbatch")
 
 
 def page(
-    findings: Sequence[Findings], videos: Sequence[Markup | None], notices: Sequence[str], *, title: str | None = None
+    findings: Sequence[Findings],
+    videos: Sequence[Markup | None],
+    notices: Sequence[str],
+    *,
+    title: str | None = None,
+    data: Sequence[str] = (),
 ) -> str:
     """Return the whole report as HTML.
 
@@ -32,6 +35,7 @@ def page(
         videos: of each group.
         notices: what the reader has to know first.
         title: of the page; by default the names of the groups.
+        data: names of the files beside the page that hold its numbers.
     """
     groups = [found.group for found in findings]
     title = title or " and ".join(group.name for group in groups)
@@ -49,7 +53,7 @@ def page(
         ],
         _section("Settings", _settings(groups)),
         _section("Runs", _runs(groups)),
-        _footer(),
+        _footer(data),
     )
     head = element(
         "head",
@@ -80,13 +84,23 @@ def _section(title: str | None, *content: Markup | None, css: str = "grid") -> M
 
 def _header(title: str, groups: Sequence[RunGroup]) -> Markup:
     families = ", ".join(dict.fromkeys(group.config.env_name for group in groups))
-    seeds = sum(len(group.runs) for group in groups)
+    runs = [run for group in groups for run in group.runs]
+    seeds = len(runs)
     made = datetime.now().astimezone().strftime("%d %B %Y, %H:%M")
     return element(
         "header",
         element("h1", title),
         element("p", f"{families} \N{MIDDLE DOT} {seeds} run{'s' if seeds > 1 else ''} \N{MIDDLE DOT} {made}"),
+        [element("p", line) for line in dict.fromkeys(map(_trained_on, runs)) if line],
     )
+
+
+def _trained_on(run: Run) -> str:
+    """Return the commit and the processor with which a run was started; nothing where they were not written down."""
+    parts = [f"commit {run.system['commit']}"] if run.system.get("commit") else []
+    if run.system.get("cpu"):
+        parts.append(f"{run.system.get('cores')} cores of {run.system['cpu']}")
+    return f"trained with {', on '.join(parts)}" if parts else ""
 
 
 def _family(
@@ -106,7 +120,8 @@ def _family(
     yield _section(None, curves.compared_learning_curves(groups), step_returns(members), step_table(members))
     for found in members:
         yield _section(found.group.name, *_about_one(found, videos[found.group.index], compared=True))
-    yield _section("Training", curves.throughput(groups), curves.divergence(groups))
+    spread = curves.policy_spread(groups)
+    yield _section("Training", curves.throughput(groups), curves.divergence(groups), *spread)
 
 
 def _about_one(found: Findings, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
@@ -118,6 +133,7 @@ def _about_one(found: Findings, films: Markup | None, *, compared: bool) -> Iter
         yield tasks.task_returns(found.evaluations[0])
     if not compared:
         yield curves.divergence([found.group])
+        yield from curves.policy_spread([found.group])
         yield step_table([found])
     if found.trial is not None:
         yield tasks.navigation_paths(found.trial)
@@ -275,12 +291,12 @@ def _runs(groups: Sequence[RunGroup]) -> Markup:
     return element("div", table, class_="card wide")
 
 
-def _footer() -> Markup:
-    versions = []
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    where = f"Python {sys.version.split()[0]}, {platform.system()} {platform.machine()}"
-    return element("footer", f"Report made with {', '.join(versions)}, {where}.")
+def _footer(data: Sequence[str]) -> Markup:
+    versions = ", ".join(f"{package} {number}" for package, number in package_versions().items())
+    where = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    names = " and ".join(data)
+    return element(
+        "footer",
+        element("p", f"The numbers behind the charts are in {names}, beside this page.") if data else None,
+        element("p", f"Report made with {versions}, {where}."),
+    )

@@ -1,8 +1,10 @@
 """The runs that a report is about: read from their folders, grouped by experiment, their faults put into words."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.runs.metrics import Metrics, read_metrics
-from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS
+from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS, SYSTEM
 
 # Runs that differ in nothing else are the same experiment.
 _NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints"}
@@ -25,11 +27,13 @@ class Run:
         path: its folder.
         config: what it runs.
         metrics: of every iteration that is written down.
+        system: what it was started with; see `describe_system`. Empty if that was not written down.
     """
 
     path: Path
     config: Config
     metrics: list[Metrics]
+    system: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> int:
@@ -154,7 +158,11 @@ def _read_run(folder: Path) -> Run:
         metrics = read_metrics(folder / METRICS)
     except OSError:
         metrics = []
-    return Run(folder, config, metrics)
+    try:
+        system = json.loads((folder / SYSTEM).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        system = {}
+    return Run(folder, config, metrics, system if isinstance(system, dict) else {})
 
 
 def _shortcomings(run: Run) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.task_files import load_tasks
+from maml_rl.report.data import FIRST_COLUMN, returns_table, training_table
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.runs import RunGroup, read_runs
@@ -17,6 +18,7 @@ from maml_rl.report.videos import videos
 from maml_rl.runs.atomic_files import check_writable, replace_file
 
 FILE = "report.html"
+_DATA = ".training.csv", ".returns.csv"
 # The mark that a report carries stands near its beginning.
 _HEAD = 2_000
 
@@ -33,7 +35,10 @@ def write_report(
     num_videos: int = 2,
     num_workers: int | None = None,
 ) -> Path:
-    """Write a self-contained page about one or several training runs.
+    """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
+
+    Beside `report.html` lie `report.training.csv`, the metrics of every iteration, and `report.returns.csv`, the mean
+    return of every task after every gradient step.
 
     Runs whose configs differ in the seed alone are shown together, as a mean with its interval. What cannot be shown,
     because a run is unfinished, say, or the machine cannot draw, is replaced by a sentence at the top of the page,
@@ -82,8 +87,18 @@ def write_report(
     notices = list(dict.fromkeys(notices))
     for notice in notices:
         logger.warning("%s", notice)
-    replace_file(path, page(findings, films, notices, title=title).encode())
+    data = {path.with_suffix(suffix): table for suffix, table in _data(findings).items()}
+    for file, table in data.items():
+        replace_file(file, table.encode())
+    names = [file.name for file in data]
+    replace_file(path, page(findings, films, notices, title=title, data=names).encode())
     return path
+
+
+def _data(findings: Sequence[Findings]) -> dict[str, str]:
+    """Return the tables behind the page, by the ends of their names."""
+    tables = training_table([found.group for found in findings]), returns_table(findings)
+    return dict(zip(_DATA, tables, strict=True))
 
 
 def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
@@ -113,3 +128,6 @@ def _check_output(path: Path) -> None:
         head = path.read_bytes()[:_HEAD].decode("utf-8", errors="replace")
         if not re.search(f'name="generator" content="{re.escape(GENERATOR)}"', head):
             raise ConfigError(f"{path} exists and is no report; choose another --output")
+    for data in map(path.with_suffix, _DATA):
+        if data.exists() and not data.read_bytes().startswith(f"{FIRST_COLUMN},".encode()):
+            raise ConfigError(f"{data} exists and is no report's; move it, or choose another --output")

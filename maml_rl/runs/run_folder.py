@@ -1,5 +1,6 @@
 """The folder of a training run: its config, metrics, events and checkpoints, and who may write there."""
 
+import json
 import logging
 import os
 import shutil
@@ -12,11 +13,13 @@ from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable, discard, replace_file, sync_folder
 from maml_rl.runs.checkpoint import Checkpoint, Learner, latest_intact, restore, save_checkpoint
 from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog
+from maml_rl.runs.system import describe_system
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 EVENTS = "tensorboard"
+SYSTEM = "system.json"
 _LOCK = ".lock"
 
 # A resumed run may go further, keep more and be evaluated otherwise; what it computes has to stay the same.
@@ -123,6 +126,7 @@ class RunFolder:
                 discard(self.path / name)
         (self.path / METRICS).unlink(missing_ok=True)
         replace_file(self.path / CONFIG, self._config.to_json().encode())
+        replace_file(self.path / SYSTEM, (json.dumps(describe_system(), indent=2) + "\n").encode())
         self._save(None)
         sync_folder(self.path)
 

@@ -268,14 +268,6 @@ def test_package_without_its_repository_says_where_the_benchmarks_are(
     assert "in the repository" in capsys.readouterr().err
 
 
-def test_report_is_a_module_to_run(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "maml_rl.report", str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("python -m maml_rl.report: error: ")
-
-
 def test_check_env_says_what_the_sampler_needs_beside(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

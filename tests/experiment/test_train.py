@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -115,11 +116,11 @@ def test_metrics_have_what_every_iteration_promises(undisturbed: Path) -> None:
 
 
 def test_folder_of_a_run_has_config_metrics_events_and_checkpoints(undisturbed: Path) -> None:
-    assert load_config(undisturbed / "config.json").differences(config_of()) == []
+    assert load_config(undisturbed / "config.json").differences(make_experiment(config_of()).config) == []
     (events,) = (undisturbed / "tensorboard").glob("events.*")
     accumulator = EventAccumulator(str(events)).Reload()
     groups = {tag.partition("/")[0] for tag in accumulator.Tags()["scalars"]}
-    assert groups == {"return", "loss", "time", "train"}, "TensorBoard shows one section for each"
+    assert groups == {"return", "policy", "loss", "time", "train"}, "TensorBoard shows one section for each"
     names = [path.name for path in list_checkpoints(undisturbed / "checkpoints")]
     assert names[-1] == "iteration-000005"
 
@@ -296,3 +297,22 @@ def test_environment_that_fails_in_its_child_is_refused_on_one_line(
     assert all(word in message for word in words), message
     assert "\n" not in message
     assert not (tmp_path / "run").exists()
+
+
+def test_metrics_show_how_much_the_policy_explores(tmp_path: Path) -> None:
+    train(config_of(num_batches=2), tmp_path / "run", num_workers=0)
+    first, second = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    # A standard Gaussian in each of two entries, before the first meta-update.
+    assert first["policy/std"] == pytest.approx(1.0)
+    assert first["policy/entropy"] == pytest.approx(np.log(2.0 * np.pi * np.e), abs=1e-5)
+    assert second["policy/std"] != first["policy/std"]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert {"policy/std", "policy/entropy"} <= set(events.Tags()["scalars"])
+
+
+def test_entropy_of_a_policy_with_discrete_actions_is_at_most_that_of_chance(tmp_path: Path) -> None:
+    train(config_of(env_name="Bandit-K5-v0", max_episode_steps=None, num_batches=1), tmp_path / "run", num_workers=0)
+    (metrics,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert 1.0 < metrics["policy/entropy"] <= np.log(5.0) + 1e-6
+    assert "policy/std" not in metrics

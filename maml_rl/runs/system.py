@@ -1,0 +1,62 @@
+"""What a run was started with: the commit of the code, the processor, the versions of the packages."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("maml-rl", "torch", "numpy", "gymnasium", "mujoco", "mjbatch")
+_PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+
+
+def describe_system() -> dict[str, Any]:
+    """Return what may explain a result or a time, as JSON can write it.
+
+    Returns:
+        "commit" of the package's own repository, with "-dirty" where it was changed, None outside of one; "cpu" and
+        the number of its usable "cores"; "platform"; "python"; and the versions of the "packages".
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "commit": _commit(),
+        "cpu": _cpu(),
+        "cores": cores,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": package_versions(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that results may depend on, of those that are installed."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _commit() -> str | None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(_PACKAGE_FOLDER), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        # A package below another repository, in its virtual environment say, is not of that repository's commit.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
