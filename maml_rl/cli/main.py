@@ -136,11 +136,11 @@ def run_configs(arguments: Sequence[str] | None = None, prog: str = "maml-rl con
 
 def _configs(options: Namespace) -> None:
     configs = {name: (load_config(path), path) for name, path in shipped_configs().items()}
-    rows = [("name", "tasks", "method", "what for")]
+    rows = [("name", "tasks", "algorithm", "what for")]
     for name, (config, path) in configs.items():
         # The first comment of a config says in a sentence or two what it is for.
         purpose = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        rows.append((name, config.env_name, config.method, purpose))
+        rows.append((name, config.env_name, config.algorithm, purpose))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         start = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False))

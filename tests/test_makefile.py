@@ -1,0 +1,107 @@
+"""`make train` and `make test` on machines of all kinds, played by a Python that only writes down what it is told."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Makes a copy of itself where it should make an environment. $refused holds words of commands that fail.
+PYTHON = """#!/bin/sh
+echo "$*" >> "$log"
+for word in $refused; do
+    case "$*" in *"$word"*) exit 1 ;; esac
+done
+case "$*" in
+    '-m venv'*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+esac
+"""
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("make") is None, reason="needs make; on Debian: sudo apt-get install make"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the NVIDIA driver of Linux"),
+]
+Make = Callable[..., tuple[int, list[str], list[str]]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Runs make; returns its exit code, what the Python was told meanwhile, and the lines of standard error."""
+    python = tmp_path / "python3"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def run(target: str, refused: str = "") -> tuple[int, list[str], list[str]]:
+        log = tmp_path / "log"
+        log.write_text("")
+        environment = {**os.environ, "log": str(log), "refused": refused}
+        environment.pop("MAKEFLAGS", None)
+        command = ["make", target, f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        errors = [line for line in ended.stderr.splitlines() if not line.startswith("make")]
+        return ended.returncode, log.read_text().splitlines(), errors
+
+    return run
+
+
+def has_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def test_training_installs_what_it_needs_and_tests_add_the_rest(make: Make) -> None:
+    code, told, errors = make("train")
+    assert (code, errors) == (0, [])
+    assert told[-1] == "train.py"
+    assert told[-2].endswith("--editable .[fast,report]")
+    code, told, _ = make("test")
+    assert code == 0
+    assert not any("-m venv" in line for line in told)
+    assert told[-2].endswith("--editable .[fast,report,docs,dev]")
+    assert told[-1].startswith("-m pytest")
+    code, told, _ = make("train")
+    assert told == ["train.py"]
+
+
+@pytest.mark.parametrize("refused", ["--editable", "install --quiet --constraint"])
+def test_set_up_that_was_broken_off_is_begun_again(make: Make, refused: str) -> None:
+    code, told, _ = make("train", refused)
+    assert code != 0
+    assert "train.py" not in told
+    code, told, _ = make("train")
+    assert code == 0
+    assert any(line.startswith("-m venv --clear") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [("version_info", "needs Python 3.11 to 3.14"), ("ensurepip", "sudo apt-get install python3-venv")],
+)
+def test_python_that_cannot_do_is_one_line_with_the_remedy(make: Make, refused: str, words: str) -> None:
+    code, told, errors = make("train", refused)
+    assert code == 2
+    assert len(errors) == 1
+    assert words in errors[0]
+    assert not any("pip" in line for line in told if "ensurepip" not in line)
+
+
+@pytest.mark.skipif(has_driver(), reason="needs a machine without an NVIDIA driver")
+@pytest.mark.parametrize("offered", [True, False])
+def test_without_a_driver_torch_for_cpus_is_taken_or_the_other_announced(make: Make, offered: bool) -> None:
+    code, told, errors = make("train", "" if offered else "--dry-run")
+    assert code == 0
+    (torch,) = (line for line in told if "torch==" in line and "--dry-run" not in line)
+    assert torch.endswith("+cpu") == offered
+    assert len(errors) == (0 if offered else 1)
+    if not offered:
+        assert "4.6 GB" in errors[0]
+        assert "PIP_EXTRA_INDEX_URL" in errors[0]
+
+
+def test_help_lists_every_target() -> None:
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    for target in ("install", "train", "test", "test-fast", "lint", "types", "docs", "format", "lock", "clean"):
+        assert f"  make {target} " in shown
