@@ -53,7 +53,7 @@ class CheckpointError(MamlRLError, RuntimeError):
 def explain(error: BaseException) -> str:
     """Return an exception of any kind on one line: what it is, where in the user's own code it was raised, and why.
 
-    An exception that this package raises speaks for itself, so it is its message alone.
+    For an exception of this package, return only its message, which says everything.
     """
     if isinstance(error, ChildEnvError) and error.summary:
         return error.summary

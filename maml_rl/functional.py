@@ -81,7 +81,7 @@ def next_values(values: Tensor, final_values: Tensor, lengths: Tensor) -> Tensor
 
 
 def masked_mean(values: Tensor, mask: Tensor, *, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
-    """Average over real steps only; the caller's tensors are left alone.
+    """Average over real steps only; the caller's tensors do not change.
 
     Args:
         values: (..., T, B).

@@ -1,4 +1,4 @@
-"""Where an iteration's time goes: seconds per named stage and a few means, measured only when somebody asks for it."""
+"""Where an iteration's time goes: seconds per named stage and a few means, measured only on request."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -147,8 +147,8 @@ class PhaseStreams(NamedTuple):
         iteration: which batch of tasks.
         phase: number of adaptation steps taken before these episodes.
         evaluation: draw from the evaluation's streams instead of the training's.
-        first_task: number of the first task, for whoever samples only some tasks of the phase.
-        common: give every task the streams of task 0: common random numbers, for whoever compares tasks.
+        first_task: number of the first task, where only some tasks of the phase are sampled.
+        common: give every task the streams of task 0: common random numbers, which make tasks comparable.
     """
 
     seed: int
@@ -170,7 +170,7 @@ class PhaseStreams(NamedTuple):
     ) -> NDArray[np.float32]:
         """Return the noise of some episodes at some steps, (len(steps), M, len(episodes), size) float32.
 
-        An entry depends on the key, the step and its place in `size` alone: any split into blocks gives the same noise.
+        An entry depends only on the key, the step and its place in `size`: any split into blocks gives the same noise.
 
         Args:
             kind: "normal" for N(0, 1), "uniform" for U[0, 1).
@@ -201,7 +201,7 @@ class PhaseStreams(NamedTuple):
 class SlotStreams:
     """One stream per environment slot, each from an integer seed.
 
-    What a slot draws depends on its own seed and on how much it has drawn alone.
+    What a slot draws depends only on its own seed and on how much it has drawn.
 
     Args:
         seeds: (N,) integers in [0, 2**63).

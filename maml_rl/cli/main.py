@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         known = list(COMMANDS)
         parser.error(f"there is no command {name!r}{suggest(name, known)} The commands are {', '.join(known)}")
-    # As `python -m` does: families in modules of the current folder are found, by children, too.
+    # As `python -m` does: families in modules of the current folder are found, also by workers.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return COMMANDS[name].run(arguments[1:], f"maml-rl {name}")
@@ -150,7 +150,7 @@ def _configs(options: Namespace) -> None:
 
 
 def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl check-env") -> int:
-    """Check somebody's environment, and return the exit code."""
+    """Check a user's environment, and return the exit code."""
     parser = Parser(prog=prog, description="Check that an environment keeps the contract of a task family.")
     parser.add_argument("env", help="a registered id, module:Id-v0, or module:Class")
     parser.add_argument("--env-kwargs", default="{}", help="arguments of the environment, as YAML: '{size: 3}'")

@@ -42,7 +42,7 @@ def find_config(name: str) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return what a run of a config is named after: the path below `configs/`, or the name of a file of one's own."""
+    """Return what a run of a config is named after: the path below `configs/`, or the name of the user's own file."""
     file = path.resolve()
     return _full_name(file) if file.is_relative_to(SHIPPED.resolve()) else path.stem
 

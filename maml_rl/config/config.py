@@ -85,7 +85,7 @@ class Config(SettingsModel):
         Field(description="arguments of the environment"),
     ] = {}
     algorithm: Annotated[
-        str, Field(min_length=1, description="metalearner: a registered name, or a class of one's own as module:Class")
+        str, Field(min_length=1, description="metalearner: a registered name, or your own class as module:Class")
     ] = "maml-trpo"
     algorithm_settings: Annotated[
         dict[str, JsonValue],

@@ -34,7 +34,7 @@ class PolicyOnSamples:
             self._rows = None
 
     def at(self, parameters: Tensor, kept: Workspace) -> Linearization:
-        """Return the linearization at `parameters` (k, D), whose arrays lie in `kept` for as long as it is used."""
+        """Return the linearization at `parameters` (k, D), whose arrays are in `kept` as long as it is used."""
         if self._rows is not None and isinstance(self._policy, MLPPolicy):
             return MLPLinearization(self._policy, self._layout, self._rows, parameters, kept)
         return AutogradLinearization(self._policy, self._layout, self.samples, parameters)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class ParameterLayout:
-    """Where each named parameter of a module lies in a flat vector, in the order of `named_parameters`.
+    """Where each named parameter of a module is in a flat vector, in the order of `named_parameters`.
 
     Args:
         module: whose parameters they are.

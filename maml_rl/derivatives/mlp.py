@@ -85,7 +85,7 @@ class MLPLinearization(Linearization):
             z = self._affine(kept, f"units{index}", index, self._weights, params[bias])
             if index < self._last:
                 self._units.append(self._activation.apply(z))
-        # A copy, because the distribution must outlive what lies in `kept`.
+        # A copy, because the distribution must outlive `kept`.
         outputs = z.mT.clone()
         self.distribution = policy.distribution_from_units(outputs.mT, self._others)
         self._head = make_head(policy, outputs, self._others, rows.actions)

@@ -53,7 +53,7 @@ class BatchedFamily(MetaVectorEnv):
     """
 
     task_description: ClassVar[str]
-    # The step by which every episode has terminated by itself; None where none need ever.
+    # The step by which every episode has terminated; None if episodes need not terminate.
     longest_episode: ClassVar[int | None] = None
 
     def __init__(
@@ -123,7 +123,7 @@ class BatchedFamily(MetaVectorEnv):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_] | bool]:
-        """Step the active slots (None: all), leave the state of the others alone.
+        """Step the active slots (None: all), and do not change the state of the others.
 
         What a slot draws must come from its own stream, and only in steps in which it is active.
 
@@ -139,7 +139,7 @@ class BatchedFamily(MetaVectorEnv):
 
     @abstractmethod
     def _write_observations(self, out: NDArray[Any]) -> None:
-        """Write the observations of all slots, a function of their states alone, into `out` (N, *obs)."""
+        """Write the observations of all slots, a function of only their states, into `out` (N, *obs)."""
 
     def _tasks_changed(self) -> None:
         """Told after `self.tasks` has changed; for families that keep something derived from it."""
@@ -175,7 +175,7 @@ class BatchedFamily(MetaVectorEnv):
         """Reset all slots, or those of the boolean array `options["reset_mask"]`.
 
         Args:
-            seed: one per slot; an integer s stands for s, s + 1, ...; None goes on with the streams there are.
+            seed: one per slot; an integer s stands for s, s + 1, ...; None continues the present streams.
             options: see above.
 
         Returns:
@@ -189,7 +189,7 @@ class BatchedFamily(MetaVectorEnv):
         if first is not None:
             self._np_random, self._np_random_seed = seeding.np_random(first)
         if self._streams is None:
-            # Whoever seeds every slot finds `np_random` as seeded.
+            # Where every slot is seeded, `np_random` is seeded as well.
             num_drawn = self.num_envs if None in seeds else 0
             self._streams = SlotStreams(np.resize(self.np_random.integers(2**63, size=num_drawn), self.num_envs))
         seeded = np.array([entry is not None for entry in seeds]) & (True if mask is None else mask)

@@ -1,4 +1,4 @@
-"""Makes the slots that somebody asked for, by an id or by a callable, in the process that will step them."""
+"""Makes slots from an id or a callable, in the process that will step them."""
 
 from __future__ import annotations
 

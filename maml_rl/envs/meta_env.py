@@ -1,6 +1,6 @@
 """The contract of environments whose task can be changed: `MetaEnv` for one, `MetaVectorEnv` for many slots.
 
-Words: N slots, each one environment instance with a task of its own. A task is plain data: a dict of numbers and
+Terms: N slots, each one environment instance with its own task. A task is plain data: a dict of numbers and
 arrays.
 """
 
@@ -110,7 +110,7 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
 
 
 class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
-    """N slots, each with a task of its own; the one interface that `rollout` knows.
+    """N slots, each with its own task; the only interface that `rollout` knows.
 
     There is no autoreset: a slot whose episode is over stays as it is until the next reset. Its observation is the
     final one, its rewards are 0, `terminated` or `truncated` stays set, and its actions are ignored.
@@ -198,7 +198,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
-    """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means to go on unseeded.
+    """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means to continue unseeded.
 
     Raises:
         ValueError: If a sequence does not have one seed per slot, or a seed is not an integer in [0, 2**63).

@@ -94,7 +94,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def _newer_version(env_id: str) -> str | None:
-    """Return the family that differs from `env_id` in a higher version alone."""
+    """Return the family that differs from `env_id` only in a higher version."""
     base, _, version = env_id.rpartition("-v")
     for family in FAMILIES:
         known, _, newer = family.rpartition("-v")

@@ -184,7 +184,7 @@ class SerialVectorEnv(MetaVectorEnv):
 
     def _write_observation(self, slot: int, observation: Any) -> None:
         target, array = self.buffers.observations[slot : slot + 1], np.asarray(observation)
-        # Assignment alone would stretch a smaller array, and cut floats down to bytes.
+        # A plain assignment would broadcast a smaller array, and truncate floats to bytes.
         if array.shape != target.shape[1:] or not np.can_cast(array.dtype, target.dtype, "same_kind"):
             raise ValueError(
                 f"{self.envs[slot]} returned an observation of shape {array.shape} and dtype {array.dtype}; "
@@ -207,7 +207,7 @@ class SerialVectorEnv(MetaVectorEnv):
             self.buffers.infos[name][slot] = number.item()
 
     def _action(self, action: Any) -> Any:
-        """Return what the policy put out as an element of the action space: clipped where that has bounds."""
+        """Return the policy's output as an element of the action space: clipped where that has bounds."""
         space = self.single_action_space
         if isinstance(space, spaces.Box):
             return np.minimum(np.maximum(action, space.low), space.high).astype(space.dtype)

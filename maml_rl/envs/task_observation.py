@@ -61,7 +61,7 @@ class TaskObservationVectorEnv(MetaVectorEnv):
 
     @property
     def buffers(self) -> StepBuffers:
-        """What every reset and step writes; whoever sets it has them write there."""
+        """What every reset and step writes; setting it changes where they write."""
         return self._buffers
 
     @buffers.setter

@@ -260,7 +260,7 @@ class BatchEpisodes:
             baseline: predicts values; None for zero everywhere.
             gae_lambda: in [0, 1].
             normalize: give the real steps mean 0 and standard deviation 1.
-            bootstrap: whether a truncated episode goes on with the value of its final observation.
+            bootstrap: whether to add the value of the final observation where an episode was truncated.
             fit: whether to fit the baseline to these episodes first.
 
         Returns:

@@ -215,7 +215,7 @@ class TaskEpisodes:
             gamma: discount per step, kept in `gamma`; by default the one that is there.
             gae_lambda: in [0, 1].
             normalize: give the real steps of each task mean 0 and standard deviation 1.
-            bootstrap: whether a truncated episode goes on with the value of its final observation.
+            bootstrap: whether to add the value of the final observation where an episode was truncated.
             fit: whether to fit the baseline first.
 
         Returns:

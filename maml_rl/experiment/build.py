@@ -27,7 +27,7 @@ from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 
-# Arguments that the sampler gives, and those of Gymnasium: right, but not what somebody meant to write into a config.
+# Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
 
 
@@ -37,7 +37,7 @@ class Experiment:
 
     Attributes:
         config: the settings, with all of the algorithm's written out.
-        metalearner: with the initial parameters of its policy, which depend on the config's seed alone.
+        metalearner: with the initial parameters of its policy, which depend only on the config's seed.
         baseline: fits the policy's observations.
         device: where the policy lies.
     """

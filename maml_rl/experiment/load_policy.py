@@ -136,7 +136,7 @@ def adapt_to_task(
 
 
 def _check_spaces(policy: Policy, sampler: MultiTaskSampler, env_name: EnvMaker) -> None:
-    """Refuse a policy that was made for another family; policies of one's own know best themselves."""
+    """Refuse a policy that was made for another family; a user's own policy checks this itself."""
     if not isinstance(policy, MLPPolicy):
         return
     fitting = get_policy_for_env(sampler)

@@ -1,4 +1,4 @@
-"""Work done ahead of time: a thread makes items while another uses those before, through a queue of bounded length."""
+"""Work done ahead of time: a thread makes items while another uses earlier ones, through a queue of bounded length."""
 
 import threading
 from collections import deque
@@ -10,7 +10,7 @@ from maml_rl.envs.arguments import check_count
 
 Item = TypeVar("Item")
 
-# How long the work at hand may take to end by itself before it is ended.
+# How long the present work may take to end before it is interrupted.
 _GRACE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.5
 
@@ -23,7 +23,7 @@ class Interrupt(Protocol):
 
 
 class Prefetcher(Generic[Item]):
-    """Makes `count` items in a thread of its own, each of them at most `ahead` places before the one in use.
+    """Makes `count` items in its own thread, each at most `ahead` places ahead of the one in use.
 
     Whatever ends the `with` block ends the thread. What the thread raises is raised by `take`, once the items made
     before are taken.
@@ -31,7 +31,7 @@ class Prefetcher(Generic[Item]):
     Args:
         make: makes the next item.
         count: of items.
-        ahead: how many items may be finished or in the making that nobody has taken, at least 1.
+        ahead: how many items may be finished or in progress and not yet taken, at least 1.
         interrupt: makes `make` end soon.
 
     Raises:
@@ -84,7 +84,7 @@ class Prefetcher(Generic[Item]):
         try:
             for _ in range(self._count):
                 with self._changed:
-                    # Not before there is room for it: the later an item is begun, the newer is what it is made from.
+                    # Only when there is room: the later an item is started, the newer are the parameters for it.
                     self._changed.wait_for(lambda: self._stopped or len(self._items) < self._ahead)
                     if self._stopped:
                         raise RuntimeError("nothing is made any more, because the block is over")
@@ -92,7 +92,7 @@ class Prefetcher(Generic[Item]):
                 with self._changed:
                     self._items.append(item)
                     self._changed.notify_all()
-            # Whoever asks for more would wait for ever.
+            # A request for more would wait forever.
             raise RuntimeError(f"all {self._count} items are taken")
         # Whatever it is, it belongs to the thread that takes the items.
         except BaseException as error:

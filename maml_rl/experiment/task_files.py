@@ -1,4 +1,4 @@
-"""Tasks in files, so that policies can be measured on the very same ones: JSON that gives every number back to the bit.
+"""Tasks in files, so that policies can be evaluated on the same ones: JSON that restores every number bit-identically.
 
 `{"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.1, -0.3]}, ...]}`. A list stays a list; what was an array or a
 number of NumPy's is written with its type, as `{"dtype": "float64", "values": [0.1, -0.3]}`.
@@ -73,7 +73,7 @@ def load_tasks(path: str | Path, experiment: Experiment) -> list[Task]:
                 if not isinstance(task, dict):
                     raise TypeError(f"expected a mapping from names to values, got {task!r}")
                 env.reset_task([decoded[-1]])
-            # What a stranger's environment raises for a task that it cannot use.
+            # What a third party's environment raises for a task that it cannot use.
             except (ValueError, TypeError, LookupError, ArithmeticError) as error:
                 reason = " ".join(str(error).split()).removeprefix("slot 0: ") or type(error).__name__
                 raise ConfigError(f"task {index + 1} in {path}: {reason}") from error

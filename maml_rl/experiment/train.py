@@ -1,4 +1,4 @@
-"""Training: sample a batch of tasks, adapt to each, update the meta-policy; write it all down; again."""
+"""Training: collect a batch, update the meta-policy, write metrics and checkpoints; repeat."""
 
 import hashlib
 import math
@@ -36,18 +36,18 @@ def train(
     profile: bool = False,
     on_iteration: OnIteration | None = None,
 ) -> Policy:
-    """Train a meta-policy, or go on training one.
+    """Train a meta-policy, or resume training one.
 
-    The same config gives the same parameters and metrics, bit for bit and but for the times, whatever the number of
-    workers, whichever children die, and however often the run is killed and resumed. With `prefetch` or a
-    `recv-timeout` this does not hold: what is sampled then depends on who happens to be ready first.
+    The same config gives bit-identical parameters and metrics (except times), for any number of workers, after any
+    worker has been replaced, and however often the run is killed and resumed. With `prefetch` or `recv-timeout` this
+    does not hold: what is sampled then depends on timing.
 
     Args:
         config: the experiment.
         folder: where config, metrics, TensorBoard events and checkpoints go.
         num_workers: child processes; 0 steps in this process, None takes the number of usable cores.
         device: where the policy and the update run.
-        resume: go on from the newest intact checkpoint in `folder`.
+        resume: continue from the newest intact checkpoint in `folder`.
         overwrite: replace the run that is in `folder`.
         profile: add each stage's share of the time to the metrics.
         on_iteration: is given the metrics of every iteration.
@@ -59,7 +59,7 @@ def train(
         ConfigError: If the config is wrong, or `folder` holds another run.
         CheckpointError: If a checkpoint cannot be written or, on resuming, read.
         ChildEnvError: If an environment fails.
-        NonFiniteError: If an environment or the policy puts out NaN or infinity.
+        NonFiniteError: If an environment or the policy returns NaN or infinity.
     """
     experiment = make_experiment(config, device, num_workers=num_workers)
     config = experiment.config
@@ -89,7 +89,7 @@ class _Collected:
 
     Attributes:
         batch: the episodes.
-        version: how many meta-updates the parameters had behind them under which it was collected.
+        version: number of meta-updates of the parameters that it was collected with.
         seconds: that it took.
         stages: seconds of each stage, if they are measured.
         means: of quantities, if they are measured.

@@ -101,7 +101,7 @@ class MAMLTRPO(MetaLearner):
             max_kl: bound of KL(old, new), averaged over the real valid steps of a task, then over tasks.
             cg_iters: iterations of conjugate gradients.
             cg_damping: added to the diagonal of the curvature.
-            ls_max_steps: step lengths to try; if none is good the parameters stay as they are, to the last bit.
+            ls_max_steps: step lengths to try; if none is accepted, the parameters do not change.
             ls_backtrack_ratio: of one step length to the one before.
 
         Returns:

@@ -48,7 +48,7 @@ def conjugate_gradient(
         curvature = torch.dot(direction, image).item()
         done += 1
         if not curvature > 0.0:
-            # Not positive definite to working precision (or NaN): going on would only go astray.
+            # Not positive definite to working precision (or NaN): further iterations would diverge.
             break
         step = square / curvature
         x = x + step * direction

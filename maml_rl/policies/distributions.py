@@ -147,7 +147,7 @@ def invert_categorical(logits: Tensor, noise: Tensor) -> Tensor:
     No category of probability zero is chosen.
     """
     cumulative = torch.exp(logits - logits.amax(-1, keepdim=True)).cumsum(-1)
-    # The noise is scaled by the very sum it is compared with, so that no action of probability zero is chosen.
+    # The noise is scaled by the same sum that it is compared with, so that no action of probability zero is chosen.
     return (cumulative[..., :-1] <= noise.unsqueeze(-1) * cumulative[..., -1:]).sum(-1)
 
 

@@ -24,7 +24,7 @@ class MLPPolicy(Policy):
         layer_names: one per hidden layer, and the output layer last.
         hidden_sizes: units of each hidden layer.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
-        seed: of the initial weights; the global random state is left alone.
+        seed: of the initial weights; the global random state does not change.
         observation_shape: shape of one observation; (input_size,) by default.
         observation_start: the lowest integer observation. Given, observations are integers in
             [observation_start, observation_start + input_size), which enter as one-hot vectors.

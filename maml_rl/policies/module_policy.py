@@ -38,7 +38,7 @@ class ModulePolicy(Policy):
     are computed so in blocks of a fixed number of tasks; those of large or convolutional modules, task by task.
 
     Args:
-        module: has parameters; its output depends on observations, parameters and buffers alone.
+        module: has parameters; its output depends only on observations, parameters and buffers.
         observation_shape: shape of one observation; None until `check_spaces` or `as_policy` says it.
 
     Raises:

@@ -29,7 +29,7 @@ class Policy(nn.Module, ABC):
     Attributes:
         noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
         noise_size: how many such numbers per action.
-        stateless: whether an action depends on observation, noise and parameters alone. A copy of such a policy in
+        stateless: whether an action depends only on observation, noise and parameters. A copy of such a policy in
             another process acts the same.
         trained_with: what `load_policy` says about the run that the policy comes from; None for other policies.
         adaptation_rule: the inner loop of that run, for `adapt_to_task`.
@@ -70,7 +70,7 @@ class Policy(nn.Module, ABC):
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
         """Return `act` as a function of observations and noise, for many calls under the same parameters.
 
-        A policy may compute once what depends on the parameters alone. The actions are those that `act` computes for
+        A policy may compute once what depends only on the parameters. The actions are those that `act` computes for
         all tasks of a phase, to the last bit.
 
         Args:

@@ -9,7 +9,7 @@ _VOID = {"br", "img", "link", "meta", "source"}
 
 
 class Markup(str):
-    """Text that is markup, and goes onto the page as it is."""
+    """Text that is markup and is written to the page unescaped."""
 
     __slots__ = ()
 

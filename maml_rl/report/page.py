@@ -1,4 +1,4 @@
-"""The page: what was found, in the order in which somebody wants to know it."""
+"""The page: what was found, in the order in which readers want to know it."""
 
 import platform
 from collections.abc import Iterable, Sequence

@@ -29,7 +29,7 @@ class Span:
         if not len(flat):
             return cls(0.0, 1.0)
         low, high = float(flat.min()), float(flat.max())
-        # Values that differ by rounding alone are one value.
+        # Values that differ only by rounding are one value.
         single = high - low <= 1e-9 * max(abs(low), abs(high))
         room = 0.5 * max(abs(low), 1.0) if single else margin * (high - low)
         return cls(low - room, high + room)

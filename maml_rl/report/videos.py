@@ -1,4 +1,4 @@
-"""Videos of a policy before and after adaptation: the very episodes of a trial, drawn while they are stepped again."""
+"""Videos of a policy before and after adaptation: the episodes of a trial, rendered while they are stepped again."""
 
 import base64
 import io
@@ -146,7 +146,7 @@ def _has_pictures(config: Config) -> bool:
 
 
 def _metadata(env: MetaVectorEnv) -> dict[str, Any]:
-    """Return the metadata of a family, or of the first of somebody's environments."""
+    """Return the metadata of a family, or of the first environment of a third party."""
     return env.envs[0].metadata if isinstance(env, SerialVectorEnv) else env.metadata
 
 
@@ -187,7 +187,7 @@ def encode_h264(frames: Frames, fps: int) -> bytes:
     height, width = frames.shape[1:3]
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
-    # Browsers play 4:2:0 alone, which takes even numbers of pixels.
+    # Browsers play only 4:2:0, which needs even numbers of pixels.
     command += [
         "-vf",
         f"scale={min(_WIDTH, width) // 2 * 2}:-2:flags=lanczos",

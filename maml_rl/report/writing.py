@@ -40,7 +40,7 @@ def write_report(
     Beside `report.html` lie `report.training.csv`, the metrics of every iteration, and `report.returns.csv`, the mean
     return of every task after every gradient step.
 
-    Runs whose configs differ in the seed alone are shown together, as a mean with its interval. What cannot be shown,
+    Runs whose configs differ only in the seed are shown together, as a mean with its interval. What cannot be shown,
     because a run is unfinished, say, or the machine cannot draw, is replaced by a sentence at the top of the page,
     which is logged as a warning, too.
 

@@ -23,7 +23,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or whoever looks after a crash, finds the old content or the new, whole."""
+    """Write a file so that a reader, also after a crash, finds either the old content or the new one, complete."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     temporary.unlink(missing_ok=True)
     try:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a run needs to go on as if it had never stopped.
+    """What a run needs to resume bit-identically.
 
     Attributes:
         iteration: number of iterations that are finished.
@@ -269,7 +269,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
-    """Make a checkpoint of bytes whose sums are right; they may still have been made by somebody else's program."""
+    """Make a checkpoint of bytes whose checksums are right; another program may still have written them."""
     try:
         state = json.loads(contents[STATE])
         if state["format"] != _FORMAT:
@@ -315,7 +315,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Remove the intact checkpoints that are neither the newest `keep` nor the best; broken ones are left alone."""
+    """Remove the intact checkpoints that are neither the newest `keep` nor the best; broken ones are kept."""
     intact = {}
     for path in list_checkpoints(folder):
         with suppress(CheckpointError):

@@ -1,4 +1,4 @@
-"""What training writes down: one line of JSON for every iteration, and the same numbers for TensorBoard."""
+"""Metrics of training: one line of JSON for every iteration, and the same numbers for TensorBoard."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ class MetricsLog:
         self._file: IO[str] = path.open("a" if finished else "w", encoding="utf-8")
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line, and hand it to the operating system."""
+        """Append one line, and flush it to the operating system."""
         values = {key: _plain(value) for key, value in metrics.items()}
         self._file.write(json.dumps(values, allow_nan=False) + "\n")
         self._file.flush()
@@ -110,7 +110,7 @@ def _keep(path: Path, finished: int) -> None:
     known = read_metrics(path)
     kept = [line for line, metrics in zip(lines, known, strict=False) if metrics["iteration"] < finished]
     numbers = [metrics["iteration"] for metrics in known[: len(kept)]]
-    # A file that begins later is that of a run which once lost its metrics, and was told so.
+    # A file that begins later belongs to a run that once lost its metrics, with a warning.
     if not numbers or numbers != list(range(numbers[0], finished)):
         raise CheckpointError(
             f"{path} does not hold the iterations up to {finished - 1}, which the checkpoint has finished; "

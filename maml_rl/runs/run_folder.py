@@ -1,4 +1,4 @@
-"""The folder of a training run: its config, metrics, events and checkpoints, and who may write there."""
+"""The folder of a training run: its config, metrics, events and checkpoints, and the lock on it."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ EVENTS = "tensorboard"
 SYSTEM = "system.json"
 _LOCK = ".lock"
 
-# A resumed run may go further, keep more and be evaluated otherwise; what it computes has to stay the same.
+# A resumed run may train longer, keep more checkpoints and be evaluated differently; what it computes must not change.
 _MAY_CHANGE = {
     "num-batches",
     "checkpoint-every",
@@ -43,7 +43,7 @@ class RunFolder:
         folder: the run's own.
         config: what is run.
         learner: checkpoints are taken of it, and a resumed run restores it.
-        resume: go on from the newest intact checkpoint.
+        resume: continue from the newest intact checkpoint.
         overwrite: remove the run that is there.
 
     Attributes:
@@ -109,7 +109,7 @@ class RunFolder:
         Raises:
             CheckpointError: If it cannot be written.
         """
-        # A checkpoint claims that its iterations are written down; so they have to be.
+        # A checkpoint promises that the metrics of its iterations are on disk.
         self._metrics.sync()
         return self._save(score)
 

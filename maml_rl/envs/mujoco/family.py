@@ -118,7 +118,7 @@ class MujocoFamily(BatchedFamily):
         self._bind_fields()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Nobody writes to the model, which is large.
+        # The model, which is large, is never written to.
         memo[id(self.model)] = self.model
         other = memo[id(self)] = type(self).__new__(type(self))
         other.__setstate__(copy.deepcopy(self.__getstate__(), memo))

@@ -1,4 +1,4 @@
-"""Loads the MuJoCo models that ship inside Gymnasium, without a word on the screen or a file in the folder."""
+"""Loads the MuJoCo models that ship inside Gymnasium, without printing warnings or writing log files."""
 
 from functools import cache
 from pathlib import Path
@@ -37,8 +37,8 @@ def load_model(xml_name: str, *, contact_forces: bool = False) -> mujoco.MjModel
 
 
 def _add_acceleration_sensor(spec: mujoco.MjSpec) -> None:
-    # Nobody reads it. MuJoCo computes body accelerations, and with them the contact forces, only for models with a
-    # sensor that needs them; the simulation itself does not.
+    # The sensor is never read. MuJoCo computes body accelerations, and with them the contact forces, only for models
+    # with a sensor that needs them; the simulation itself does not.
     spec.add_sensor(
         name="needs_body_accelerations",
         type=mujoco.mjtSensor.mjSENS_FRAMELINACC,
@@ -48,7 +48,7 @@ def _add_acceleration_sensor(spec: mujoco.MjSpec) -> None:
 
 
 def _set_total_mass(model: mujoco.MjModel, total_mass: float) -> None:
-    """Scale masses and inertias as the compiler does for `settotalmass`, down to the last bit."""
+    """Scale masses and inertias as the compiler does for `settotalmass`, bit-identically."""
     mujoco.mj_setTotalmass(model, total_mass)
     mujoco.mj_setConst(model, mujoco.MjData(model))
     # MuJoCo 4.0 no longer renews the statistics in mj_setConst; the solver's tolerance is relative to them. A

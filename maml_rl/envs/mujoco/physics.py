@@ -24,7 +24,7 @@ _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 class Physics(Protocol):
-    """N simulations of one model. A copy, also by pickle, goes on from the same states to the same bits."""
+    """N simulations of one model. A copy, also by pickle, continues bit-identically from the same states."""
 
     @property
     def engine(self) -> str:
