@@ -180,27 +180,44 @@ def adapt(
     with torch.set_grad_enabled(torch.is_grad_enabled() if create_graph is None else create_graph):
         start = {name: param.to(episodes.device) for name, param in _start(policy, params).items()}
         stacked = policy.stack_parameters(len(episodes), start)
-        sizes: Mapping[str, float | Tensor] = size if isinstance(size, Mapping) else dict.fromkeys(stacked, size)
-        _check_names(sizes, stacked)
-        if not any(isinstance(x, Tensor) and x.requires_grad for x in (*stacked.values(), *sizes.values())):
+        learned = size.values() if isinstance(size, Mapping) else ()
+        if not any(isinstance(x, Tensor) and x.requires_grad for x in (*stacked.values(), *learned)):
             return _adapt_in_chunks(policy, episodes, stacked, size, loss)
         dtype = next(iter(stacked.values())).dtype
         samples = Samples.of(episodes, slice(None), dtype=dtype, device=episodes.device)
         # Without gradients of their own, parameters are adapted all the same, by learned step sizes.
         stacked = {name: x if x.requires_grad else x.detach().requires_grad_() for name, x in stacked.items()}
         losses = loss(policy.log_prob(samples.observations, samples.actions, stacked), samples)
-        gradients = torch.autograd.grad(
-            losses.sum(),
-            [stacked[name] for name in sizes],
-            create_graph=not first_order,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        stepped = {
-            name: stacked[name] - _on(size, gradient) * gradient
-            for (name, size), gradient in zip(sizes.items(), gradients, strict=True)
-        }
-        return {name: stepped.get(name, param) for name, param in stacked.items()}
+        return descend(losses, stacked, size, first_order=first_order)
+
+
+def descend(losses: Tensor, params: Params, step_size: StepSize, *, first_order: bool = False) -> dict[str, Tensor]:
+    """Move parameters against the gradient of a loss; the result is differentiable by torch.
+
+    Args:
+        losses: (M,) one for each task, computed from `params`.
+        params: {name: (M, ...)}.
+        step_size: of the step.
+        first_order: treat the gradient as a constant when differentiating the result.
+
+    Raises:
+        ValueError: If a step size is for a name that is not in `params`.
+    """
+    sizes = step_size if isinstance(step_size, Mapping) else dict.fromkeys(params, step_size)
+    _check_names(sizes, params)
+    gradients = torch.autograd.grad(
+        losses.sum(),
+        [params[name] for name in sizes],
+        create_graph=not first_order,
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    stepped = {
+        name: params[name] - (size.to(gradient.device) if isinstance(size, Tensor) else size) * gradient
+        for (name, size), gradient in zip(sizes.items(), gradients, strict=True)
+    }
+    return {name: stepped.get(name, param) for name, param in params.items()}
 
 
 def adapt_steps(
@@ -352,10 +369,6 @@ def _check_names(names: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"the rule adapts {', '.join(unknown)}, but the policy's parameters are {', '.join(known)}")
-
-
-def _on(size: float | Tensor, gradient: Tensor) -> float | Tensor:
-    return size.to(gradient.device) if isinstance(size, Tensor) else size
 
 
 def _start(policy: nn.Module, params: Params | None) -> Params:

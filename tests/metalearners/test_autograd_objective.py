@@ -1,0 +1,151 @@
+"""Objectives of any form: their gradients against differences, and against the hand-written way."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.derivatives.workers import intra_op_threads
+from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
+from maml_rl.metalearners.meta_objective import MetaObjective
+from maml_rl.metalearners.objectives import surrogate
+from maml_rl.policies import Policy
+from tests.synthetic import KINDS, direction, make_problem
+
+RAGGED = ((5, 2), (1, 3), (4, 4))
+RULE = AdaptationRule([0.3, 0.2])
+
+
+def last_surrogate(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+    assert old[-1].samples.log_probs is not None
+    return surrogate(new[-1].log_probs, old[-1].samples.log_probs, new[-1].samples)
+
+
+def all_phases(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+    """Uses what only the outcomes of every phase have: the log-probabilities and the divergence before adaptation."""
+    before = new[0].log_probs * new[0].samples.advantages * new[0].samples.mask
+    moved = sum((param - new[0].params[name]).flatten(1).square().sum(1) for name, param in new[-1].params.items())
+    return last_surrogate(new, old) - 0.3 * before.sum((1, 2)) + 0.1 * moved
+
+
+def shift(policy: Policy, vector: Tensor) -> None:
+    with torch.no_grad():
+        offset = 0
+        for param in policy.parameters():
+            param += vector[offset : offset + param.numel()].view_as(param)
+            offset += param.numel()
+
+
+def gradient_of(policy: Policy) -> Tensor:
+    return torch.cat([param.grad.flatten() for param in policy.parameters() if param.grad is not None])
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_is_that_of_the_hand_written_way_at_the_old_parameters_and_away_from_them(
+    kind: str, first_order: bool
+) -> None:
+    policy, train, valid = make_problem(kind, 2, RAGGED)
+    objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=last_surrogate, first_order=first_order)
+    with pytest.raises(RuntimeError, match="anchor must be called first"):
+        objective.backward()
+    objective.anchor()
+    with MetaObjective(
+        policy, train, valid, rule=RULE, objective=surrogate, first_order=first_order, device=torch.device("cpu")
+    ) as meta:
+        theta = meta.initial_parameters()
+        meta.anchor(theta)
+        for step in (0.0, 0.1):
+            there = theta + step * direction(policy)
+            meta.write_to_policy(there)
+            loss, gradient = meta.gradient(there)
+            assert objective.backward() == pytest.approx(loss, rel=1e-10)
+            torch.testing.assert_close(gradient_of(policy), gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_objective_of_every_phase_has_the_slope_that_differences_show() -> None:
+    policy, train, valid = make_problem("normal", 2, RAGGED)
+    objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=all_phases)
+    objective.anchor()
+    shift(policy, 0.1 * direction(policy, 1))
+    objective.backward()
+    gradient, vector, step = gradient_of(policy), direction(policy), 1e-6
+    shift(policy, step * vector)
+    ahead = objective.backward()
+    shift(policy, -2.0 * step * vector)
+    behind = objective.backward()
+    assert float(gradient @ vector) == pytest.approx((ahead - behind) / (2.0 * step), rel=1e-6)
+
+
+def test_learned_step_sizes_have_the_slope_that_differences_show() -> None:
+    policy, train, valid = make_problem("normal", 1, RAGGED)
+    sizes = {name: torch.full_like(param, 0.3).requires_grad_() for name, param in policy.named_parameters()}
+
+    def loss_with(rule: AdaptationRule, learned: Sequence[Tensor] = ()) -> float:
+        objective = AutogradObjective(policy, [*train, valid], rule=rule, objective=last_surrogate, learned=learned)
+        objective.anchor()
+        return objective.backward()
+
+    valid.log_probs = torch.full_like(valid.advantages, -2.0)
+    loss_with(AdaptationRule(sizes), list(sizes.values()))
+    step = 1e-6
+    for name, size in sizes.items():
+        vector = size.detach().cos()
+        losses = [
+            loss_with(AdaptationRule({**sizes, name: size.detach() + sign * step * vector})) for sign in (1.0, -1.0)
+        ]
+        assert size.grad is not None
+        assert float((size.grad * vector).sum()) == pytest.approx((losses[0] - losses[1]) / (2.0 * step), rel=1e-5)
+
+
+def test_inner_loss_sees_the_log_probabilities_of_the_old_policy() -> None:
+    policy, train, valid = make_problem("normal", 1, RAGGED)
+
+    def likelihood_ratio(log_probs: Tensor, samples: PhaseOutcome) -> Tensor:
+        assert samples.log_probs is not None
+        return surrogate(log_probs, samples.log_probs, samples)
+
+    rule = AdaptationRule(0.3, inner_loss=likelihood_ratio)
+    plain = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=last_surrogate)
+    ratio = AutogradObjective(policy, [*train, valid], rule=rule, objective=last_surrogate)
+    for objective in (plain, ratio):
+        objective.anchor()
+    # At the old parameters the ratio is 1 and has the slope of the log-probability; elsewhere it has not.
+    assert ratio.backward() == pytest.approx(plain.backward(), rel=1e-12)
+    shift(policy, 0.1 * direction(policy))
+    assert ratio.backward() != pytest.approx(plain.backward(), rel=1e-6)
+
+
+def test_gradient_is_the_same_for_any_number_of_threads() -> None:
+    policy, train, valid = make_problem("normal", 1, ((5, 2), (1, 3), (4, 4)) * 4, dtype=torch.float32)
+    found = []
+    for threads in (1, 2, 3):
+        with intra_op_threads(threads):
+            objective = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=all_phases)
+            # Chunks of one task, so that there is something to share out.
+            objective._chunks = [
+                [type(samples)(*(_row(getattr(samples, name), row) for name in samples.__slots__)) for samples in chunk]
+                for chunk in objective._chunks
+                for row in range(len(chunk[0].mask))
+            ]
+            objective.anchor()
+            loss = objective.backward()
+        found.append((loss, gradient_of(policy).numpy().tobytes()))
+    assert found[0] == found[1] == found[2]
+
+
+def _row(values: Tensor | None, row: int) -> Tensor | None:
+    return None if values is None else values[row : row + 1]
+
+
+def test_objective_that_is_not_finite_is_named() -> None:
+    policy, train, valid = make_problem("normal", 1, RAGGED)
+    valid.advantages[1] = torch.nan
+    objective = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=last_surrogate)
+    objective.anchor()
+    with pytest.raises(NonFiniteError, match=r"not finite for the tasks \[1\]"):
+        objective.backward()
+    assert all(param.grad is None for param in policy.parameters())
