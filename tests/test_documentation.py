@@ -269,16 +269,20 @@ def test_every_setting_is_on_the_page_of_settings_once(documentation: Any, site:
     assert [key for key in keys if f"<td><code>{key}</code></td>" not in built] == []
 
 
-def test_walk_through_shows_the_example_as_it_is() -> None:
-    example = (ROOT / "examples" / "custom_family.py").read_text(encoding="utf-8")
-    found = blocks("adding-a-family.md", "python")
-    assert len(found) >= 6
+@pytest.mark.parametrize(
+    ("page", "file", "least"),
+    [("adding-a-family.md", "custom_family.py", 6), ("adding-an-algorithm.md", "custom_algorithm.py", 3)],
+)
+def test_walk_through_shows_the_example_as_it_is(page: str, file: str, least: int) -> None:
+    example = (ROOT / "examples" / file).read_text(encoding="utf-8")
+    found = blocks(page, "python")
+    assert len(found) >= least
     for block in found:
         assert block in example, block
 
 
 def test_python_is_run_or_stands_in_an_example_on_every_page() -> None:
-    covered = {*RUN_PAGES, "adding-a-family.md", *(page for page, _ in SCRIPTS)}
+    covered = {*RUN_PAGES, "adding-a-family.md", "adding-an-algorithm.md", *(page for page, _ in SCRIPTS)}
     for page in PAGES:
         assert page in covered or not blocks(page, "python"), page
         for block in blocks(page, "python"):

@@ -78,7 +78,13 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
     from maml_rl.metalearners import find_metalearner
 
     parser.set_defaults(algorithm_keys=[])
-    options, _ = parser.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
+    known = [argument for argument in arguments if argument not in ("-h", "--help")]
+    unknown = [argument for argument in parser.parse_known_args(known)[1] if argument.startswith("--")]
+    for option in unknown:
+        # With its value, which would be taken for the name of a config.
+        place = known.index(option)
+        del known[place : place + (1 if "=" in option else 2)]
+    options, _ = parser.parse_known_args(known)
     try:
         name = options.algorithm or load_config(_config_to_train(options)).algorithm
         settings = find_metalearner(name).Settings

@@ -77,6 +77,12 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
         (SMALL, ["--device", "abacus"], ["abacus", "--device"]),
         (SMALL, ["--device", "cuda:99"], ["cuda:99", "--device"]),
         (SMALL, ["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
+        (SMALL, ["--max-kl", "0"], ["'max-kl' in the command line", "more than 0"]),
+        (SMALL, ["--cg-iters", "ten"], ["'cg-iters' in the command line", "a whole number", "ten"]),
+        (SMALL, ["--algorithm", "maml-trop"], ["'algorithm' in the command line", "did you mean 'maml-trpo'"]),
+        (SMALL, ["--algorithm-settings", "{max-lk: 1}"], ["unknown key 'max-lk'", "command line", "'max-kl'"]),
+        (SMALL, ["--algorithm-settings", "7"], ["algorithm-settings", "a mapping"]),
+        (SMALL, ["--algorithm-settings", "7", "--max-kl", "1"], ["algorithm-settings", "a mapping"]),
         (SMALL, ["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
         (SMALL, ["--num-batch", "3"], ["unrecognized arguments", "--num-batch"]),
         (SMALL, ["--resume"], ["no run to resume", "without --resume"]),
@@ -551,3 +557,19 @@ def test_scripts_run_from_any_folder_with_processes_of_their_own(
     assert "iteration-000004" in errors
     assert "95 % interval" in output
     assert script.survivors() == []
+
+
+def test_settings_of_the_algorithm_are_options_and_in_the_help(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    options = ["--config", str(config), "--output-folder", str(folder), "--num-workers", "0", "--num-batches", "1"]
+    assert run_train([*options, "--ls-max-steps", "2", "--max-kl=0.5", "--algorithm-settings", "{cg-damping: 1}"]) == 0
+    settings = json.loads((folder / "config.json").read_text())["algorithm-settings"]
+    assert settings["cg-iters"] == 3, "the config's"
+    assert (settings["ls-max-steps"], settings["max-kl"], settings["cg-damping"]) == (2, 0.5, 1)
+    capsys.readouterr()
+    assert exit_code(run_train, ["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "settings of the algorithm maml-trpo" in shown
+    assert "--ls-backtrack-ratio" in shown

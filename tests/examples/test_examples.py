@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+import maml_rl
 from maml_rl import MultiTaskSampler
+from maml_rl.cli.main import main
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.train import train
+from maml_rl.runs.checkpoint import load_checkpoint
+from tests.small_runs import untimed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUMBER = r"(-?\d+\.\d+)"
@@ -226,3 +230,89 @@ def test_every_example_is_run_by_a_test() -> None:
     for path in EXAMPLES.iterdir():
         if path.suffix in {".py", ".ipynb"}:
             assert f'"{path.stem}"' in text or path.name in text, f"{path.name} has no test"
+
+
+def adam_maml(**values: Any) -> Config:
+    settings = {
+        "env-name": "2DNavigation-v0",
+        "algorithm": "custom_algorithm:AdamMAML",
+        "algorithm-settings": {"epochs": 2},
+        "max-episode-steps": 10,
+        "hidden-sizes": [8],
+        "fast-batch-size": 4,
+        "meta-batch-size": 2,
+        "num-batches": 3,
+        "checkpoint-every": 1,
+        **values,
+    }
+    return Config.from_mapping(Mapping("the test", settings))
+
+
+def test_custom_algorithm_trains_from_the_command_line_of_the_example(
+    example: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--iterations", "1", "--num-workers", "0", "--output-folder", str(tmp_path / "run")]
+    example("custom_algorithm").main(options)
+    assert re.fullmatch(
+        rf"iteration +0: return +{NUMBER} before and +{NUMBER} after adaptation\n", capsys.readouterr().out
+    )
+
+
+def test_custom_algorithm_takes_about_sixty_lines() -> None:
+    text = (EXAMPLES / "custom_algorithm.py").read_text()
+    assert len(text[: text.index("def main")].strip().splitlines()) <= 60
+
+
+@pytest.mark.timeout(60)
+def test_custom_algorithm_resumes_bit_for_bit_with_its_optimizer_on_any_number_of_workers(
+    example: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example("custom_algorithm")
+    train(adam_maml(), tmp_path / "whole", num_workers=0)
+    train(adam_maml(**{"num-batches": 2}), tmp_path / "half", num_workers=2)
+    train(adam_maml(), tmp_path / "half", num_workers=0, resume=True)
+    whole, half = (load_checkpoint(tmp_path / run / "checkpoints" / "iteration-000003") for run in ("whole", "half"))
+    assert {name for name in whole.learner if name.startswith("optimizer.0.")} == {
+        "optimizer.0.step",
+        "optimizer.0.exp_avg",
+        "optimizer.0.exp_avg_sq",
+    }
+    for mine, theirs in ((whole.tensors, half.tensors), (whole.learner, half.learner)):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert untimed(tmp_path / "whole") == untimed(tmp_path / "half")
+    rows = untimed(tmp_path / "whole")
+    assert rows[0]["loss/last"] < rows[0]["loss/before"], "the first step of Adam is down the gradient"
+
+
+def test_run_of_a_custom_algorithm_is_tested_adapted_and_reported_like_every_other(
+    example: Callable[[str], Any], tmp_path: Path
+) -> None:
+    example("custom_algorithm")
+    run = tmp_path / "run"
+    train(adam_maml(**{"num-batches": 1}), run, num_workers=0)
+    assert main(["test", str(run), "--num-workers", "0", "--meta-batch-size", "2"]) == 0
+    policy = maml_rl.load_policy(run)
+    task = {"goal": np.array([0.3, 0.1], np.float32)}
+    adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", task, num_episodes=3)
+    assert any(
+        not torch.equal(mine, theirs) for mine, theirs in zip(adapted.parameters(), policy.parameters(), strict=True)
+    )
+    assert main(["report", str(run), "--tasks", "2", "--num-workers", "0"]) == 0
+
+
+def test_checkpoint_of_another_algorithm_is_refused_in_one_line(
+    example: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example("custom_algorithm")
+    train(adam_maml(**{"num-batches": 1}), tmp_path / "run", num_workers=0)
+    options = ["--num-batches", "2", "--output-folder", str(tmp_path / "run"), "--num-workers", "0"]
+    assert main(["train", "--config", str(tmp_path / "run"), "--algorithm", "maml-trpo", *options, "--resume"]) == 2
+    assert "was made with another 'algorithm'" in capsys.readouterr().err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config |= {"algorithm": "maml-trpo", "algorithm-settings": {}}
+    (tmp_path / "other.yaml").write_text(json.dumps(config))
+    checkpoint = tmp_path / "run" / "checkpoints" / "iteration-000001"
+    output = ["--output", str(tmp_path / "x.npz"), "--num-workers", "0"]
+    assert main(["test", "--config", str(tmp_path / "other.yaml"), "--policy", str(checkpoint), *output]) == 2
+    assert "is of the algorithm 'custom_algorithm:AdamMAML', not 'maml-trpo'" in capsys.readouterr().err
