@@ -28,15 +28,17 @@ _CHUNK = 16_384
 
 
 class Purpose(IntEnum):
-    """What a stream is used for. Training and evaluation never share one."""
+    """What a stream is used for. Training, evaluation and populations never share one."""
 
     TASKS = 0
     RESET = 1
     ACTIONS = 2
-    INITIALISATION = 3
     EVALUATION_TASKS = 5
     EVALUATION_RESET = 6
     EVALUATION_ACTIONS = 7
+    POPULATION_TASKS = 8
+    POPULATION_RESET = 9
+    POPULATION_ACTIONS = 10
 
 
 class StreamKey(NamedTuple):
@@ -149,6 +151,7 @@ class PhaseStreams(NamedTuple):
         evaluation: draw from the evaluation's streams instead of the training's.
         first_task: number of the first task, where only some tasks of the phase are sampled.
         common: give every task the streams of task 0: common random numbers, which make tasks comparable.
+        population: draw from the streams of populations, in which an iteration is a generation and a task a member.
     """
 
     seed: int
@@ -157,10 +160,11 @@ class PhaseStreams(NamedTuple):
     evaluation: bool = False
     first_task: int = 0
     common: bool = False
+    population: bool = False
 
     def episode_seeds(self, num_tasks: int, episodes: range) -> NDArray[np.int64]:
         """Return one environment seed per episode, (M, len(episodes)) int64 in [0, 2**63)."""
-        purpose = Purpose.EVALUATION_RESET if self.evaluation else Purpose.RESET
+        purpose = self._purpose(Purpose.RESET, Purpose.EVALUATION_RESET, Purpose.POPULATION_RESET)
         words = self._words(purpose, np.zeros(1), num_tasks, episodes).astype(np.uint64)
         seeds = (words[:, 0] << _SHIFT | words[:, 1]) >> np.uint64(1)
         return seeds.astype(np.int64).reshape(num_tasks, len(episodes))
@@ -179,12 +183,15 @@ class PhaseStreams(NamedTuple):
             steps: which steps.
             size: numbers per step.
         """
-        purpose = Purpose.EVALUATION_ACTIONS if self.evaluation else Purpose.ACTIONS
+        purpose = self._purpose(Purpose.ACTIONS, Purpose.EVALUATION_ACTIONS, Purpose.POPULATION_ACTIONS)
         blocks = -(-size // 4)
         index = np.arange(steps.start * blocks, steps.stop * blocks).reshape(len(steps), 1, 1, blocks)
         words = self._words(purpose, index, num_tasks, episodes)
         numbers = _normal32(words) if kind == "normal" else _uniform32(words)
         return numbers.reshape(len(steps), num_tasks, len(episodes), blocks * 4)[..., :size]
+
+    def _purpose(self, training: Purpose, evaluation: Purpose, population: Purpose) -> Purpose:
+        return population if self.population else evaluation if self.evaluation else training
 
     def _words(
         self, purpose: Purpose, index: NDArray[np.generic], num_tasks: int, episodes: range

@@ -63,7 +63,8 @@ class PopulationEvaluator(Closing):
 
     Attributes:
         size: D, number of weights.
-        generation: number of the next generation. Whoever resumes a search sets it to how many there have been.
+        generation: number of the next generation, and of how many there have been. A search that is resumed sets it,
+            and then gets the tasks, initial states and noise that it would have got without the interruption.
 
     Raises:
         ValueError: If a number is out of range, arguments exclude each other, or no such id is registered.
@@ -110,7 +111,7 @@ class PopulationEvaluator(Closing):
         )
         self._seed, self._policy, self._task, self._common_noise = seed, policy, task, common_noise
         self._dtype = own.dtype
-        self.size, self.generation, self._num_draws = self._layout.size, 0, 0
+        self.size, self.generation = self._layout.size, 0
 
     def policy_weights(self) -> NDArray[np.float64]:
         """Return the policy's own parameters as weights, (D,)."""
@@ -127,9 +128,9 @@ class PopulationEvaluator(Closing):
                 param.copy_(params[name][0])
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
-        """Draw tasks of the family, other ones at every call."""
+        """Draw tasks of the family, other ones at every call and in every generation."""
         self._num_draws += 1
-        return self._draw_tasks(check_count("num_tasks", num_tasks), self._num_draws)
+        return self._draw_tasks(num_tasks, self._generation, self._num_draws)
 
     def evaluate(
         self, weights: ArrayLike | Sequence[ArrayLike], tasks: Sequence[Task] | None = None
@@ -155,13 +156,22 @@ class PopulationEvaluator(Closing):
             if self._task is None:
                 # Otherwise drawing it would start workers for a single task.
                 self._sampler.prepare(num_members)
-                (self._task,) = self._draw_tasks(1, 0)
+                (self._task,) = self._draw_tasks(1, 0, 0)
             tasks = [self._task] * num_members
-        streams = PhaseStreams(self._seed, self.generation, 0, common=self._common_noise)
+        streams = PhaseStreams(self._seed, self._generation, 0, common=self._common_noise, population=True)
         episodes = self._sampler.rollout(tasks, params, streams=streams)
         returns: NDArray[np.float64] = episodes.episode_returns().double().mean(1).numpy()
         self.generation += 1
         return returns
+
+    @property
+    def generation(self) -> int:
+        """Number of the next generation; see the class."""
+        return self._generation
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        self._generation, self._num_draws = check_count("generation", generation, 0), 0
 
     @property
     def pids(self) -> list[int]:
@@ -172,8 +182,9 @@ class PopulationEvaluator(Closing):
         """End all workers; nothing can be evaluated afterwards. Safe to call twice."""
         self._sampler.close()
 
-    def _draw_tasks(self, num_tasks: int, number: int) -> list[Task]:
-        return self._sampler.draw_tasks(num_tasks, StreamKey(self._seed, Purpose.TASKS, number))
+    def _draw_tasks(self, num_tasks: int, generation: int, number: int) -> list[Task]:
+        key = StreamKey(self._seed, Purpose.POPULATION_TASKS, generation, number)
+        return self._sampler.draw_tasks(num_tasks, key)
 
     def _as_parameters(self, weights: ArrayLike | Sequence[ArrayLike]) -> dict[str, torch.Tensor]:
         """Return weights (P, D) as stacked parameters (P, ...)."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 import maml_rl
-from maml_rl import PopulationEvaluator, get_policy_for_env
+from maml_rl import MultiTaskSampler, PopulationEvaluator, get_policy_for_env
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
@@ -96,7 +96,7 @@ def test_return_of_each_member_is_that_of_its_weights_stepped_by_hand() -> None:
     env = make_vector_env("2DNavigation-v0", {}, 1, max_episode_steps=HORIZON)
     expected = np.zeros((2, 4, episodes))
     for generation, member, episode in np.ndindex(expected.shape):
-        streams = PhaseStreams(3, generation, 0, first_task=member)
+        streams = PhaseStreams(3, generation, 0, first_task=member, population=True)
         torch.nn.utils.vector_to_parameters(torch.tensor(weights[member]).float(), policy.parameters())
         env.reset_task([GOAL])
         observations, _ = env.reset(seed=int(streams.episode_seeds(1, range(episode, episode + 1))[0, 0]))
@@ -146,12 +146,19 @@ def test_returns_do_not_depend_on_the_start_method(start_method: str) -> None:
     assert generations(make_evaluator(2, start_method=start_method), weights) == generations(make_evaluator(), weights)
 
 
-def test_policy_acts_in_the_children_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make_evaluator(2) as evaluator:
-        evaluator.evaluate(members(navigator(), 3))
-        # The children were forked before.
-        monkeypatch.setattr(NormalMLPPolicy, "act", None)
-        evaluator.evaluate(members(navigator(), 3))
+def test_policy_acts_in_the_workers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def actor(*_: Any) -> Any:
+        raise AssertionError("the parent acts")
+
+    weights = members(navigator(), 3)
+    with make_evaluator(2) as evaluator, make_evaluator(2, inference="central") as central:
+        first, _ = evaluator.evaluate(weights), central.evaluate(weights)
+        # The workers were forked before.
+        monkeypatch.setattr(NormalMLPPolicy, "actor", actor)
+        with pytest.raises(AssertionError, match="the parent acts"):
+            central.evaluate(weights)
+        evaluator.generation = 0
+        assert evaluator.evaluate(weights).tolist() == first.tolist()
 
 
 def test_every_generation_and_every_seed_has_other_noise() -> None:
@@ -189,6 +196,41 @@ def test_search_may_be_resumed_at_a_generation() -> None:
         evaluator.generation = 2
         assert evaluator.evaluate(weights).tolist() == undisturbed[2]
         assert evaluator.generation == 3
+
+
+def test_resumed_search_gets_the_tasks_that_it_would_have_got() -> None:
+    weights = members(navigator(), 2)
+
+    def search(evaluator: PopulationEvaluator, generations: int) -> list[Any]:
+        found = []
+        for _ in range(generations):
+            tasks = evaluator.sample_tasks(1) + evaluator.sample_tasks(1)
+            found.append((*(tuple(task["goal"]) for task in tasks), *evaluator.evaluate(weights, tasks)))
+        return found
+
+    with make_evaluator() as evaluator:
+        undisturbed = search(evaluator, 4)
+    with make_evaluator() as evaluator:
+        evaluator.generation = 2
+        assert search(evaluator, 2) == undisturbed[2:]
+    assert len({goal for generation in undisturbed for goal in generation[:2]}) == 8
+
+
+def test_population_shares_no_stream_with_training_or_evaluation() -> None:
+    settings: dict[str, Any] = {"batch_size": 2, "seed": 3, "num_workers": 0, "max_episode_steps": HORIZON}
+    policy = navigator()
+    with (
+        MultiTaskSampler("2DNavigation-v0", policy=policy, **settings) as training,
+        MultiTaskSampler("2DNavigation-v0", policy=policy, evaluation=True, **settings) as evaluation,
+        make_evaluator(episodes=2) as evaluator,
+    ):
+        drawn = [{tuple(task["goal"]) for task in each.sample_tasks(20)} for each in (training, evaluation, evaluator)]
+    assert len(set.union(*drawn)) == 60
+    streams = [PhaseStreams(3, 0, 0), PhaseStreams(3, 0, 0, evaluation=True), PhaseStreams(3, 0, 0, population=True)]
+    seeds = [set(each.episode_seeds(20, range(5)).ravel().tolist()) for each in streams]
+    assert len(set.union(*seeds)) == 300
+    noise = [each.action_noise("normal", 2, range(2), range(2), 2).tobytes() for each in streams]
+    assert len(set(noise)) == 3
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
