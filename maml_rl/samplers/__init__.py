@@ -1,6 +1,7 @@
-"""Sampling: child processes that step environments, and the sampler that drives them.
+"""Sampling: tasks and episodes, in this process or in workers.
 
-Public names are loaded on first use: a child imports this package, and must not load torch.
+Public names are loaded on first use: a worker imports this package, and must not load torch. `MultiTaskSampler.rollout`
+is the primitive for other algorithms; the function that it is made of is private, like all modules of this package.
 """
 
 from importlib import import_module
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from maml_rl.samplers.multi_task_sampler import MultiTaskSampler as MultiTaskSampler
     from maml_rl.samplers.parent.vector_env import ParallelVectorEnv as ParallelVectorEnv
-    from maml_rl.samplers.rollout.rollout import rollout as rollout
+    from maml_rl.samplers.population import PopulationEvaluator as PopulationEvaluator
 
 _HOMES = {
     "MultiTaskSampler": "maml_rl.samplers.multi_task_sampler",
     "ParallelVectorEnv": "maml_rl.samplers.parent.vector_env",
-    "rollout": "maml_rl.samplers.rollout.rollout",
+    "PopulationEvaluator": "maml_rl.samplers.population",
 }
 
-__all__ = ["MultiTaskSampler", "ParallelVectorEnv", "rollout"]
+__all__ = ["MultiTaskSampler", "ParallelVectorEnv", "PopulationEvaluator"]
 
 
 def __getattr__(name: str) -> Any:

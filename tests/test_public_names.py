@@ -1,0 +1,40 @@
+"""What `__all__` promises: every name is there, and is the class, function or module that its name says."""
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import isclass, isfunction, ismodule
+from types import GenericAlias
+
+import pytest
+
+import maml_rl
+
+# A name that is a module on purpose; all other names in lower case are functions.
+MODULES = {("maml_rl", "envs")}
+
+
+def module_names() -> list[str]:
+    return ["maml_rl", *(module.name for module in pkgutil.walk_packages(maml_rl.__path__, "maml_rl."))]
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    for module in module_names():
+        if not module.endswith("__main__"):
+            # All of them: a submodule that is imported hides a name of its package that is equal to its own.
+            for name in getattr(import_module(module), "__all__", ()):
+                yield module, name
+
+
+@pytest.mark.parametrize(("module", "name"), list(public_names()))
+def test_public_name_is_what_it_looks_like(module: str, name: str) -> None:
+    value = getattr(import_module(module), name)
+    if name.isupper():
+        # A constant, or a class whose name is an acronym.
+        assert isclass(value) or not (isfunction(value) or ismodule(value))
+    elif name[0].isupper():
+        assert isclass(value) or isinstance(value, GenericAlias) or hasattr(value, "__origin__")
+    elif (module, name) in MODULES:
+        assert ismodule(value)
+    else:
+        assert isfunction(value)
