@@ -124,6 +124,12 @@ class Config(SettingsModel):
     recv_timeout: Annotated[
         Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow children; null: wait for all")
     ] = None
+    step_timeout: Annotated[
+        Positive, Field(description="seconds that one call of an environment may take before it counts as hung")
+    ] = 60.0
+    max_restarts: Annotated[
+        int, Field(ge=0, le=_MOST, description="how often a worker that dies is replaced within one phase")
+    ] = 3
     prefetch: Annotated[
         int, Field(ge=0, le=_MOST, description="batches collected ahead of time, during meta-updates; 0: none")
     ] = 0

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
 
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv
@@ -49,6 +51,7 @@ def make_vector_env(
     *,
     max_episode_steps: int | None = None,
     num_threads: int = 1,
+    current_slots: NDArray[np.int64] | None = None,
 ) -> MetaVectorEnv:
     """Make N slots of a family.
 
@@ -58,6 +61,7 @@ def make_vector_env(
         num_envs: N, at least 1.
         max_episode_steps: time limit; None for the environment's own.
         num_threads: threads for families whose physics can use several.
+        current_slots: (1,) where an adapter writes the slot that it works on; see `SerialVectorEnv`.
 
     Returns:
         The batched family of an id that has one; otherwise an adapter around N environment objects.
@@ -69,13 +73,20 @@ def make_vector_env(
     """
     if isinstance(env, ObservedTask):
         return TaskObservationVectorEnv(
-            make_vector_env(env.env, env_kwargs, num_envs, max_episode_steps=max_episode_steps, num_threads=num_threads)
+            make_vector_env(
+                env.env,
+                env_kwargs,
+                num_envs,
+                max_episode_steps=max_episode_steps,
+                num_threads=num_threads,
+                current_slots=current_slots,
+            )
         )
     kwargs = dict(env_kwargs or {})
     if "autoreset_mode" in kwargs:
         raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
     if not isinstance(env, str):
-        return SerialVectorEnv(partial(_make_limited, env, max_episode_steps), kwargs, num_envs)
+        return SerialVectorEnv(partial(_make_limited, env, max_episode_steps), kwargs, num_envs, current_slots)
     spec = find_spec(env)
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
@@ -90,7 +101,8 @@ def make_vector_env(
             return vector_env
         vector_env.close()
     # Gymnasium's checker costs time at every step, and would warn once for every slot.
-    return SerialVectorEnv(partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs}), {}, num_envs)
+    make_env = partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs})
+    return SerialVectorEnv(make_env, {}, num_envs, current_slots)
 
 
 def _may_be_meta(spec: EnvSpec) -> bool:

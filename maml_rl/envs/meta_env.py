@@ -197,6 +197,29 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return {}
 
 
+@dataclass(frozen=True, slots=True)
+class EnvDescription:
+    """What one slot is like: all that the arrays of a phase are laid out by.
+
+    Attributes:
+        observation_space: of one slot.
+        action_space: of one slot.
+        max_episode_steps: its time limit; None if it has none.
+        recorded_infos: see `MetaEnv`.
+    """
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    max_episode_steps: int | None
+    recorded_infos: RecordedInfos
+
+    @classmethod
+    def of(cls, env: MetaVectorEnv) -> EnvDescription:
+        """Return the description of the slots of a vector environment."""
+        single_spaces = env.single_observation_space, env.single_action_space
+        return cls(*single_spaces, env.max_episode_steps, dict(env.recorded_infos))
+
+
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
     """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means to continue unseeded.
 

@@ -40,9 +40,7 @@ class SerialVectorEnv(MetaVectorEnv):
         make_env: makes one environment; called N times.
         env_kwargs: keyword arguments of `make_env`.
         num_envs: N, at least 1.
-
-    Attributes:
-        current_slots: (1,) the slot that is being made, reset, given its task, or stepped; others may read it.
+        current_slots: (1,) where to write the slot that is being made, reset, given its task, or stepped.
 
     Raises:
         TypeError: If the environments are no task family, or their spaces are not supported.
@@ -50,10 +48,15 @@ class SerialVectorEnv(MetaVectorEnv):
     """
 
     def __init__(
-        self, make_env: Callable[..., Any], env_kwargs: Mapping[str, Any] | None = None, num_envs: int = 1
+        self,
+        make_env: Callable[..., Any],
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_envs: int = 1,
+        current_slots: NDArray[np.int64] | None = None,
     ) -> None:
         self.envs: list[gymnasium.Env[Any, Any]] = []
-        self.num_envs, self.current_slots = check_count("num_envs", num_envs), np.zeros(1, np.int64)
+        self.num_envs = check_count("num_envs", num_envs)
+        self.current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
         try:
             self._make_envs(make_env, env_kwargs or {})
         except BaseException:

@@ -13,7 +13,6 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task
-from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import TaskError
 
 # What the first task is drawn with, which tells of how many numbers the tasks are made.
@@ -79,18 +78,6 @@ class TaskObservationVectorEnv(MetaVectorEnv):
     @physics_seconds.setter
     def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
         self.env.physics_seconds = seconds
-
-    @property
-    def current_slots(self) -> NDArray[np.int64]:
-        """The environment's, if it keeps account of the slot that is stepped."""
-        if not isinstance(self.env, SerialVectorEnv):
-            raise AttributeError(f"{type(self.env).__name__} steps all slots at once")
-        return self.env.current_slots
-
-    @current_slots.setter
-    def current_slots(self, slots: NDArray[np.int64]) -> None:
-        assert isinstance(self.env, SerialVectorEnv)
-        self.env.current_slots = slots
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
         """Draw the environment's tasks."""

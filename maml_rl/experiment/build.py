@@ -101,6 +101,8 @@ class Experiment:
                 num_workers=num_workers,
                 slots_per_task=config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
+                step_timeout=config.step_timeout,
+                max_restarts=config.max_restarts,
                 evaluation=evaluation,
                 record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
                 timer=timer,

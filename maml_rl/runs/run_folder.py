@@ -31,6 +31,8 @@ _MAY_CHANGE = {
     "halve-step-size",
     "inference",
     "num-groups",
+    "step-timeout",
+    "max-restarts",
 }
 
 logger = logging.getLogger(__name__)

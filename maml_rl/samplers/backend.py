@@ -10,14 +10,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import StageTimer
@@ -30,20 +29,6 @@ from maml_rl.seeding import PhaseStreams
 # Where the policy acts: in the parent for all workers, or in each worker for itself; or whichever is faster.
 Inference = Literal["auto", "central", "worker"]
 BACKENDS = ("auto", "in-process", "processes")
-
-
-class EnvDescription(NamedTuple):
-    """What one slot looks like.
-
-    Attributes:
-        observation_space: of one slot.
-        action_space: of one slot.
-        max_episode_steps: its time limit; None if it has none.
-    """
-
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    max_episode_steps: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +150,7 @@ class _VectorEnvBackend(RolloutBackend):
 
     def describe(self) -> EnvDescription:
         """See `RolloutBackend`."""
-        env = self._env or self._slots_for(1)
-        return EnvDescription(env.single_observation_space, env.single_action_space, env.max_episode_steps)
+        return EnvDescription.of(self._env or self._slots_for(1))
 
     def sample_tasks(self, num_tasks: int, seed: int) -> list[Task]:
         """See `RolloutBackend`."""
@@ -274,7 +258,7 @@ class ProcessBackend(_VectorEnvBackend):
         if inference == "worker":
             pickle_policy(policy)
             self._fewest_tasks_to_act = 1
-        elif inference == "auto" and waits_for_all and policy.stateless and _can_be_pickled(policy):
+        elif inference == "auto" and waits_for_all and _can_be_pickled(policy):
             self._fewest_tasks_to_act = num_workers
 
     @property
@@ -328,6 +312,7 @@ def make_backend(
     *,
     num_workers: int | None,
     slots_per_task: int,
+    episodes_per_task: int,
     device: torch.device | str,
     inference: Inference,
     recv_timeout: float | None,
@@ -342,6 +327,7 @@ def make_backend(
         policy: of the phases.
         num_workers: None for one per usable core, or none where there are no workers.
         slots_per_task: S.
+        episodes_per_task: B.
         device: where the policy acts.
         inference: in which process it acts.
         recv_timeout: seconds to wait for workers.
@@ -361,6 +347,13 @@ def make_backend(
     elif num_workers and backend == "in-process":
         raise ValueError(f"backend='in-process' has no workers, but num_workers is {num_workers}; use 'processes'")
     _check_mode(num_workers, inference, recv_timeout, num_groups, torch.device(device))
+    if not policy.stateless and (num_workers or slots_per_task < episodes_per_task):
+        raise ValueError(
+            f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "
+            "when a phase begins, is cut into waves or repeated, nor for which slots it acts; use num_workers=0 "
+            "without slots_per_task, or declare `stateless = True` in its class if an action depends on observation, "
+            "noise and parameters alone"
+        )
     if num_workers == 0:
         return InProcessBackend(recipe, slots_per_task, device)
     return ProcessBackend(

@@ -115,6 +115,7 @@ class MultiTaskSampler(Closing):
             policy,
             num_workers=num_workers,
             slots_per_task=self.slots_per_task,
+            episodes_per_task=batch_size,
             device=device,
             inference=inference,
             recv_timeout=recv_timeout,

@@ -1,5 +1,7 @@
 """Training in every way of collecting: where the results must agree, and what holds where they may not."""
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from maml_rl.config import Config
-from maml_rl.errors import ChildEnvError, ConfigError
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import Metrics
@@ -34,6 +36,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(**mode), tmp_path, num_workers=2)
     assert untimed(tmp_path) == untimed(undisturbed)
+
+
+def test_settings_of_faults_reach_the_workers() -> None:
+    with make_experiment(config_of(step_timeout=0.5)).make_sampler(num_workers=1) as sampler:
+        sampler.prepare(2)
+        os.kill(sampler.pids[0], signal.SIGSTOP)
+        with pytest.raises(ChildEnvTimeout, match=r"for more than 0\.5 s"):
+            sampler.rollout(sampler.sample_tasks(2))
+    with make_experiment(config_of(max_restarts=0)).make_sampler(num_workers=1) as sampler:
+        sampler.prepare(2)
+        os.kill(sampler.pids[0], signal.SIGKILL)
+        with pytest.raises(ChildEnvError, match="max_restarts=0"):
+            sampler.rollout(sampler.sample_tasks(2))
 
 
 def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbed: Path) -> None:

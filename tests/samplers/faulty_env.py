@@ -115,6 +115,10 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
     def _raise_huge(self) -> None:
         raise RuntimeError("x" * 50_000_000)
 
+    def _work(self) -> None:
+        """Take one third of the `step_timeout` that the tests of deadlines give."""
+        time.sleep(0.2)
+
     def _hang(self) -> None:
         time.sleep(1000)
 

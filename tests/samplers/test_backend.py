@@ -33,7 +33,14 @@ def backend_of(policy: Policy, num_workers: int = 0, **options: Any) -> Iterator
     settings: dict[str, Any] = {"inference": "auto", "recv_timeout": None, "num_groups": 1, "start_method": "fork"}
     recipe = Recipe.of("2DNavigation-v0", None, 4)
     backend = make_backend(
-        "auto", recipe, policy, num_workers=num_workers, slots_per_task=1, device="cpu", **{**settings, **options}
+        "auto",
+        recipe,
+        policy,
+        num_workers=num_workers,
+        slots_per_task=1,
+        episodes_per_task=1,
+        device="cpu",
+        **{**settings, **options},
     )
     try:
         yield backend
@@ -126,9 +133,29 @@ class CountingPolicy(NormalMLPPolicy):
 
 
 class RememberingPolicy(CountingPolicy):
-    """One whose copies in other processes would not act as itself does."""
+    """Acts by what it did in earlier calls: a copy, or another order of calls, would act otherwise."""
 
     stateless = False
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 2},
+        {"num_workers": 1, "inference": "central"},
+        {"num_workers": 2, "num_groups": 2},
+        {"num_workers": 0, "slots_per_task": 1},
+    ],
+)
+def test_policy_with_a_memory_is_refused_where_its_actions_could_be_wrong(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"RememberingPolicy is not stateless.*num_workers=0 .*`stateless = True`"):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, RememberingPolicy(2, 2, (4,)), **options)
+
+
+def test_policy_with_a_memory_acts_in_this_process_for_all_slots_at_once() -> None:
+    policy = RememberingPolicy(2, 2, (4,))
+    with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, seed=0, num_workers=0, max_episode_steps=3) as sampler:
+        assert sampler.rollout(sampler.sample_tasks(2)).num_steps == 12
 
 
 @dataclasses.dataclass
@@ -149,7 +176,6 @@ class Case:
         pytest.param(Case(True, 5), id="more tasks than children"),
         pytest.param(Case(False, 1), id="a child without a task"),
         pytest.param(Case(True, 1, options={"inference": "worker"}), id="a child without a task, but asked for"),
-        pytest.param(Case(False, policy=RememberingPolicy), id="a policy with a memory"),
         pytest.param(Case(False, nonlinearity=lambda units: torch.relu(units)), id="a policy that cannot be pickled"),
         pytest.param(Case(False, options={"inference": "central"}), id="asked for the parent"),
         pytest.param(Case(False, options={"recv_timeout": 1.0}), id="recv_timeout"),
@@ -161,7 +187,6 @@ def test_policy_acts_in_the_children_where_that_is_possible_and_pays(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CountingPolicy, "calls", 0)
-    monkeypatch.setattr(RememberingPolicy, "calls", 0)
     policy = case.policy(2, 2, (4,), case.nonlinearity)
     options = {"num_workers": 2, "start_method": "fork", "max_episode_steps": 3, "seed": 0, **case.options}
     with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, **options) as sampler:

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
 from maml_rl.errors import explain
 from maml_rl.samplers.child.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
 from maml_rl.samplers.wire.channel import Channel, encode
 from maml_rl.samplers.wire.commands import (
-    Bind,
-    BindPhase,
+    AttachBuffers,
     Close,
     Command,
     Done,
     Failed,
-    GiveInfos,
     Infos,
     Load,
+    LoadPolicy,
     Make,
     Ready,
     Reply,
@@ -31,12 +30,13 @@ from maml_rl.samplers.wire.commands import (
     ResetTask,
     RunPhase,
     SampleTasks,
+    SendInfos,
     Step,
     Tasks,
 )
 from maml_rl.samplers.wire.describing import describe_task, shorten
 from maml_rl.samplers.wire.env_recipe import Recipe
-from maml_rl.samplers.wire.shared_buffers import SharedBuffers
+from maml_rl.samplers.wire.shared_buffers import SharedBuffers, SharedProgress
 
 if TYPE_CHECKING:
     from maml_rl.samplers.child.phase_runner import PhaseRunner
@@ -55,7 +55,8 @@ class ChildEnv:
 
     _recipe: Recipe
     _env: MetaVectorEnv
-    _shared: SharedBuffers
+    _progress: SharedProgress
+    _buffers: SharedBuffers
     _actions: NDArray[Any]
     _seeds: NDArray[np.int64]
     _phases: "PhaseRunner"
@@ -99,46 +100,40 @@ class ChildEnv:
                 self._env.reset_task(tasks)
             case RunPhase():
                 self._phases.run(command)
-            case BindPhase():
+            case LoadPolicy():
                 # It imports torch, which the other children do without.
                 from maml_rl.samplers.child.phase_runner import PhaseRunner
 
-                place = self._shared, self._memory, self._index, self._slots.start
+                place = self._memory, self._buffers.size, self._progress, self._index, self._slots
                 self._phases = PhaseRunner(command, self._env, *place)
             case Reset(seeds=seeds, options=options):
                 self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
-            case GiveInfos():
+            case SendInfos():
                 return Infos(generation, self._env._infos())
             case SampleTasks(num_tasks=num_tasks, seed=seed):
                 return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed))
             case Load(interpreter=interpreter, recipe=recipe):
                 restore_interpreter(interpreter)
                 self._recipe = pickle.loads(recipe)
-            case Make(num_envs=num_envs, first_slot=first_slot):
-                self._slots = slice(first_slot, first_slot + num_envs)
-                self._env = self._recipe.make(num_envs)
-                spaces = self._env.single_observation_space, self._env.single_action_space
-                infos = dict(self._env.recorded_infos)
-                return Ready(generation, *spaces, self._env.max_episode_steps, infos)
-            case Bind(index=index, num_children=num_children, num_envs=num_envs):
-                self._bind(index, num_children, num_envs)
+            case Make():
+                return Ready(generation, self._make(command))
+            case AttachBuffers(num_envs=num_envs):
+                self._buffers = SharedBuffers(self._memory, self._progress.size, EnvDescription.of(self._env), num_envs)
+                self._env.buffers = self._buffers.part(self._slots)
+                self._actions, self._seeds = self._buffers.actions[self._slots], self._buffers.seeds[self._slots]
         return Done(generation)
 
-    def _bind(self, index: int, num_children: int, num_envs: int) -> None:
-        spaces = self._env.single_observation_space, self._env.single_action_space
-        self._shared = shared = SharedBuffers(self._memory, *spaces, num_envs, num_children, self._env.recorded_infos)
-        self._index = index
-        self._env.buffers = shared.part(self._slots)
-        self._actions, self._seeds = shared.actions[self._slots], shared.seeds[self._slots]
-        own = slice(index, index + 1)
-        # A predecessor that died has left its seconds and its slot there.
-        self._env.physics_seconds = shared.physics_seconds[own]
-        shared.current_slots[own] = -1
-        if hasattr(self._env, "current_slots"):
-            self._env.current_slots = shared.current_slots[own]
+    def _make(self, command: Make) -> EnvDescription:
+        self._index, own = command.index, slice(command.index, command.index + 1)
+        self._slots = slice(command.first_slot, command.first_slot + command.num_envs)
+        self._progress = SharedProgress(self._memory, command.num_workers)
+        self._env = self._recipe.make(command.num_envs, current_slots=self._progress.current_slots[own])
+        # A worker that died before may have left its seconds there; this one goes on from them.
+        self._env.physics_seconds = self._progress.physics_seconds[own]
+        return EnvDescription.of(self._env)
 
     def _failure(self, command: Command, error: BaseException) -> Failed:
-        slot = self._failed_slot(error)
+        slot = self._failed_slot()
         return Failed(
             command.generation,
             error=type(error).__name__,
@@ -149,16 +144,13 @@ class ChildEnv:
             task=None if slot is None or not self._tasks else _text(lambda: describe_task(self._tasks[slot])),
         )
 
-    def _failed_slot(self, error: BaseException) -> int | None:
-        """Return which of the child's slots has raised, if its environment keeps account of that."""
-        env = getattr(self, "_env", None)
-        if env is None:
-            # One that failed while it was made is known to the traceback only.
-            objects = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-            env = next((candidate for candidate in objects if isinstance(candidate, MetaVectorEnv)), None)
-        current_slots = getattr(env, "current_slots", None)
-        if current_slots is not None and current_slots[0] >= 0:
-            return int(current_slots[0])
+    def _failed_slot(self) -> int | None:
+        """Return which of the worker's slots has raised, if that is known."""
+        if not hasattr(self, "_progress"):
+            return None
+        slot = int(self._progress.current_slots[self._index])
+        if slot >= 0:
+            return slot
         return 0 if self._slots.stop - self._slots.start == 1 else None
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.child.process_setup import restore_interpreter
 from maml_rl.samplers.rollout.loop import collect
 from maml_rl.samplers.rollout.recorder import EpisodeRecorder
-from maml_rl.samplers.wire.commands import BindPhase, RunPhase
-from maml_rl.samplers.wire.shared_buffers import SharedBuffers
+from maml_rl.samplers.wire.commands import LoadPolicy, RunPhase
+from maml_rl.samplers.wire.shared_buffers import SharedProgress
 from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, SharedPhase
 
 
@@ -33,32 +33,33 @@ class PhaseRunner:
     Args:
         command: policy and sizes.
         env: the child's environment, of whole tasks.
-        shared: what the child shares with the parent at all times.
         memory: descriptor of the shared file.
-        index: which child.
-        first_slot: its first slot, counted over all children.
+        start: where in the file the arrays of phases begin.
+        progress: where the worker tells how far it is.
+        index: which worker.
+        slots: its slots, counted over all workers.
     """
 
     def __init__(
         self,
-        command: BindPhase,
+        command: LoadPolicy,
         env: MetaVectorEnv,
-        shared: SharedBuffers,
         memory: int,
+        start: int,
+        progress: SharedProgress,
         index: int,
-        first_slot: int,
+        slots: slice,
     ) -> None:
         if command.interpreter is not None:
             restore_interpreter(command.interpreter)
         self._policy: Policy = pickle.loads(command.policy)
         plan = command.plan
-        spaces, num_children = (env.single_observation_space, env.single_action_space), len(shared.heartbeats)
-        self._shared, self._index = SharedPhase(memory, shared.size, plan, *spaces, num_children), index
-        slots_per_task = len(shared.seeds) // plan.num_tasks
-        tasks = slice(first_slot // slots_per_task, (first_slot + env.num_envs) // slots_per_task)
+        self._shared = SharedPhase(memory, start, plan, EnvDescription.of(env), len(progress.heartbeats))
+        self._index = index
+        tasks = slice(slots.start // plan.slots_per_task, slots.stop // plan.slots_per_task)
         self._params = {name: torch.from_numpy(array[tasks]) for name, array in self._shared.parameters.items()}
         self._first_task, self._episodes = tasks.start, self._shared.episodes.of_tasks(tasks)
-        self._env, self._generation = _ReportingEnv(env, shared, index), shared.generation
+        self._env, self._generation = _ReportingEnv(env, progress, index), progress.generation
 
     def run(self, command: RunPhase) -> None:
         """Sample the phase into the shared episodes, or break off if the parent has given it up.
@@ -102,13 +103,13 @@ class _ReportingEnv:
 
     Args:
         env: the environment itself.
-        shared: where to tell.
-        index: which child.
+        progress: where to tell.
+        index: which worker.
     """
 
-    def __init__(self, env: MetaVectorEnv, shared: SharedBuffers, index: int) -> None:
+    def __init__(self, env: MetaVectorEnv, progress: SharedProgress, index: int) -> None:
         self._env, self._index = env, index
-        self._generations, self._heartbeats, self._progress = shared.generation, shared.heartbeats, shared.progress
+        self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
         self.physics_seconds = env.physics_seconds
 

@@ -21,7 +21,6 @@ from maml_rl.samplers.child.child_env import run_child
 from maml_rl.samplers.child.fork_server import request_exit_code, request_fork
 from maml_rl.samplers.child.process_setup import STACK_SIGNAL, ChildEnds
 
-START_METHODS = ("forkserver", "spawn", "fork")
 _SERVER_STARTS = 5
 _SERVER_START_SECONDS = 60.0
 _SERVER_ANSWER_SECONDS = 2.0
@@ -153,12 +152,12 @@ class ChildProcess:
         }
         return names.get(letter, letter)
 
-    def bury(self) -> int | None:
-        """End what the dead process has left behind, release everything, and return its exit code."""
+    def reap(self) -> int | None:
+        """End the processes that the dead process has left behind, release its descriptors, return its exit code."""
         code = None
         # A process that the kernel cannot end, because a device does not answer, is not waited for.
         if self.wait(0):
-            # Before it is reaped its id belongs to it, so this cannot hit a stranger.
+            # Until its exit code is read its id belongs to it, so this cannot hit another process.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             code = self._exit_code()
@@ -230,7 +229,7 @@ class Launcher:
             server, self._server = self._server, None
             server.kill()
             server.wait(_SERVER_ANSWER_SECONDS)
-            server.bury()
+            server.reap()
 
     def _fork(self, ends: ParentEnds) -> ChildProcess:
         # What is in the buffers would come out of the child, too.
@@ -243,7 +242,7 @@ class Launcher:
             pid = os.fork()
         if pid == 0:
             run_child(ends.for_child(self._memory))
-        return ChildProcess(pid, ends, lambda: _reap(pid))
+        return ChildProcess(pid, ends, lambda: _wait_for_exit_code(pid))
 
     def _spawn(self, ends: ParentEnds, statements: str) -> ChildProcess:
         childs = ends.for_child(self._memory)
@@ -293,11 +292,11 @@ class Launcher:
             return None
 
 
-def _reap(pid: int) -> int | None:
+def _wait_for_exit_code(pid: int) -> int | None:
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
-        # Somebody else has waited for all children, or ignores SIGCHLD.
+        # Other code of this process has waited for all children, or ignores SIGCHLD.
         return None
 
 

@@ -1,14 +1,14 @@
-"""Brings the children that are missing from nothing to ready: start, load, make, compare, share memory."""
+"""Starts the workers that are missing: process, imports, environment, comparison, shared buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.errors import ChildLost
-from maml_rl.samplers.parent.worker_pool import Crew
-from maml_rl.samplers.wire.commands import Bind, Load, Make, Ready, ResetTask
+from maml_rl.samplers.parent.worker_pool import WorkerPool
+from maml_rl.samplers.wire.commands import AttachBuffers, Load, Make, Ready, ResetTask
 from maml_rl.samplers.wire.describing import describe_slots
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.samplers.wire.shared_buffers import SharedBuffers
@@ -20,29 +20,37 @@ _STOP_SECONDS = 0.5
 
 
 class Startup:
-    """Knows how every child becomes ready, the first time and in the place of one that died.
+    """Makes every worker ready, the first time and in the place of one that died.
 
     Args:
         recipe: what the environment is made from.
         needs_main: whether the recipe may refer to this process's main module.
-        parts: slots of each child.
+        parts: slots of each worker.
         memory: descriptor of the shared memory.
-        step_timeout: seconds for one command.
+        start_of_buffers: where in the memory the shared buffers begin.
+        step_timeout: seconds for one call of one slot.
 
     Attributes:
-        shared: the shared memory, once the first children are ready.
-        ready: what the environments look like, likewise.
+        buffers: shared with the workers, once the first of them are ready.
+        env: what the slots are like, likewise.
 
     Raises:
         TypeError: If the recipe cannot be pickled.
         RuntimeError: If this process is itself a child that is importing its parent's main script.
     """
 
-    shared: SharedBuffers
-    ready: Ready
+    buffers: SharedBuffers
+    env: EnvDescription
 
     def __init__(
-        self, recipe: Recipe, *, needs_main: bool, parts: Sequence[slice], memory: int, step_timeout: float
+        self,
+        recipe: Recipe,
+        *,
+        needs_main: bool,
+        parts: Sequence[slice],
+        memory: int,
+        start_of_buffers: int,
+        step_timeout: float,
     ) -> None:
         # Not before it is needed: neither exists on every system, and sampling in this process needs neither.
         from maml_rl.samplers.child.process_setup import importing_main, interpreter_state
@@ -55,7 +63,8 @@ class Startup:
         self._recipe = recipe.pickled()
         self._needs_main = needs_main
         self._interpreter = interpreter_state(needs_main and b"__main__" in self._recipe)
-        self._parts, self._memory, self._step_timeout = parts, memory, step_timeout
+        self._parts, self._memory, self._start_of_buffers = parts, memory, start_of_buffers
+        self._step_timeout = step_timeout
 
     def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
         """Return what a child needs to find what `pickled` refers to; None if it has that."""
@@ -63,64 +72,58 @@ class Startup:
 
         return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
 
-    def complete(self, crew: Crew, tasks: Sequence[Task] | None) -> None:
-        """Start the children that are missing, and those that die on the way.
+    def complete(self, pool: WorkerPool, tasks: Sequence[Task] | None) -> None:
+        """Start the workers that are missing, and those that die while they start.
 
         Args:
-            crew: whose children.
+            pool: whose workers.
             tasks: what the slots have; None for nothing.
 
         Raises:
-            ValueError: If the children's environments have different spaces.
-            ChildEnvError: If a child dies too often, or cannot make its environment.
+            ValueError: If the workers' environments differ.
+            ChildEnvError: If a worker dies too often, or cannot make its environment.
+            ChildEnvTimeout: If making an environment takes too long.
         """
-        while missing := crew.missing():
-            crew.check_restarts()
+        while missing := pool.missing():
+            pool.check_restarts()
             try:
-                self._start(crew, missing, tasks)
+                self._start(pool, missing, tasks)
             except ChildLost:
                 continue
             except BaseException:
-                crew.stop(_STOP_SECONDS)
+                pool.stop(_STOP_SECONDS)
                 raise
 
-    def _start(self, crew: Crew, missing: Sequence[int], tasks: Sequence[Task] | None) -> None:
+    def _start(self, pool: WorkerPool, missing: Sequence[int], tasks: Sequence[Task] | None) -> None:
         for index in missing:
-            crew.launch(index)
-        generation, parts = crew.generation, self._parts
-        crew.ask(missing, _LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
-        making = max(self._step_timeout, _LEAST_MAKE_SECONDS)
-        makes = [Make(generation, parts[index].stop - parts[index].start, parts[index].start) for index in missing]
-        for index, reply in zip(missing, crew.ask(missing, making, makes), strict=True):
+            pool.launch(index)
+        generation, parts = pool.generation, self._parts
+        pool.ask(missing, _LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
+        seconds = max(self._step_timeout, _LEAST_MAKE_SECONDS)
+        makes = [
+            Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)
+            for index in missing
+        ]
+        for index, reply in zip(missing, pool.ask(missing, seconds, makes), strict=True):
             assert isinstance(reply, Ready)
-            self._compare(index, reply)
-        crew.ask(missing, making, [Bind(generation, index, len(parts), parts[-1].stop) for index in missing])
+            self._compare(index, reply.env)
+        pool.ask(missing, seconds, [AttachBuffers(generation, parts[-1].stop) for _ in missing])
         if tasks is not None:
             resets = [ResetTask(generation, tuple(tasks[parts[index]])) for index in missing]
-            crew.ask(missing, self._step_timeout, resets)
+            pool.ask(missing, self._step_timeout, resets)
         for index in missing:
-            crew.child(index).ready = True
-        crew.shared = self.shared
-        crew.shared.generation[0] = crew.generation
+            pool.worker(index).ready = True
 
-    def _compare(self, index: int, reply: Ready) -> None:
-        """Hold a child's spaces against those of the first; the first has memory allocated for all."""
-        if not hasattr(self, "ready"):
-            num_envs, num_children = self._parts[-1].stop, len(self._parts)
-            self.shared = SharedBuffers(
-                self._memory,
-                reply.observation_space,
-                reply.action_space,
-                num_envs,
-                num_children,
-                reply.recorded_infos,
-            )
-            self.ready, self._first = reply, index
+    def _compare(self, index: int, env: EnvDescription) -> None:
+        """Compare a worker's environment with that of the first, for which the shared buffers are allocated."""
+        if not hasattr(self, "env"):
+            self.buffers = SharedBuffers(self._memory, self._start_of_buffers, env, self._parts[-1].stop)
+            self.env, self._first = env, index
         for kind in ("observation_space", "action_space", "recorded_infos"):
-            first, other = getattr(self.ready, kind), getattr(reply, kind)
+            first, other = getattr(self.env, kind), getattr(env, kind)
             if first != other:
                 raise ValueError(
                     f"all slots must have the same {kind.replace('_', ' ')}: "
-                    f"{describe_slots(self._parts[self._first])} (child {self._first}) has {first}, "
-                    f"{describe_slots(self._parts[index])} (child {index}) has {other}"
+                    f"{describe_slots(self._parts[self._first])} (worker {self._first}) has {first}, "
+                    f"{describe_slots(self._parts[index])} (worker {index}) has {other}"
                 )

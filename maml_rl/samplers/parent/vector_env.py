@@ -1,10 +1,11 @@
-"""ParallelVectorEnv: the parent's side of W children, each of which steps a range of the slots."""
+"""ParallelVectorEnv: the parent's side of W workers, each of which steps a range of the slots."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -19,30 +20,28 @@ from maml_rl.envs.making import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
 from maml_rl.samplers.closing import Closing
-from maml_rl.samplers.parent.infos import join_infos
-from maml_rl.samplers.parent.parts import split_slots
-from maml_rl.samplers.parent.phases import ChildPhases
+from maml_rl.samplers.parent.phases import WorkerPhases
 from maml_rl.samplers.parent.startup import Startup
-from maml_rl.samplers.parent.worker_pool import Crew
+from maml_rl.samplers.parent.worker_pool import WorkerPool
 from maml_rl.samplers.wire.channel import encode
-from maml_rl.samplers.wire.commands import GiveInfos, Infos, Reset, ResetBuffers, ResetTask, SampleTasks, Step, Tasks
+from maml_rl.samplers.wire.commands import Infos, Reset, ResetBuffers, ResetTask, SampleTasks, SendInfos, Step, Tasks
 from maml_rl.samplers.wire.describing import describe_env
 from maml_rl.samplers.wire.env_recipe import Recipe, require_picklable_tasks
-from maml_rl.samplers.wire.shared_buffers import create_shared_file
+from maml_rl.samplers.wire.shared_buffers import SharedProgress, create_shared_file
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _CLOSE_SECONDS = 2.0
 
 
 class ParallelVectorEnv(MetaVectorEnv, Closing):
-    """N slots of a family, stepped by W child processes.
+    """N slots of a family, stepped by W workers, which are child processes.
 
-    Environments are made in the children, from an id or a callable. Observations, actions and rewards lie in shared
-    memory; sockets carry only commands. A child that dies costs a `ChildLost`, after which `recover` replaces it; one
-    that raises or hangs costs an error and all children, and the next `reset_task`, `reset` or `sample_tasks` starts
-    new ones.
+    Environments are made in the workers, from an id or a callable. Observations, actions and rewards are in shared
+    memory; sockets carry only commands. When a worker dies, the call raises `ChildLost`, and `recover` replaces the
+    worker. When one raises or hangs, the call raises an error and ends all workers; the next `reset_task`, `reset` or
+    `sample_tasks` starts new ones.
 
-    Not to be used by several threads at once.
+    Only one thread may use it at a time.
 
     Args:
         env: a registered id, "module:id", or a picklable callable that makes a `gymnasium.Env`.
@@ -51,13 +50,14 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
         num_workers: W, at least 1; with more workers than slots, every slot has one.
         max_episode_steps: time limit; None for the environment's own.
         start_method: "forkserver" (the default) or "spawn", which are safe with threads, or "fork", which is not.
-        step_timeout: seconds that a child may take for one command; for making the environment at least 10.
-        max_restarts: how often one child may die in one phase.
-        granularity: number of slots that stay together in one child, a divisor of N.
-        preload: modules that are imported once for all children, if the start method is "forkserver".
+        step_timeout: seconds that one call of one slot may take (reset_task, reset, step; making the environment at
+            least 10); where a worker works on all its slots together, all of them.
+        max_restarts: how often one worker may die in one phase.
+        granularity: number of slots that stay together in one worker, a divisor of N.
+        preload: modules that are imported once for all workers, if the start method is "forkserver".
 
     Attributes:
-        phases: has the children sample whole phases by themselves.
+        phases: has the workers sample whole phases by themselves.
 
     Raises:
         TypeError: If `env` is an environment object or cannot be pickled, or a space is neither Box nor Discrete.
@@ -100,39 +100,41 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
         self.spec, self.render_mode = recipe.spec, None
         self._step_timeout = step_timeout
         memory = create_shared_file()
-        self._crew = Crew(
-            Launcher(start_method, memory, env_id(env), preload),
-            self.parts,
-            describe_env(env),
-            max_restarts,
-        )
-        # Whoever forgets to close: the children end with this object or with the interpreter.
-        self._finalizer = weakref.finalize(self, _end, self._crew, memory)
+        progress = SharedProgress(memory, self.num_workers)
+        launcher = Launcher(start_method, memory, env_id(env), preload)
+        self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress)
+        # Without a call of `close` the workers end with this object, or with the interpreter.
+        self._finalizer = weakref.finalize(self, _end, self._pool, memory)
         self._tasks: tuple[Task, ...] | None = None
         self._step_message = (-1, b"")
         self.closed = False
         try:
-            self._startup = Startup(
-                recipe, needs_main=start_method != "fork", parts=self.parts, memory=memory, step_timeout=step_timeout
+            self._startup = startup = Startup(
+                recipe,
+                needs_main=start_method != "fork",
+                parts=self.parts,
+                memory=memory,
+                start_of_buffers=progress.size,
+                step_timeout=step_timeout,
             )
-            self._startup.complete(self._crew, None)
+            startup.complete(self._pool, None)
         except BaseException:
             self.close()
             raise
-        ready, self._shared = self._startup.ready, self._startup.shared
-        self.single_observation_space, self.single_action_space = ready.observation_space, ready.action_space
-        self.observation_space = batch_space(ready.observation_space, num_envs)
-        self.action_space = batch_space(ready.action_space, num_envs)
-        self.max_episode_steps, self.recorded_infos = ready.max_episode_steps, ready.recorded_infos
-        self.buffers, self.physics_seconds = self._shared.step, self._shared.physics_seconds
-        self.phases = ChildPhases(self._crew, self._startup, self.parts, memory, step_timeout)
+        slot, self._shared = startup.env, startup.buffers
+        self.single_observation_space, self.single_action_space = slot.observation_space, slot.action_space
+        self.observation_space = batch_space(slot.observation_space, num_envs)
+        self.action_space = batch_space(slot.action_space, num_envs)
+        self.max_episode_steps, self.recorded_infos = slot.max_episode_steps, slot.recorded_infos
+        self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
+        self.phases = WorkerPhases(self._pool, startup, self.parts, memory, step_timeout)
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
-        """Draw tasks from the generator of the first child's environment; see `MetaVectorEnv`."""
+        """Draw tasks from the generator of the first worker's environment; see `MetaVectorEnv`."""
         check_count("num_tasks", num_tasks, 0)
         self._settle()
-        command = SampleTasks(self._crew.generation, num_tasks, seed)
-        (reply,) = self._crew.ask([0], self._step_timeout, [command])
+        command = SampleTasks(self._pool.generation, num_tasks, seed)
+        (reply,) = self._pool.ask([0], self._step_timeout, [command])
         assert isinstance(reply, Tasks)
         return reply.tasks
 
@@ -147,15 +149,15 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
             raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
         all_tasks = tuple(tasks)
         self._settle()
-        generation = self._crew.generation
+        generation = self._pool.generation
         commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
         try:
             messages = [encode(command) for command in commands]
         except Exception:
             require_picklable_tasks(all_tasks)
             raise
-        self._crew.tasks = all_tasks
-        self._crew.ask(range(self.num_workers), self._step_timeout, commands, messages)
+        self._pool.tasks = all_tasks
+        self._pool.ask(range(self.num_workers), self._step_timeout, commands, messages)
         self._tasks = all_tasks
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
@@ -165,7 +167,7 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
             raise ValueError(f"expected one seed for each of the {self.num_envs} slots, got shape {array.shape}")
         self._settle()
         self._shared.seeds[:] = array
-        self._reset([ResetBuffers(self._crew.generation)] * self.num_workers)
+        self._reset([ResetBuffers(self._pool.generation)] * self.num_workers)
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
@@ -176,7 +178,7 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
         if mask is not None and np.shape(mask) != (self.num_envs,):
             raise ValueError(f"reset_mask must be a boolean array of shape ({self.num_envs},), got {mask!r}")
         self._settle()
-        generation = self._crew.generation
+        generation = self._pool.generation
         self._reset(
             [
                 Reset(
@@ -190,64 +192,66 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
         return self.buffers.observations.copy(), self._infos()
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Start a step of child `index` and return at once.
+        """Start a step of worker `index` and return at once.
 
         Args:
-            index: which child.
-            actions: (slots of the child, *act).
+            index: which worker.
+            actions: (slots of the worker, *act).
 
         Raises:
-            ResetNeeded: If the child's slots have not been reset.
-            AlreadyPendingCallError: If nobody has received the child's last step yet.
+            ResetNeeded: If the worker's slots have not been reset.
+            AlreadyPendingCallError: If the worker's last step has not been received yet.
             ChildLost: If it is dead.
         """
-        child = self._crew.child(index)
-        if child.steps is None:
+        worker = self._pool.worker(index)
+        if worker.steps is None:
             raise ResetNeeded("cannot step before the first reset; call reset first")
-        if child.outstanding:
-            raise AlreadyPendingCallError(f"nobody has received the last step of child {index}; call step_recv", "step")
+        if worker.outstanding:
+            raise AlreadyPendingCallError(
+                f"the last step of worker {index} has not been received; call step_recv first", "step"
+            )
         target = self._shared.actions[self.parts[index]]
         actions = np.asarray(actions)
         if actions.shape != target.shape:
-            raise ValueError(f"expected actions of shape {target.shape} for child {index}, got {actions.shape}")
+            raise ValueError(f"expected actions of shape {target.shape} for worker {index}, got {actions.shape}")
         target[...] = actions
-        command = Step(self._crew.generation)
+        command = Step(self._pool.generation)
         if self._step_message[0] != command.generation:
             self._step_message = (command.generation, encode(command))
-        self._crew.send(index, command, self._step_timeout, self._step_message[1])
+        self._pool.send(index, command, self._step_timeout, self._step_message[1])
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Wait for steps that were started; see `MetaVectorEnv`.
 
         Raises:
             NoAsyncCallError: If no step was started.
-            ChildLost: If a child died.
+            ChildLost: If a worker died.
             ChildEnvError: If an environment raised.
-            ChildEnvTimeout: If a child takes longer than `step_timeout`.
+            ChildEnvTimeout: If a worker hangs.
         """
-        outstanding = self._crew.outstanding()
+        outstanding = self._pool.outstanding()
         indices = outstanding if indices is None else indices
         if not indices or not set(indices).issubset(outstanding):
             raise NoAsyncCallError("no step was started; call step_send first", "step")
-        answered = self._crew.wait(indices, inf if timeout is None else timeout)
+        answered = self._pool.wait(indices, inf if timeout is None else timeout)
         for index in answered:
-            self._crew.take(index)
-            self._crew.child(index).count_step()
+            self._pool.take(index)
+            self._pool.worker(index).count_step()
         return answered
 
     def start_phase(self) -> None:
-        """Count from here on how often children die."""
-        self._crew.start_phase()
+        """Count the deaths of workers from zero."""
+        self._pool.start_phase()
 
     def recover(self) -> None:
-        """Replace the children that have died and drop unfinished work; then the phase can be repeated.
+        """Replace the workers that have died and drop unfinished work; then the phase can be repeated.
 
         Raises:
-            ChildEnvError: If one child has died more than `max_restarts` times since `start_phase`.
+            ChildEnvError: If one worker has died more than `max_restarts` times since `start_phase`.
         """
         while True:
             try:
-                self._crew.check_restarts()
+                self._pool.check_restarts()
                 self._settle()
             except ChildLost:
                 continue
@@ -255,40 +259,82 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the children that are running."""
-        return [child.process.pid for child in self._crew.living()]
+        """Process ids of the workers that are running."""
+        return [worker.process.pid for worker in self._pool.living()]
 
     def kill(self) -> None:
-        """Kill all children; a thread that waits for them gets a `ChildLost`. Any other thread may call this."""
-        self._crew.kill()
+        """Kill all workers without logging; waits raise `ChildLost`. Any thread may call this."""
+        self._pool.kill()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End all children: ask, then terminate, then kill."""
-        self._crew.stop(_CLOSE_SECONDS)
+        """End all workers: ask, then terminate, then kill."""
+        self._pool.stop(_CLOSE_SECONDS)
         self._finalizer()
 
     def _settle(self) -> None:
-        """Have all children there and idle."""
+        """Start the workers that are missing, and wait until all are idle."""
         if self.closed:
             raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
-        self._startup.complete(self._crew, self._tasks)
-        self._crew.abandon()
+        self._startup.complete(self._pool, self._tasks)
+        self._pool.abandon()
 
     def _reset(self, commands: Sequence[Reset | ResetBuffers]) -> None:
         indices = range(self.num_workers)
         for index in indices:
-            self._crew.child(index).steps = None
-        self._crew.ask(indices, self._step_timeout, commands)
+            self._pool.worker(index).steps = None
+        self._pool.ask(indices, self._step_timeout, commands)
         for index in indices:
-            self._crew.child(index).steps = 0
+            self._pool.worker(index).steps = 0
 
     def _infos(self) -> dict[str, Any]:
-        commands = [GiveInfos(self._crew.generation)] * self.num_workers
-        replies = self._crew.ask(range(self.num_workers), self._step_timeout, commands)
+        commands = [SendInfos(self._pool.generation)] * self.num_workers
+        replies = self._pool.ask(range(self.num_workers), self._step_timeout, commands)
         infos = [reply.infos for reply in replies if isinstance(reply, Infos)]
-        return join_infos(infos, [part.stop - part.start for part in self.parts])
+        return _join_infos(infos, [part.stop - part.start for part in self.parts])
 
 
-def _end(crew: Crew, memory: int) -> None:
-    crew.stop(_CLOSE_SECONDS)
+def _end(pool: WorkerPool, memory: int) -> None:
+    pool.stop(_CLOSE_SECONDS)
     os.close(memory)
+
+
+def split_slots(num_envs: int, num_workers: int, granularity: int = 1) -> tuple[slice, ...]:
+    """Return contiguous ranges of slots that differ by at most `granularity` in length, one per worker.
+
+    Args:
+        num_envs: N, a multiple of `granularity`.
+        num_workers: how many there may be; fewer than that if there is not enough for all.
+        granularity: number of slots that stay together.
+
+    Raises:
+        ValueError: If `granularity` is not positive or does not divide `num_envs`.
+    """
+    if num_envs % check_count("granularity", granularity):
+        raise ValueError(f"granularity must divide num_envs, got {granularity} and {num_envs}")
+    pieces = num_envs // granularity
+    num_workers = min(num_workers, pieces)
+    bounds = [pieces * index // num_workers * granularity for index in range(num_workers + 1)]
+    return tuple(slice(start, stop) for start, stop in pairwise(bounds))
+
+
+def _join_infos(infos: Sequence[dict[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
+    """Return the workers' infos over all slots; where a worker lacks an entry, zeros stand for it.
+
+    Args:
+        infos: of each worker, arrays over its slots or dicts of such.
+        lengths: slots of each worker.
+    """
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for info in infos for name in info):
+        values = [info.get(name) for info in infos]
+        example = next(value for value in values if value is not None)
+        if isinstance(example, dict):
+            joined[name] = _join_infos([value or {} for value in values], lengths)
+        else:
+            joined[name] = np.concatenate(
+                [
+                    np.zeros((length, *example.shape[1:]), example.dtype) if value is None else value
+                    for value, length in zip(values, lengths, strict=True)
+                ]
+            )
+    return joined

@@ -1,4 +1,4 @@
-"""What the parent knows of one child: its process, the line to it, and what it is doing."""
+"""What the parent knows of one worker: its process, the channel to it, and what it is doing."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from maml_rl.samplers.parent.launcher import ChildProcess
 
 
-class Child:
-    """One child, idle or carrying out one command.
+class Worker:
+    """One child process, idle or carrying out one command.
 
     Attributes:
-        index: which child.
-        slots: its slots, counted over all children.
+        index: which worker.
+        slots: its slots, counted over all workers.
         command: what it is carrying out; None if nothing.
-        seconds: how long it may take.
-        deadline: until when it has to be done.
-        reply: its answer, until somebody takes it.
-        steps: steps of the episode that it has behind it; None before the first reset.
-        ready: whether its environment is made and bound to the shared memory.
-        binding: what it has got to sample whole phases with; None for nothing.
+        seconds: how long it may take for one slot's part of the command.
+        deadline: when it counts as hung, on the monotonic clock.
+        mark: how far it was when the parent last looked.
+        reply: its reply, until the parent takes it.
+        steps: steps of the episode that it has done; None before the first reset.
+        ready: whether its environment is made and writes into the shared buffers.
+        policy: which policy it has loaded, to sample whole phases by itself; None for none.
     """
 
     def __init__(self, index: int, slots: slice, process: ChildProcess) -> None:
@@ -37,17 +38,18 @@ class Child:
         self.channel = Channel(process.ends.commands)
         self.command: Command | None = None
         self.seconds = self.deadline = inf
+        self.mark: tuple[int, float] = (-1, 0.0)
         self.reply: Reply | None = None
         self.steps: int | None = None
         self.ready = False
-        self.binding: object = None
+        self.policy: object = None
 
     def __str__(self) -> str:
-        return f"child {self.index} (pid {self.process.pid}, {describe_slots(self.slots)})"
+        return f"worker {self.index} (pid {self.process.pid}, {describe_slots(self.slots)})"
 
     @property
     def outstanding(self) -> bool:
-        """Whether it carries something out, or nobody has taken its answer."""
+        """Whether it carries out a command, or has a reply that the parent has not taken."""
         return self.command is not None or self.reply is not None
 
     @property
@@ -60,7 +62,7 @@ class Child:
 
         Args:
             tasks: of all slots; None for none yet.
-            slot: slot that it works on, counted within the child; -1 if nobody knows.
+            slot: slot that it works on, counted within the worker; -1 if that is unknown.
         """
         if slot < 0:
             return f" with the tasks {describe_tasks(tasks[self.slots])}" if tasks else ""
@@ -68,11 +70,11 @@ class Child:
         return f" of slot {slot}" + (f" with the task {describe_task(tasks[slot])}" if tasks else "")
 
     def count_step(self) -> None:
-        """Take notice of a step that is done."""
+        """Count one more step that it has done."""
         self.steps = (self.steps or 0) + 1
 
 
-def wait_for_ends(children: Sequence[Child], seconds: float) -> list[Child]:
-    """Wait for processes to be dead, all together at most `seconds`, and return the children that are not."""
+def wait_for_ends(workers: Sequence[Worker], seconds: float) -> list[Worker]:
+    """Wait at most `seconds`, in all, for processes to end, and return the workers whose processes have not."""
     deadline = monotonic() + seconds
-    return [child for child in children if not child.process.wait(deadline - monotonic())]
+    return [worker for worker in workers if not worker.process.wait(deadline - monotonic())]

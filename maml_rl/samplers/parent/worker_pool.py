@@ -1,4 +1,4 @@
-"""The parent's side of its children: bounded waits on all of them, and what is done when one dies, raises or hangs."""
+"""The parent's side of its workers: commands, bounded waits, and what happens when a worker dies, raises or hangs."""
 
 from __future__ import annotations
 
@@ -11,123 +11,136 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ChildLost
-from maml_rl.samplers.parent.faults import failure, hang, repeated_death
-from maml_rl.samplers.parent.worker import Child, wait_for_ends
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError, TaskError
+from maml_rl.samplers.parent.worker import Worker, wait_for_ends
 from maml_rl.samplers.wire.channel import encode
 from maml_rl.samplers.wire.commands import Close, Command, Failed, Reply, RunPhase
-from maml_rl.samplers.wire.describing import describe_exit, describe_stack
-from maml_rl.samplers.wire.shared_buffers import SharedBuffers
+from maml_rl.samplers.wire.describing import describe_exit, describe_failure, describe_stack
+from maml_rl.samplers.wire.shared_buffers import SharedProgress
 
 if TYPE_CHECKING:
     from maml_rl.samplers.parent.launcher import Launcher
 
 _log = logging.getLogger("maml_rl")
 
-# How long others may take to finish what they do once a child has failed: the failure is to be told within a second.
+# How long other workers may take to finish their commands once one has failed: the error is raised within a second.
 _GRACE_SECONDS = 0.4
 _TERMINATE_SECONDS = 0.2
 _KILL_SECONDS = 2.0
+# How often the parent looks how far busy workers are.
+_LOOK_SECONDS = 0.2
+_CAUSES_SHOWN = 3
 
 
-class Crew:
-    """All children of one vector environment.
+class WorkerPool:
+    """All workers of one vector environment.
 
     Args:
-        launcher: starts them.
-        parts: slots of each child.
+        launcher: starts their processes.
+        parts: slots of each worker.
         env_name: for messages.
-        max_restarts: how often one child may die in one phase.
+        max_restarts: how often one worker may die in one phase.
+        progress: where workers tell how far they are.
 
     Attributes:
-        children: None where there is none at present.
+        workers: None where there is none at present.
         generation: number of the current work; replies to earlier work are dropped.
         tasks: the slots' tasks, for messages; None as long as there are none.
-        shared: the shared memory, where children tell what they work on; None as long as there is none.
     """
 
-    def __init__(self, launcher: Launcher, parts: Sequence[slice], env_name: str, max_restarts: int) -> None:
+    def __init__(
+        self, launcher: Launcher, parts: Sequence[slice], env_name: str, max_restarts: int, progress: SharedProgress
+    ) -> None:
         self._launcher, self._parts, self._env_name, self._max_restarts = launcher, parts, env_name, max_restarts
-        self.children: list[Child | None] = [None] * len(parts)
+        self.workers: list[Worker | None] = [None] * len(parts)
         self.generation = 0
         self.tasks: Sequence[Task] | None = None
-        self.shared: SharedBuffers | None = None
+        self._progress = progress
         self._owner, self._quiet = os.getpid(), False
         self._poll = select.poll()
-        self._by_descriptor: dict[int, Child] = {}
+        self._by_descriptor: dict[int, Worker] = {}
         self._lost: list[str] = []
-        self._failed: list[tuple[Child, Failed]] = []
+        self._failed: list[tuple[Worker, Failed]] = []
         self.start_phase()
 
     # Starting and sending.
 
     def missing(self) -> list[int]:
-        """Return the children that have to be started before work can begin."""
-        return [index for index, child in enumerate(self.children) if child is None or not child.ready]
+        """Return the workers that have to be started before work can begin."""
+        return [index for index, worker in enumerate(self.workers) if worker is None or not worker.ready]
 
     def launch(self, index: int) -> None:
-        """Start child `index`, in the place of one that did not get ready."""
-        unready = self.children[index]
+        """Start worker `index`, in the place of one that did not get ready."""
+        unready = self.workers[index]
         if unready is not None:
             unready.process.kill()
             unready.process.wait(_KILL_SECONDS)
             self._release(unready)
-        child = Child(index, self._parts[index], self._launcher.launch())
-        self.children[index] = child
-        self._poll.register(child.channel, select.POLLIN)
-        self._poll.register(*child.process.sentinel)
-        for descriptor in (child.channel.fileno(), child.process.sentinel[0]):
-            self._by_descriptor[descriptor] = child
+        # A worker that died has left its slot there.
+        self._progress.current_slots[index] = -1
+        worker = Worker(index, self._parts[index], self._launcher.launch())
+        self.workers[index] = worker
+        self._poll.register(worker.channel, select.POLLIN)
+        self._poll.register(*worker.process.sentinel)
+        for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
+            self._by_descriptor[descriptor] = worker
 
-    def living(self) -> list[Child]:
-        """Return the children that there are."""
-        return [child for child in self.children if child is not None]
+    def living(self) -> list[Worker]:
+        """Return the workers that there are."""
+        return [worker for worker in self.workers if worker is not None]
 
-    def child(self, index: int) -> Child:
-        """Return child `index`.
+    def worker(self, index: int) -> Worker:
+        """Return worker `index`.
 
         Raises:
             ChildLost: If there is none.
         """
-        child = self.children[index]
-        if child is None:
-            raise ChildLost(f"child {index} of {self._env_name} is gone; reset the slots to go on with a new one")
-        return child
+        worker = self.workers[index]
+        if worker is None:
+            raise ChildLost(f"worker {index} of {self._env_name} is gone; reset the slots to continue with a new one")
+        return worker
 
     def send(self, index: int, command: Command, seconds: float, message: bytes | None = None) -> None:
-        """Have an idle child carry out `command` within `seconds`; `message` is the command, if it is encoded already.
+        """Send an idle worker a command.
+
+        Args:
+            index: which worker.
+            command: what it is to do.
+            seconds: how long it may take for one slot's part of that, or for all of it if its slots are one batch.
+            message: the command, if it is encoded already.
 
         Raises:
-            ChildLost: If the child is dead.
+            ChildLost: If the worker is dead.
             ChildEnvTimeout: If it does not even read the command.
         """
-        child = self.child(index)
+        worker = self.worker(index)
         if message is None:
             message = encode(command)
-        child.command, child.reply, child.seconds, child.deadline = command, None, seconds, monotonic() + seconds
-        sent = self._transmit(child, message)
+        worker.command, worker.reply, worker.seconds = command, None, seconds
+        worker.deadline, worker.mark = monotonic() + seconds, self._mark(worker)
+        sent = self._transmit(worker, message)
         while sent < len(message):
-            self._wait_for_room(child)
-            sent += self._transmit(child, memoryview(message)[sent:])
+            self._wait_for_room(worker)
+            sent += self._transmit(worker, memoryview(message)[sent:])
 
-    def _transmit(self, child: Child, message: bytes | memoryview) -> int:
+    def _transmit(self, worker: Worker, message: bytes | memoryview) -> int:
         try:
-            return child.channel.send_some(message)
+            return worker.channel.send_some(message)
         except OSError:
-            self._lose(child)
-        self._raise_trouble()
+            self._reap(worker)
+        self._raise_faults()
         return 0
 
-    def _wait_for_room(self, child: Child) -> None:
+    def _wait_for_room(self, worker: Worker) -> None:
         poll = select.poll()
-        poll.register(child.channel, select.POLLOUT)
-        poll.register(*child.process.sentinel)
-        if not poll.poll(max(0.0, child.deadline - monotonic()) * 1000):
-            self._raise_hung([child])
-        if child.process.wait(0):
-            # A helper process of the environment may still hold the other end of the line.
-            self._lose(child)
-            self._raise_trouble()
+        poll.register(worker.channel, select.POLLOUT)
+        poll.register(*worker.process.sentinel)
+        if not poll.poll(max(0.0, worker.deadline - monotonic()) * 1000):
+            self._raise_hung([worker])
+        if worker.process.wait(0):
+            # A helper process of the environment may still hold the other end of the channel.
+            self._reap(worker)
+            self._raise_faults()
 
     def ask(
         self,
@@ -136,7 +149,7 @@ class Crew:
         commands: Sequence[Command],
         messages: Sequence[bytes | None] | None = None,
     ) -> list[Reply]:
-        """Have several children carry out one command each, all at the same time, and return their answers."""
+        """Have several workers carry out one command each, all at the same time, and return their replies."""
         for index, command, message in zip(indices, commands, messages or [None] * len(commands), strict=True):
             self.send(index, command, seconds, message)
         self.wait(indices)
@@ -145,185 +158,225 @@ class Crew:
     # Waiting.
 
     def take(self, index: int) -> Reply:
-        """Return the answer of a child that has answered."""
-        child = self.child(index)
-        reply, child.reply = child.reply, None
+        """Return the reply of a worker that has replied."""
+        worker = self.worker(index)
+        reply, worker.reply = worker.reply, None
         assert reply is not None
         return reply
 
     def outstanding(self) -> list[int]:
-        """Return the children that carry something out, or whose answer nobody has taken."""
-        return [child.index for child in self.living() if child.outstanding]
+        """Return the workers that carry out a command, or have a reply that has not been taken."""
+        return [worker.index for worker in self.living() if worker.outstanding]
 
     def abandon(self) -> None:
-        """Drop all outstanding work, after waiting for the children to be done with it."""
+        """Drop all outstanding work, after waiting for the workers to be done with it."""
         outstanding = self.outstanding()
         if outstanding:
             self.generation += 1
-            if self.shared is not None:
-                # Who samples a whole phase looks there at every step, and stops.
-                self.shared.generation[0] = self.generation
+            # A worker that samples a whole phase reads this at every step, and stops.
+            self._progress.generation[0] = self.generation
             self.wait(outstanding)
             for index in outstanding:
-                self.child(index).reply = None
+                self.worker(index).reply = None
 
     def wait(self, indices: Sequence[int], timeout: float = inf) -> list[int]:
-        """Wait until all of `indices` have answered, or until `timeout` seconds are over and at least one has.
+        """Wait until all of `indices` have replied, or until `timeout` seconds are over and at least one has.
 
         Returns:
-            Those that have answered.
+            Those that have replied.
 
         Raises:
-            ChildLost: If any child died.
-            ChildEnvError: If any child raised.
-            ChildEnvTimeout: If any child does not answer in time.
+            ChildLost: If any worker died.
+            ChildEnvError: If any worker raised.
+            ChildEnvTimeout: If any worker hangs.
         """
-        busy = {index for index in indices if self.child(index).command is not None}
-        give_up = monotonic() + timeout
-        deadline = self._next_deadline()
-        self._raise_trouble()
+        busy = {index for index in indices if self.worker(index).command is not None}
+        now = monotonic()
+        give_up, look = now + timeout, now + _LOOK_SECONDS
+        self._raise_faults()
         while busy:
-            until = deadline if len(busy) == len(indices) else min(deadline, give_up)
-            busy.difference_update(self._pump(until - monotonic()))
-            self._raise_trouble()
+            until = look if len(busy) == len(indices) else min(look, give_up)
+            busy.difference_update(self._receive(until - monotonic()))
+            self._raise_faults()
             now = monotonic()
             if now >= give_up and len(busy) < len(indices):
                 break
-            if now >= deadline:
-                for child in self.living():
-                    self._look_at(child)
-                overdue = [child for child in self.living() if child.command is not None and now >= child.deadline]
-                if overdue:
-                    self._raise_hung(overdue)
-                deadline = self._next_deadline()
+            if now >= look:
+                look = now + _LOOK_SECONDS
+                self._check_deadlines(now)
         return [index for index in indices if index not in busy]
 
-    def _look_at(self, child: Child) -> None:
-        """Take notice of how far a child is that samples a whole phase: its time is that of one reset or step."""
-        if isinstance(child.command, RunPhase) and self.shared is not None:
-            progress = int(self.shared.progress[child.index])
-            child.steps = progress if progress >= 0 else None
-            child.deadline = max(child.deadline, float(self.shared.heartbeats[child.index]) + child.seconds)
+    def _check_deadlines(self, now: float) -> None:
+        """Give every worker that has moved on to another slot or step its time anew, and refuse to wait for the others.
 
-    def _next_deadline(self) -> float:
-        return min((child.deadline for child in self.living() if child.command is not None), default=inf)
+        Raises:
+            ChildEnvTimeout: If a worker has been at the same slot and step for too long.
+        """
+        overdue = []
+        for worker in self.living():
+            self._look_at(worker)
+            if worker.mark != (mark := self._mark(worker)):
+                worker.mark, worker.deadline = mark, now + worker.seconds
+            elif worker.command is not None and now >= worker.deadline:
+                overdue.append(worker)
+        if overdue:
+            self._raise_hung(overdue)
 
-    def _pump(self, seconds: float) -> list[int]:
-        """Wait for anything to happen, file all that has, and return the children that are done with their command."""
+    def _mark(self, worker: Worker) -> tuple[int, float]:
+        return int(self._progress.current_slots[worker.index]), float(self._progress.heartbeats[worker.index])
+
+    def _look_at(self, worker: Worker) -> None:
+        """Note how many steps a worker has done that samples a whole phase."""
+        if isinstance(worker.command, RunPhase):
+            steps = int(self._progress.steps[worker.index])
+            worker.steps = steps if steps >= 0 else None
+
+    def _receive(self, seconds: float) -> list[int]:
+        """Wait for replies and deaths, note all that have come, and return the workers that are done."""
         done = []
-        for descriptor, _ in self._poll.poll(None if seconds == inf else max(0.0, seconds) * 1000):
-            child = self._by_descriptor.get(descriptor)
-            if child is None:
+        for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
+            worker = self._by_descriptor.get(descriptor)
+            if worker is None:
                 continue  # its death was noticed a moment ago, through its other descriptor
             try:
-                if descriptor != child.channel.fileno():
+                if descriptor != worker.channel.fileno():
                     raise EOFError
-                for reply in child.channel.receive_some():
-                    self._file(child, reply)
-                if child.command is None:
-                    done.append(child.index)
+                for reply in worker.channel.receive_some():
+                    self._note_reply(worker, reply)
+                if worker.command is None:
+                    done.append(worker.index)
             except EOFError:
-                self._lose(child)
+                self._reap(worker)
         return done
 
-    def _file(self, child: Child, reply: Reply) -> None:
-        if child.command is None or reply.generation != child.command.generation:
+    def _note_reply(self, worker: Worker, reply: Reply) -> None:
+        if worker.command is None or reply.generation != worker.command.generation:
             return
-        child.command = None
+        worker.command = None
         if reply.generation != self.generation:
             return
-        child.reply = reply
+        worker.reply = reply
         if isinstance(reply, Failed):
-            self._failed.append((child, reply))
+            self._failed.append((worker, reply))
 
     # Faults.
 
     def start_phase(self) -> None:
-        """Count the deaths of children from zero."""
+        """Count the deaths of workers from zero."""
         self._deaths: list[list[str]] = [[] for _ in self._parts]
 
     def check_restarts(self) -> None:
-        """Refuse to go on with a child that keeps dying.
+        """Refuse to continue with a worker that keeps dying.
 
         Raises:
-            ChildEnvError: If a child has died more than `max_restarts` times in this phase.
+            ChildEnvError: If a worker has died more than `max_restarts` times in this phase; with the last causes.
         """
         worst = max(range(len(self._deaths)), key=lambda index: len(self._deaths[index]))
         causes = self._deaths[worst]
         if len(causes) > self._max_restarts:
             self.stop(_GRACE_SECONDS)
             self.start_phase()
-            raise repeated_death(worst, self._env_name, causes, self._max_restarts)
+            last = "\n".join(causes[-_CAUSES_SHOWN:])
+            raise ChildEnvError(
+                f"worker {worst} of {self._env_name} died {len(causes)} times in one phase, more often than "
+                f"max_restarts={self._max_restarts} allows; the last causes:\n{last}"
+            )
 
-    def _lose(self, child: Child) -> None:
-        """Bury a child that is dead or no longer talks, and say so."""
-        if not child.process.wait(1.0):
-            child.process.kill()
-            child.process.wait(_KILL_SECONDS)
-        self._look_at(child)
-        stack = child.process.read_stack()
-        code = self._release(child)
-        text = f"{child} of {self._env_name} {describe_exit(code)} {child.doing}{child.describe_work(self.tasks)}"
+    def _reap(self, worker: Worker) -> None:
+        """Release a worker that is dead or no longer reads, and log the cause."""
+        if not worker.process.wait(1.0):
+            worker.process.kill()
+            worker.process.wait(_KILL_SECONDS)
+        self._look_at(worker)
+        stack = worker.process.read_stack()
+        code = self._release(worker)
+        text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work(self.tasks)}"
         if not self._quiet:
-            _log.warning("%s; a new child will take its place", text)
+            _log.warning("%s; a new worker will take its place", text)
         self._lost.append(text)
-        self._deaths[child.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
+        self._deaths[worker.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
 
-    def _raise_trouble(self) -> None:
+    def _raise_faults(self) -> None:
+        """Raise what has befallen workers since the last call, if anything has."""
         if self._failed:
             until = monotonic() + _GRACE_SECONDS
-            while (seconds := until - monotonic()) > 0 and any(child.command for child in self.living()):
-                self._pump(seconds)
+            while (seconds := until - monotonic()) > 0 and any(worker.command for worker in self.living()):
+                self._receive(seconds)
             failed = self._failed
             self.stop(_GRACE_SECONDS)
-            raise failure(failed, self._env_name)
+            raise _failure(failed, self._env_name)
         lost, self._lost = self._lost, []
         if lost:
-            raise ChildLost("; ".join(lost) + "; reset the slots to go on with new children")
+            raise ChildLost("; ".join(lost) + "; reset the slots to continue with new workers")
 
-    def _raise_hung(self, hung: Sequence[Child]) -> None:
-        current_slots = None if self.shared is None else self.shared.current_slots
-        error = hang(hung, self._env_name, self.tasks, current_slots)
+    def _raise_hung(self, hung: Sequence[Worker]) -> None:
+        """Kill workers that hang, end the others, and raise an error that shows the stacks of those that hung."""
+        for worker in hung:
+            worker.process.ask_for_stack()
+        texts = []
+        for worker in hung:
+            stack, state = worker.process.read_stack(), worker.process.state()
+            worker.process.kill()
+            shown = describe_stack(stack) if stack else f"It showed no stack; it was {state or 'in an unknown state'}."
+            work = worker.describe_work(self.tasks, int(self._progress.current_slots[worker.index]))
+            texts.append(
+                f"{worker} of {self._env_name} hangs {worker.doing}{work}, for more than {worker.seconds:g} s; it was "
+                f"killed. {shown}"
+            )
         self.stop(_GRACE_SECONDS)
-        raise error
+        raise ChildEnvTimeout(
+            "\n\n".join(texts) + "\nIf it only needs longer, raise step_timeout, the time for one call of one slot. If "
+            "all slots of a worker share that time, fewer slots_per_task or more workers help, too."
+        )
 
     # Ending.
 
     def kill(self) -> None:
-        """Kill all children without a word about it; whoever waits for them finds them dead."""
+        """Kill all workers without logging; waits raise `ChildLost`."""
         self._quiet = True
-        for child in self.living():
-            child.process.kill()
+        for worker in self.living():
+            worker.process.kill()
 
     def stop(self, patience: float) -> None:
-        """End all children and their helpers: ask, after `patience` seconds (busy ones: fewer) terminate, then kill."""
+        """End all workers and their helpers: ask, after `patience` seconds (busy ones: fewer) terminate, then kill."""
         if os.getpid() != self._owner:
             return  # a process forked from the parent has a copy of this object, but these are not its children
-        children = self.living()
+        workers = self.living()
         deadline = monotonic() + patience
-        for child in children:
+        for worker in workers:
             try:
-                child.channel.send_some(encode(Close(self.generation)))
+                worker.channel.send_some(encode(Close(self.generation)))
             except OSError:
                 continue  # it is dead, as the wait finds at once
-        busy = [child for child in children if child.command is not None]
+        busy = [worker for worker in workers if worker.command is not None]
         alive = wait_for_ends(busy, min(patience, _GRACE_SECONDS))
-        alive += wait_for_ends([child for child in children if child not in busy], deadline - monotonic())
-        for child in alive:
-            child.process.terminate()
+        alive += wait_for_ends([worker for worker in workers if worker not in busy], deadline - monotonic())
+        for worker in alive:
+            worker.process.terminate()
         alive = wait_for_ends(alive, _TERMINATE_SECONDS)
-        for child in alive:
-            child.process.kill()
+        for worker in alive:
+            worker.process.kill()
         wait_for_ends(alive, _KILL_SECONDS)
-        for child in children:
-            self._release(child)
+        for worker in workers:
+            self._release(worker)
         self._lost, self._failed = [], []
         self._launcher.close()
 
-    def _release(self, child: Child) -> int | None:
-        """Forget a child, release what it held, and return its exit code."""
-        for descriptor in (child.channel.fileno(), child.process.sentinel[0]):
+    def _release(self, worker: Worker) -> int | None:
+        """Remove a worker from the pool, release what it held, and return its exit code."""
+        for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
             self._poll.unregister(descriptor)
             del self._by_descriptor[descriptor]
-        self.children[child.index] = None
-        return child.process.bury()
+        self.workers[worker.index] = None
+        return worker.process.reap()
+
+
+def _failure(failed: Sequence[tuple[Worker, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
+    """Return the error for workers that raised."""
+    if all(reply.error == TaskError.__name__ for _, reply in failed):
+        return TaskError("; ".join(f"{reply.message} (counted within {worker})" for worker, reply in failed))
+    if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
+        return NonFiniteError("; ".join(reply.message for _, reply in failed))
+    error = ChildEnvError("\n\n".join(describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed))
+    error.summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
+    return error

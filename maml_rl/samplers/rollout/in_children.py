@@ -50,8 +50,8 @@ def collect_in_children(
     with torch.no_grad():
         stacked = policy.stack_parameters(sizes[0], params)
     constants = dict(policy.named_buffers())
-    plan = PhasePlan(*sizes, _layout(stacked), _layout(constants), vector_env.recorded_infos)
-    shared = vector_env.phases.bind(policy, plan, pickle_policy)
+    plan = PhasePlan(sizes[0], vector_env.num_envs // sizes[0], *sizes[1:], _layout(stacked), _layout(constants))
+    shared = vector_env.phases.load(policy, plan, pickle_policy)
     for tensors, arrays in ((stacked, shared.parameters), (constants, shared.constants)):
         for name, tensor in tensors.items():
             arrays[name][...] = tensor.detach().cpu().numpy()

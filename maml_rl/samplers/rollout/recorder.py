@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import RecordedInfos, StepBuffers, array_layout
+from maml_rl.envs.meta_env import EnvDescription, StepBuffers, array_layout
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.wire.shared_buffers import Layout
 
@@ -45,28 +43,18 @@ class EpisodeArrays:
     infos: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
-    def layout(
-        cls,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        num_tasks: int,
-        episodes_per_task: int,
-        horizon: int,
-        recorded_infos: RecordedInfos = MappingProxyType({}),
-    ) -> Layout:
+    def layout(cls, env: EnvDescription, num_tasks: int, episodes_per_task: int, horizon: int) -> Layout:
         """Return shape and type of each array.
 
         Args:
-            observation_space: of one slot.
-            action_space: of one slot.
+            env: what the slots are like.
             num_tasks: M.
             episodes_per_task: B.
             horizon: T.
-            recorded_infos: of the environments.
         """
         grid, episodes = (num_tasks, horizon, episodes_per_task), (num_tasks, episodes_per_task)
-        observation_shape, observation_dtype = array_layout(observation_space)
-        action_shape, action_dtype = array_layout(action_space)
+        observation_shape, observation_dtype = array_layout(env.observation_space)
+        action_shape, action_dtype = array_layout(env.action_space)
         return {
             "observations": (grid + observation_shape, observation_dtype),
             "actions": (grid + action_shape, action_dtype),
@@ -77,7 +65,7 @@ class EpisodeArrays:
             "final_observations": (episodes + observation_shape, observation_dtype),
             **{
                 _INFO + name: (grid if kind == "step" else episodes, np.dtype(np.float32))
-                for name, kind in recorded_infos.items()
+                for name, kind in env.recorded_infos.items()
             },
         }
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -62,8 +62,7 @@ def rollout(
     if inference == "worker":
         arrays = collect_in_children(vector_env, policy, params, sizes, streams, timer)
     else:
-        spaces = vector_env.single_observation_space, vector_env.single_action_space
-        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(*spaces, *sizes, vector_env.recorded_infos))
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(vector_env), *sizes))
         collect(
             vector_env,
             policy,

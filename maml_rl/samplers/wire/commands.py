@@ -6,12 +6,10 @@ replies of an earlier generation. Observations, actions, rewards and seeds do no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from gymnasium import spaces
-
-from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.samplers.wire.shared_phase import PhasePlan
 from maml_rl.seeding import PhaseStreams
 
@@ -32,20 +30,27 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the environment of `num_envs` slots, the first of which is `first_slot` of all; answered by `Ready`."""
+    """Make the environment of your slots; answered by `Ready`.
+
+    Attributes:
+        index: which worker you are.
+        num_workers: of how many.
+        num_envs: how many slots you have.
+        first_slot: the first of them, counted over all workers.
+    """
 
     generation: int
+    index: int
+    num_workers: int
     num_envs: int
     first_slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Bind:
-    """From now on work on the shared memory, as child `index` of `num_children` with `num_envs` slots in all."""
+class AttachBuffers:
+    """From now on read and write the shared buffers of all `num_envs` slots; you know which of them are yours."""
 
     generation: int
-    index: int
-    num_children: int
     num_envs: int
 
 
@@ -81,7 +86,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class BindPhase:
+class LoadPolicy:
     """Get ready to sample whole phases with a policy of your own.
 
     Attributes:
@@ -113,8 +118,8 @@ class RunPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveInfos:
-    """Tell what the last reset or step brought beside the buffers; answered by `Infos`."""
+class SendInfos:
+    """Send the infos of the last reset or step; answered by `Infos`."""
 
     generation: int
 
@@ -138,14 +143,14 @@ class Close:
 Command = (
     Load
     | Make
-    | Bind
+    | AttachBuffers
     | ResetTask
     | ResetBuffers
     | Reset
     | Step
-    | BindPhase
+    | LoadPolicy
     | RunPhase
-    | GiveInfos
+    | SendInfos
     | SampleTasks
     | Close
 )
@@ -160,13 +165,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The environment is made, and looks like this."""
+    """The environment is made, and its slots are like this."""
 
     generation: int
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    max_episode_steps: int | None
-    recorded_infos: RecordedInfos = field(default_factory=dict)
+    env: EnvDescription
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import numpy as np
 from maml_rl.envs.making import ObservedTask
 from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.wire.commands import (
-    Bind,
-    BindPhase,
+    AttachBuffers,
     Command,
     Failed,
     Load,
+    LoadPolicy,
     Make,
     Reset,
     ResetBuffers,
@@ -87,11 +87,11 @@ def describe_command(command: Command | None, steps: int | None) -> str:
             return "while starting"
         case Make():
             return "while making the environment"
-        case Bind() | ResetTask():
+        case AttachBuffers() | ResetTask():
             return "in reset_task"
         case Reset() | ResetBuffers():
             return "in reset"
-        case BindPhase():
+        case LoadPolicy():
             return "while loading the policy"
         case RunPhase() if steps is None:
             return "in reset"

@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker, env_id, make_vector_env
@@ -58,8 +60,10 @@ class Recipe:
             env = spec.id
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
-    def make(self, num_envs: int, num_threads: int = 1) -> MetaVectorEnv:
-        """Return the environment with `num_envs` slots; its physics may use `num_threads` threads."""
+    def make(
+        self, num_envs: int, num_threads: int = 1, current_slots: NDArray[np.int64] | None = None
+    ) -> MetaVectorEnv:
+        """Return the environment with `num_envs` slots; see `make_vector_env` for the other arguments."""
         if self.spec is not None and self.spec.id not in gymnasium.registry:
             # Modules register their ids themselves, and Gymnasium would warn of what is there before them.
             for place in (env_id(self.env), self.spec.entry_point):
@@ -67,7 +71,12 @@ class Recipe:
                     import_module(place.partition(":")[0])
             gymnasium.registry.setdefault(self.spec.id, self.spec)
         return make_vector_env(
-            self.env, self.env_kwargs, num_envs, max_episode_steps=self.max_episode_steps, num_threads=num_threads
+            self.env,
+            self.env_kwargs,
+            num_envs,
+            max_episode_steps=self.max_episode_steps,
+            num_threads=num_threads,
+            current_slots=current_slots,
         )
 
     def pickled(self) -> bytes:

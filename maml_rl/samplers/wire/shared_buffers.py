@@ -10,14 +10,12 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import RecordedInfos, StepBuffers, array_layout
+from maml_rl.envs.meta_env import EnvDescription, StepBuffers, array_layout
 from maml_rl.errors import ChildEnvError
 
 # Shape and type of an array, by its name.
@@ -35,66 +33,76 @@ def create_shared_file() -> int:
         return os.dup(file.fileno())
 
 
+class SharedProgress:
+    """How far each of W workers is, and which work the parent wants. It is there before any environment is made.
+
+    Args:
+        file: descriptor from `create_shared_file`.
+        num_workers: W.
+
+    Attributes:
+        physics_seconds: (W,) seconds that each worker has spent stepping and resetting.
+        current_slots: (W,) slot, counted within the worker, that it works on; -1 for none or all of them.
+        heartbeats: (W,) time, on the monotonic clock, at which each worker began its latest reset or step of a phase
+            that it samples by itself.
+        steps: (W,) steps that it then had behind it; -1 for a reset.
+        generation: (1,) of the parent's current work; a worker that samples a phase of an earlier one stops.
+        size: bytes of all, up to where other arrays may begin.
+
+    Raises:
+        ChildEnvError: If the memory cannot be had.
+    """
+
+    def __init__(self, file: int, num_workers: int) -> None:
+        each = (num_workers,)
+        layout: Layout = {
+            "physics_seconds": (each, np.dtype(np.float64)),
+            "current_slots": (each, np.dtype(np.int64)),
+            "heartbeats": (each, np.dtype(np.float64)),
+            "steps": (each, np.dtype(np.int64)),
+            "generation": ((1,), np.dtype(np.int64)),
+        }
+        arrays, self.size = map_arrays(file, 0, layout, f"the progress of {num_workers} workers")
+        self.physics_seconds, self.current_slots, self.heartbeats, self.steps, self.generation = arrays.values()
+
+
 class SharedBuffers:
-    """The arrays that a vector environment and its children share, over N slots and W children.
+    """The arrays that a vector environment and its workers share, over N slots.
 
     Args:
         file: descriptor from `create_shared_file`; it may be closed once all processes have mapped it.
-        observation_space: of one slot.
-        action_space: of one slot.
+        start: where in the file the arrays begin.
+        env: what the slots are like.
         num_envs: N.
-        num_children: W.
-        recorded_infos: of the environments.
 
     Attributes:
-        step: what children write at every reset and step.
+        step: what workers write at every reset and step.
         actions: (N, *act), written by the parent before a step.
         seeds: (N,) int64, written by the parent before a reset.
-        physics_seconds: (W,) seconds that each child has spent stepping and resetting.
-        current_slots: (W,) slot, counted within the child, that the child works on; -1 for none or all of them.
-        heartbeats: (W,) time, on the monotonic clock, at which each child began its latest reset or step of a phase
-            that it samples by itself.
-        progress: (W,) steps that it then had behind it; -1 for a reset.
-        generation: (1,) of the parent's current work; who samples a phase of an earlier one can stop.
-        size: bytes of all, up to where other arrays may begin.
+        size: bytes of the file up to where other arrays may begin.
 
     Raises:
         ChildEnvError: If the memory cannot be had.
         TypeError: If a space is neither Box nor Discrete.
     """
 
-    def __init__(
-        self,
-        file: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        num_envs: int,
-        num_children: int,
-        recorded_infos: RecordedInfos = MappingProxyType({}),
-    ) -> None:
-        observation_shape, observation_dtype = array_layout(observation_space)
-        action_shape, action_dtype = array_layout(action_space)
-        whole, real, flag = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.bool_)
+    def __init__(self, file: int, start: int, env: EnvDescription, num_envs: int) -> None:
+        observation_shape, observation_dtype = array_layout(env.observation_space)
+        action_shape, action_dtype = array_layout(env.action_space)
+        real, flag = np.dtype(np.float64), np.dtype(np.bool_)
         layout: Layout = {
             "observations": ((num_envs, *observation_shape), observation_dtype),
-            "actions": ((num_envs, *action_shape), action_dtype),
             "rewards": ((num_envs,), real),
             "terminated": ((num_envs,), flag),
             "truncated": ((num_envs,), flag),
-            "seeds": ((num_envs,), whole),
-            "physics_seconds": ((num_children,), real),
-            "current_slots": ((num_children,), whole),
-            "heartbeats": ((num_children,), real),
-            "progress": ((num_children,), whole),
-            "generation": ((1,), whole),
-            **{f"info {name}": ((num_envs,), real) for name in recorded_infos},
+            "actions": ((num_envs, *action_shape), action_dtype),
+            "seeds": ((num_envs,), np.dtype(np.int64)),
+            **{f"info {name}": ((num_envs,), real) for name in env.recorded_infos},
         }
-        arrays, self.size = map_arrays(file, 0, layout, f"{num_envs} slots of {observation_space}")
-        step = {name: arrays.pop(name) for name in ("observations", "rewards", "terminated", "truncated")}
-        infos = {name: arrays.pop(f"info {name}") for name in recorded_infos}
-        self.step = StepBuffers(**step, infos=infos)
-        self.actions, self.seeds, self.physics_seconds, self.current_slots, *rest = arrays.values()
-        self.heartbeats, self.progress, self.generation = rest
+        arrays, self.size = map_arrays(file, start, layout, f"{num_envs} slots of {env.observation_space}")
+        self.actions, self.seeds = arrays.pop("actions"), arrays.pop("seeds")
+        infos = {name: arrays.pop(f"info {name}") for name in env.recorded_infos}
+        self.step = StepBuffers(**arrays, infos=infos)
 
     def part(self, slots: slice) -> StepBuffers:
         """Return the views of a range of slots."""

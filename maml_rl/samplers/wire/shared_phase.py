@@ -1,13 +1,12 @@
 """What parent and children share of the phases that children sample by themselves: parameters there, episodes back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import RecordedInfos
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.shared_buffers import Layout, map_arrays
 
@@ -21,19 +20,19 @@ class PhasePlan:
 
     Attributes:
         num_tasks: M.
+        slots_per_task: S.
         episodes_per_task: B.
         horizon: T.
         parameters: layout of the policy's parameters, each (M, ...).
         constants: layout of what else the policy computes with (the buffers of its modules), the same for all tasks.
-        recorded_infos: of the environments.
     """
 
     num_tasks: int
+    slots_per_task: int
     episodes_per_task: int
     horizon: int
     parameters: Layout
     constants: Layout
-    recorded_infos: RecordedInfos = field(default_factory=dict)
 
 
 class SharedPhase:
@@ -43,9 +42,8 @@ class SharedPhase:
         file: descriptor of the shared file.
         start: where in the file the arrays begin.
         plan: their sizes.
-        observation_space: of one slot.
-        action_space: of one slot.
-        num_children: W.
+        env: what the slots are like.
+        num_workers: W.
 
     Attributes:
         version: (1,) int64 number of the parameters that are there, counted up whenever others are written.
@@ -66,15 +64,14 @@ class SharedPhase:
         file: int,
         start: int,
         plan: PhasePlan,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        num_children: int,
+        env: EnvDescription,
+        num_workers: int,
     ) -> None:
         sizes = plan.num_tasks, plan.episodes_per_task, plan.horizon
-        episodes = EpisodeArrays.layout(observation_space, action_space, *sizes, plan.recorded_infos)
+        episodes = EpisodeArrays.layout(env, *sizes)
         layout: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             "version": ((1,), np.dtype(np.int64)),
-            "stage_seconds": ((num_children, len(CHILD_STAGES)), np.dtype(np.float64)),
+            "stage_seconds": ((num_workers, len(CHILD_STAGES)), np.dtype(np.float64)),
         }
         groups = {"parameter": plan.parameters, "constant": plan.constants, "episodes": episodes}
         for group, of_group in groups.items():

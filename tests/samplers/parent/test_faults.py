@@ -62,7 +62,7 @@ def test_killed_child_is_replaced_and_the_phase_comes_out_the_same(
     assert record.name == "maml_rl"
     message = record.getMessage()
     assert "\n" not in message
-    for part in ("child ", "pid ", "slots ", "SIGKILL", "faulty_env.FaultyEnv"):
+    for part in ("worker ", "pid ", "slots ", "SIGKILL", "faulty_env.FaultyEnv"):
         assert part in message
     doing = (
         f"in step {place}"
@@ -116,7 +116,7 @@ def test_step_of_a_child_that_is_gone_says_that_a_reset_is_needed(marker: str) -
     with make_parallel(NUM_SLOTS, fault="kill", place=0, marker=marker, slot_task=first_goals()[3]) as vector_env:
         with pytest.raises(ChildLost):
             play(vector_env)
-        with pytest.raises(ChildLost, match=r"child 3 .* is gone; reset"):
+        with pytest.raises(ChildLost, match=r"worker 3 .* is gone; reset"):
             vector_env.step_send(3, np.zeros((1, 1), np.float32))
 
 
@@ -240,7 +240,7 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, pla
     message = str(caught.value)
     doing = f"in step {place}" if isinstance(place, int) else f"in {place}"
     for part in (
-        "child 1 (pid ",
+        "worker 1 (pid ",
         "slots 2-4",
         doing,
         "of slot 3",
@@ -256,8 +256,30 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, pla
 
 def test_hung_constructor_is_shown_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maml_rl.samplers.parent.startup._LEAST_MAKE_SECONDS", 0.5)
-    with pytest.raises(ChildEnvTimeout, match=r"while making the environment(.|\n)*in _hang_with_gil"):
+    with pytest.raises(ChildEnvTimeout, match=r"while making the environment of slot 0(.|\n)*in _hang_with_gil"):
         make_parallel(options={"step_timeout": 0.5}, fault="hang_with_gil", place="make")
+
+
+@pytest.mark.parametrize("place", ["make", "reset_task", "reset", 2])
+def test_slots_that_take_long_together_and_each_its_time_are_no_hang(
+    place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml_rl.samplers.parent.startup._LEAST_MAKE_SECONDS", 0.0)
+    # Five slots of one worker take 1 s.
+    with make_parallel(1, options={"step_timeout": 0.6}, fault="work", place=place) as vector_env:
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+def test_hang_is_told_with_its_deadline_and_what_else_would_help() -> None:
+    vector_env = make_parallel(
+        1, options={"step_timeout": 0.6}, fault="hang", place="reset", slot_task=first_goals()[3]
+    )
+    with pytest.raises(ChildEnvTimeout, match=r"in reset of slot 3 .* for more than 0\.6 s") as caught:
+        play(vector_env)
+    assert (
+        str(caught.value).splitlines()[-1].startswith("If it only needs longer, raise step_timeout, the time for one")
+    )
+    assert "slots_per_task" in str(caught.value)
 
 
 def test_stopped_child_is_killed_without_a_stack() -> None:

@@ -216,7 +216,7 @@ def test_wrong_shapes_are_refused() -> None:
         with pytest.raises(ValueError, match="reset_mask"):
             vector_env.reset(options={"reset_mask": np.ones(2, np.bool_)})
         vector_env.reset(seed=0)
-        with pytest.raises(ValueError, match=r"shape \(2, 1\) for child 0, got \(3, 1\)"):
+        with pytest.raises(ValueError, match=r"shape \(2, 1\) for worker 0, got \(3, 1\)"):
             vector_env.step_send(0, np.zeros((3, 1)))
         with pytest.raises(ValueError, match="one action for each"):
             vector_env.step(np.zeros((3, 1)))
@@ -258,14 +258,14 @@ def test_malformed_task_is_a_task_error_as_in_process() -> None:
     with ParallelVectorEnv("2DNavigation-v0", {}, 4, 2, start_method="fork") as vector_env:
         tasks = vector_env.sample_tasks(4, seed=0)
         tasks[3] = {"gaol": [0.0, 0.0]}
-        with pytest.raises(TaskError, match=r"slot 1: unknown entry 'gaol'.*child 1 \(pid \d+, slots 2-3\)"):
+        with pytest.raises(TaskError, match=r"slot 1: unknown entry 'gaol'.*worker 1 \(pid \d+, slots 2-3\)"):
             vector_env.reset_task(tasks)
 
 
 def test_different_spaces_in_two_children_are_named() -> None:
     before = child_processes()
     with pytest.raises(
-        ValueError, match=r"same observation space: slot 0 \(child 0\) has Box.*slot 1 \(child 1\) has Box"
+        ValueError, match=r"same observation space: slot 0 \(worker 0\) has Box.*slot 1 \(worker 1\) has Box"
     ):
         ParallelVectorEnv(DifferentEnv, None, 2, 2, start_method="fork")
     assert child_processes() == before

@@ -20,9 +20,8 @@ from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
-from maml_rl.samplers.parent.worker_pool import Crew
+from maml_rl.samplers.parent.worker_pool import WorkerPool
 from maml_rl.samplers.rollout.rollout import rollout
-from maml_rl.samplers.wire.commands import RunPhase
 from maml_rl.seeding import PhaseStreams
 from scripts import Run
 
@@ -77,7 +76,9 @@ def make_slots(num_workers: int = 2, **options: Any) -> ParallelVectorEnv:
     return slots
 
 
-def phase(slots: Any, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
+def phase(
+    slots: Any, policy: Any, number: int = 0, params: Any = None, horizon: int = 5, inference: Any = "worker"
+) -> Any:
     return rollout(
         slots,
         policy,
@@ -86,36 +87,39 @@ def phase(slots: Any, policy: Any, number: int = 0, params: Any = None, horizon:
         num_tasks=3,
         episodes_per_task=2,
         horizon=horizon,
-        inference="worker",
+        inference=inference,
     )
 
 
 def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = NormalMLPPolicy(2, 2, (4,), "tanh")
+
+    def actor(*_: Any) -> Any:
+        raise AssertionError("the parent acts")
+
     with make_slots() as slots:
         first = phase(slots, policy)
-
-        def act(*_: Any) -> None:
-            raise AssertionError("the parent acts")
-
-        monkeypatch.setattr(NormalMLPPolicy, "act", act)
+        # The workers were forked before.
+        monkeypatch.setattr(NormalMLPPolicy, "actor", actor)
+        with pytest.raises(AssertionError, match="the parent acts"):
+            phase(slots, policy, inference="central")
         assert phase(slots, policy).digest() == first.digest()
 
 
 def test_a_phase_takes_one_message_to_each_child(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: Counter[tuple[int, str]] = Counter()
-    send = Crew.send
+    send = WorkerPool.send
 
-    def counting(crew: Crew, index: int, command: Any, *rest: Any) -> None:
+    def counting(pool: WorkerPool, index: int, command: Any, *rest: Any) -> None:
         sent[index, type(command).__name__] += 1
-        send(crew, index, command, *rest)
+        send(pool, index, command, *rest)
 
     policy = NormalMLPPolicy(2, 2, (4,), "tanh")
     with make_slots() as slots:
-        monkeypatch.setattr(Crew, "send", counting)
+        monkeypatch.setattr(WorkerPool, "send", counting)
         for number in range(3):
             phase(slots, policy, number)
-    assert sent == {(child, kind): count for child in (0, 1) for kind, count in (("BindPhase", 1), ("RunPhase", 3))}
+    assert sent == {(child, kind): count for child in (0, 1) for kind, count in (("LoadPolicy", 1), ("RunPhase", 3))}
 
 
 def test_parameters_of_every_phase_reach_the_children() -> None:
@@ -154,14 +158,7 @@ def test_another_policy_and_another_horizon_replace_the_first() -> None:
     with make_slots() as slots:
         for hidden, horizon in (((4,), 5), ((9, 3), 2), ((4,), 5)):
             policy = NormalMLPPolicy(2, 2, hidden, "tanh")
-            central = rollout(
-                slots,
-                policy,
-                streams=PhaseStreams(0, 0, 1),
-                num_tasks=3,
-                episodes_per_task=2,
-                horizon=horizon,
-            )
+            central = phase(slots, policy, 1, horizon=horizon, inference="central")
             assert phase(slots, policy, 1, horizon=horizon).digest() == central.digest()
 
 
@@ -211,7 +208,7 @@ def test_killed_child_is_replaced_and_the_phase_comes_out_the_same(
 def test_exception_comes_with_traceback_slot_and_task() -> None:
     with pytest.raises(ChildEnvError, match=r"out of fuel") as caught:
         sample_faulty(2, fault="raise", place=2, slot_task=2.0)
-    for part in ("in slot 4 with the task {'goal': 2.0}", "in _raise", "child 1 "):
+    for part in ("in slot 4 with the task {'goal': 2.0}", "in _raise", "worker 1 "):
         assert part in str(caught.value)
 
 
@@ -245,6 +242,12 @@ def test_phase_may_take_longer_than_the_time_for_one_step() -> None:
         assert time.monotonic() - start > 3.0
 
 
+@pytest.mark.parametrize("place", ["reset_task", "reset", 1])
+def test_slots_of_a_phase_may_take_longer_together_than_the_time_of_one(place: Any) -> None:
+    # Six slots of one worker take 1.2 s.
+    assert sample_faulty(1, {"step_timeout": 0.6}, fault="work", place=place) == sample_faulty(0)
+
+
 def test_lost_phase_is_broken_off_by_the_other_children() -> None:
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     env = partial(SlowEnv, fault="kill", place=0, slot_task=1.0)
@@ -274,15 +277,6 @@ def test_value_that_is_not_finite_is_named_with_the_number_of_its_task_among_all
         tasks = [{"goal": float(goal)} for goal in range(4)]
         with pytest.raises(NonFiniteError, match="the reward of task 2, episode 0, step 2 is not finite: nan"):
             sampler.rollout(tasks)
-
-
-def test_parameters_of_another_version_are_refused() -> None:
-    policy = NormalMLPPolicy(2, 2, (4,), "tanh")
-    with make_slots() as slots:
-        phase(slots, policy)
-        crew = slots._crew
-        with pytest.raises(ChildEnvError, match="expected parameters of version 7, but 1 are in the shared memory"):
-            crew.ask([0], 10.0, [RunPhase(crew.generation, 7, PhaseStreams(0, 0, 0))])
 
 
 # Bad input.

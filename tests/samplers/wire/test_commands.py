@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 from gymnasium import spaces
 
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.samplers.wire import commands
 from maml_rl.samplers.wire.describing import describe_command, describe_exit, describe_task, describe_tasks, shorten
 
@@ -24,7 +25,7 @@ def test_every_message_is_frozen_picklable_and_numbered(message: Any) -> None:
 
 
 def test_spaces_survive_the_way_to_the_parent() -> None:
-    ready = commands.Ready(0, spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100)
+    ready = commands.Ready(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
     assert pickle.loads(pickle.dumps(ready)) == ready
 
 
@@ -65,4 +66,4 @@ def test_cause_of_death_is_told(code: int | None, text: str) -> None:
 def test_what_a_child_does_is_told() -> None:
     assert describe_command(commands.Step(1), 17) == "in step 17"
     assert describe_command(None, None) == "between commands"
-    assert describe_command(commands.GiveInfos(0), 3) == "in GiveInfos"
+    assert describe_command(commands.SendInfos(0), 3) == "in SendInfos"

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import ChildEnvError
-from maml_rl.samplers.wire.shared_buffers import SharedBuffers, create_shared_file
+from maml_rl.samplers.wire.shared_buffers import SharedBuffers, SharedProgress, create_shared_file
 
 PICTURES = spaces.Box(0, 255, (4, 3), np.uint8)
-NUMBERS = spaces.Discrete(5)
+ENV = EnvDescription(PICTURES, spaces.Discrete(5), None, {})
 
 
 @pytest.fixture
@@ -22,7 +23,8 @@ def file() -> Iterator[int]:
 
 
 def test_arrays_have_the_types_of_their_spaces_and_no_byte_more(file: int) -> None:
-    shared = SharedBuffers(file, PICTURES, NUMBERS, 7, 2)
+    progress = SharedProgress(file, 2)
+    shared = SharedBuffers(file, progress.size, ENV, 7)
     assert shared.step.observations.dtype == np.uint8
     assert shared.step.observations.nbytes == 7 * 4 * 3
     assert shared.step.observations.shape == (7, 4, 3)
@@ -30,7 +32,7 @@ def test_arrays_have_the_types_of_their_spaces_and_no_byte_more(file: int) -> No
     assert shared.actions.shape == (7,)
     assert shared.step.rewards.dtype == np.float64
     assert shared.step.terminated.dtype == shared.step.truncated.dtype == np.bool_
-    assert shared.physics_seconds.shape == shared.current_slots.shape == (2,)
+    assert progress.physics_seconds.shape == progress.current_slots.shape == (2,)
     everything = (
         shared.step.observations,
         shared.actions,
@@ -38,8 +40,8 @@ def test_arrays_have_the_types_of_their_spaces_and_no_byte_more(file: int) -> No
         shared.step.terminated,
         shared.step.truncated,
         shared.seeds,
-        shared.physics_seconds,
-        shared.current_slots,
+        progress.physics_seconds,
+        progress.current_slots,
     )
     for index, array in enumerate(everything):
         assert not array.any()
@@ -48,7 +50,7 @@ def test_arrays_have_the_types_of_their_spaces_and_no_byte_more(file: int) -> No
 
 
 def test_two_who_map_the_file_see_the_same(file: int) -> None:
-    left, right = (SharedBuffers(file, PICTURES, NUMBERS, 5, 2) for _ in range(2))
+    left, right = (SharedBuffers(file, 0, ENV, 5) for _ in range(2))
     left.actions[3] = 4
     right.step.observations[1, 2, 2] = 255
     assert right.actions.tolist() == [0, 0, 0, 4, 0]
@@ -56,7 +58,7 @@ def test_two_who_map_the_file_see_the_same(file: int) -> None:
 
 
 def test_part_is_a_view_of_its_slots_alone(file: int) -> None:
-    shared = SharedBuffers(file, PICTURES, NUMBERS, 5, 2)
+    shared = SharedBuffers(file, 0, ENV, 5)
     part = shared.part(slice(3, 5))
     part.observations[:] = 1
     part.rewards[:] = 2.0
@@ -72,4 +74,4 @@ def test_absurd_amount_is_a_clear_error(file: int, num_envs: int) -> None:
     with pytest.raises(
         ChildEnvError, match=r"cannot get \d+\.\d MiB of shared memory for 10+ slots of Box.*more memory than"
     ):
-        SharedBuffers(file, PICTURES, NUMBERS, num_envs, 2)
+        SharedBuffers(file, 0, ENV, num_envs)
