@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl import functional
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import Baseline, estimate_advantages, known_advantages, known_gamma
 
 Array = Tensor | NDArray[Any]
-Task = Mapping[str, Any]
 
 _FIRST_CAPACITY = 16
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from maml_rl import functional
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import Baseline, estimate_advantages, known_advantages, known_gamma
-from maml_rl.episode.batch_episodes import Array, BatchEpisodes, Task, as_tensor, make_mask
+from maml_rl.episode.batch_episodes import Array, BatchEpisodes, as_tensor, make_mask
 
 __all__ = ["Baseline", "BatchEpisodes", "TaskEpisodes"]
 

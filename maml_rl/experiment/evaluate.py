@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.adaptation import AdaptationRule, StepSize
+from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.statistics import (
@@ -25,8 +26,6 @@ from maml_rl.experiment.statistics import (
 )
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.runs.atomic_files import replace_file
-
-Task = dict[str, Any]
 
 # Of the adaptation to fixed tasks, without which their intervals are unknown.
 REPETITIONS = 3

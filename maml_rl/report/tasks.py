@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.experiment.evaluate import Evaluation, Task
+from maml_rl.envs.meta_env import Task
+from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.report.curves import after, figure, legend
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot

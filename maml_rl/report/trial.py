@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from maml_rl.config.config import Config
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, Task, evaluate, same_tasks
+from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, evaluate, same_tasks
 from maml_rl.experiment.task_files import load_tasks
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.report.runs import Run, RunGroup

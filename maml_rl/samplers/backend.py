@@ -1,7 +1,7 @@
-"""Where episodes are sampled: the protocol that a sampler knows, and the backends in this process and in children.
+"""Where episodes are sampled: the protocol that a sampler knows, and backends in this process and in child processes.
 
-A backend does what it is told and keeps nothing that could change a result. Keyed streams and the repetition of what a
-lost worker had begun belong to the sampler above it, and are the same for all backends.
+Keyed streams, and the repetition of a phase after a worker is lost, belong to the sampler above, and are the same for
+all backends. A backend keeps nothing that could change a result.
 """
 
 from __future__ import annotations
@@ -215,10 +215,10 @@ class ProcessBackend(_VectorEnvBackend):
         policy: of the phases; says whether it can act in workers.
         num_workers: W, at least 1.
         inference: see `MultiTaskSampler`, as for what follows.
-        recv_timeout: seconds to wait for workers that have not answered a step.
+        recv_timeout: seconds to wait for workers that have not finished a step.
         num_groups: groups of workers that take turns.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        step_timeout: seconds that a worker may take for one slot's part of a command.
+        step_timeout: seconds for one call of one slot.
         max_restarts: how often one worker may be replaced within one phase.
 
     Raises:
@@ -291,7 +291,7 @@ class ProcessBackend(_VectorEnvBackend):
             num_workers=self._num_workers,
             max_episode_steps=self._recipe.max_episode_steps,
             granularity=self._slots_per_task if workers_act else 1,
-            # It brings torch, whose import takes longer than all else that a child begins with.
+            # It brings torch, whose import takes longer than all else that a worker begins with.
             preload=("maml_rl.samplers.child.phase_runner",) if workers_act else (),
             **self._processes,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,13 +17,12 @@ from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildLost
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import EnvDescription, Inference, Phase, make_backend
-from maml_rl.samplers.closing import Closing
+from maml_rl.samplers.backend import Inference, Phase, make_backend
 from maml_rl.samplers.rollout.actor import log_probs_of
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
@@ -31,14 +31,14 @@ Result = TypeVar("Result")
 
 
 class InterruptedSamplingError(RuntimeError):
-    """Another thread wants sampling to end."""
+    """Another thread has called `interrupt`."""
 
 
-class MultiTaskSampler(Closing):
-    """Samples tasks of one family, and episodes of a policy in them, on several processes.
+class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
+    """Samples tasks of one family, and episodes of a policy in them, in this process or in workers.
 
     Randomness is keyed by (seed, iteration, phase, task, episode): the episodes are bit-identical for any number of
-    workers, any start method, and after any child has been replaced. `sample_tasks` begins an iteration, and every
+    workers, any start method, and after any worker has been replaced. `sample_tasks` begins an iteration, and every
     `rollout` in it is a phase.
 
     Args:
@@ -47,22 +47,22 @@ class MultiTaskSampler(Closing):
         batch_size: B, episodes per task and phase.
         policy: acts in the environments: a policy, or any module that `as_policy` takes.
         baseline: estimates values for the advantages; only `sample` needs it.
-        env: a callable in place of `env_name`; never an environment object, which could not cross to a child.
+        env: a callable in place of `env_name`; never an environment object, which could not be sent to a worker.
         seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
-        num_workers: child processes; 0 steps in this process; None takes the number of usable cores.
+        num_workers: worker processes; 0 steps in this process; None takes the number of usable cores.
         backend: where the environments are: "in-process", "processes", or "auto", which is the former if
             `num_workers` is 0 and else the latter. The episodes are the same.
         slots_per_task: environments per task, a divisor of B; None for B. With fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        step_timeout: seconds a child may take for one command, or one step, before it counts as hung.
-        max_restarts: how often children may be replaced within one phase.
-        recv_timeout: seconds to wait for children that have not answered a step; the policy then acts for those that
+        step_timeout: seconds that one call of an environment may take before its worker counts as hung.
+        max_restarts: how often one worker may be replaced within one phase.
+        recv_timeout: seconds to wait for workers that have not finished a step; the policy then acts for those that
             have, at least one. None waits for all, and only then are results promised to repeat.
-        num_groups: groups of children that take turns: while one steps, the policy acts for another.
-        inference: "central": the policy acts in this process, for all children; "worker": in each child, which samples
-            whole episodes of its tasks by itself; "auto": in the children, which is faster, if the policy is stateless
-            and can be pickled, there is a task for every child, `device` is the CPU, and neither `recv_timeout` nor
+        num_groups: groups of workers that take turns: while one steps, the policy acts for another.
+        inference: "central": the policy acts in this process, for all workers; "worker": in each worker, which samples
+            whole episodes of its tasks by itself; "auto": in the workers, which is faster, if the policy can be
+            pickled, there is a task for every worker, `device` is the CPU, and neither `recv_timeout` nor
             `num_groups` is given. The episodes are the same.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
@@ -71,8 +71,8 @@ class MultiTaskSampler(Closing):
 
     Raises:
         ValueError: If a number is out of range, or two arguments exclude each other.
-        TypeError: If an environment object is given where an id or a callable is expected, or the policy cannot go to
-            children that are to act.
+        TypeError: If an environment object is given where an id or a callable is expected, or environment or
+            policy cannot be sent to the workers.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class MultiTaskSampler(Closing):
         self._closed = self._interrupted = False
 
     def prepare(self, num_tasks: int) -> None:
-        """Start the workers for phases of `num_tasks` tasks now, and not in the first phase; idle if they are there."""
+        """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are there."""
         self._replay(lambda: self._backend.prepare(check_count("num_tasks", num_tasks)))
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
@@ -157,7 +157,7 @@ class MultiTaskSampler(Closing):
     def seek(self, iteration: int) -> None:
         """Continue as if `iteration` had just begun: the next `rollout` is its phase 0.
 
-        A resumed run seeks to the last finished iteration, and its next `sample_tasks` goes on from there.
+        A resumed run seeks to the last finished iteration, and its next `sample_tasks` continues from there.
         """
         self.iteration, self.phase = iteration, 0
 
@@ -179,8 +179,8 @@ class MultiTaskSampler(Closing):
             Episodes (M, T, B, ...).
 
         Raises:
-            ChildEnvError: If an environment raised, or workers died more than `max_restarts` times.
-            ChildEnvTimeout: If a worker did not answer within `step_timeout`.
+            ChildEnvError: If an environment raised, or a worker died more than `max_restarts` times.
+            ChildEnvTimeout: If an environment hangs.
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
             TaskError: If a task is malformed.
         """
@@ -320,6 +320,10 @@ class MultiTaskSampler(Closing):
         """End all workers; nothing can be sampled afterwards. Safe to call twice."""
         self._closed = True
         self._backend.close()
+
+    def __exit__(self, *error: object) -> None:
+        """Close, however the `with` block ended."""
+        self.close()
 
     @property
     def pids(self) -> list[int]:

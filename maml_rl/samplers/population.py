@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,23 +18,22 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Inference
-from maml_rl.samplers.closing import Closing
 from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed
 
 
-class PopulationEvaluator(Closing):
+class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
     """Evaluates populations for evolution strategies and other methods that only need returns.
 
     The members of a population are to a rollout what the tasks of a batch are: each acts under its own parameters, all
     in one batched pass. Randomness is keyed by (seed, generation, member, episode): every member has its own initial
     states and action noise, new ones in every generation, and the returns are the same for any number of workers and
-    after any child has been replaced. With `common_noise` the members of a generation have the same initial states
+    after any worker has been replaced. With `common_noise` the members of a generation have the same initial states
     and noise, episode by episode, so that members differ in their returns only as far as their weights do.
 
     All members have one task, always the same, unless `evaluate` is given others. A population of another size than
-    the one before needs other slots, which costs the start of the children: give those who alternate between two
-    sizes two evaluators.
+    the one before needs other slots, which costs the start of the workers: to alternate between two sizes, use two
+    evaluators.
 
     Example:
         with PopulationEvaluator("HalfCheetahDir-v5", policy, num_workers=2) as evaluator:
@@ -45,9 +45,9 @@ class PopulationEvaluator(Closing):
 
     Args:
         env: registered id, "module:id", or a callable that makes a `gymnasium.Env` with `sample_tasks` and
-            `reset_task`. It is made in the child, so that it may hold locks, sockets or processes.
-        policy: whose parameters are the weights, and where it lies it acts; its own parameters stay as they are.
-        num_workers: child processes; 0 steps in this process; None takes the number of usable cores.
+            `reset_task`. It is made in the worker, so that it may hold locks, sockets or processes.
+        policy: its parameters are the weights, and it acts on its own device; its parameters are not changed.
+        num_workers: worker processes; 0 steps in this process; None takes the number of usable cores.
         episodes: of each member.
         seed: integer in [0, 2**32).
         env_kwargs: keyword arguments of the environment.
@@ -56,8 +56,8 @@ class PopulationEvaluator(Closing):
         common_noise: one set of random numbers for all members of a generation.
         inference: where the policy acts; see `MultiTaskSampler`.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        step_timeout: seconds a child may take for one command, or one step, before it counts as hung.
-        max_restarts: how often children may be replaced within one generation.
+        step_timeout: seconds that one call of an environment may take before its worker counts as hung.
+        max_restarts: how often one worker may be replaced within one generation.
         backend: where the environments are; see `MultiTaskSampler`.
         timer: gets the seconds of every stage.
 
@@ -144,8 +144,8 @@ class PopulationEvaluator(Closing):
         Raises:
             ValueError: If the weights are not finite numbers of that shape, or there is not one task per member.
             TaskError: If a task is malformed.
-            ChildEnvError: If an environment raised, or children died more than `max_restarts` times.
-            ChildEnvTimeout: If a child did not answer within `step_timeout`.
+            ChildEnvError: If an environment raised, or a worker died more than `max_restarts` times.
+            ChildEnvTimeout: If an environment hangs.
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
         """
         params = self._as_parameters(weights)
@@ -181,6 +181,10 @@ class PopulationEvaluator(Closing):
     def close(self) -> None:
         """End all workers; nothing can be evaluated afterwards. Safe to call twice."""
         self._sampler.close()
+
+    def __exit__(self, *error: object) -> None:
+        """Close, however the `with` block ended."""
+        self.close()
 
     def _draw_tasks(self, num_tasks: int, generation: int, number: int) -> list[Task]:
         key = StreamKey(self._seed, Purpose.POPULATION_TASKS, generation, number)

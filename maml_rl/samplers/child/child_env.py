@@ -1,4 +1,4 @@
-"""ChildEnv: the child's side, one loop that carries out the parent's commands on a range of slots."""
+"""ChildEnv: the worker's side, one loop that carries out the parent's commands on a range of slots."""
 
 import pickle
 import socket
@@ -49,7 +49,7 @@ class ChildEnv:
     """Hosts the environment of a range of slots.
 
     Args:
-        channel: line to the parent.
+        channel: to the parent.
         memory: descriptor of the shared memory.
     """
 
@@ -67,7 +67,7 @@ class ChildEnv:
         self._tasks: tuple[Task, ...] = ()
 
     def run(self) -> None:
-        """Carry out commands until the parent says `Close` or is gone."""
+        """Carry out commands until the parent sends `Close` or has ended."""
         while True:
             try:
                 command: Command = self._channel.receive()
@@ -77,7 +77,7 @@ class ChildEnv:
                 break
             try:
                 message = encode(self._carry_out(command))
-            # Even SystemExit: an environment that calls sys.exit has failed, and the parent must hear of it.
+            # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
             except BaseException as error:
                 message = encode(self._failure(command, error))
             try:
@@ -101,7 +101,7 @@ class ChildEnv:
             case RunPhase():
                 self._phases.run(command)
             case LoadPolicy():
-                # It imports torch, which the other children do without.
+                # It imports torch, which workers that do not act do without.
                 from maml_rl.samplers.child.phase_runner import PhaseRunner
 
                 place = self._memory, self._buffers.size, self._progress, self._index, self._slots
@@ -128,7 +128,7 @@ class ChildEnv:
         self._slots = slice(command.first_slot, command.first_slot + command.num_envs)
         self._progress = SharedProgress(self._memory, command.num_workers)
         self._env = self._recipe.make(command.num_envs, current_slots=self._progress.current_slots[own])
-        # A worker that died before may have left its seconds there; this one goes on from them.
+        # A worker that died before may have left its seconds there; this one adds to them.
         self._env.physics_seconds = self._progress.physics_seconds[own]
         return EnvDescription.of(self._env)
 
@@ -163,13 +163,13 @@ def _text(describe: Callable[[], str]) -> str:
 
 
 def run_child(ends: ChildEnds) -> NoReturn:
-    """Be a child: the whole life of a process that has just been started."""
+    """Run a child process, from its start to its end."""
     status = 1
     try:
         enter_child(ends)
         ChildEnv(Channel(socket.socket(fileno=ends.commands)), ends.memory).run()
         status = 0
-    # Whatever it is, a forked child must not go on as a second parent.
+    # Every error: a forked child must not continue as a second parent.
     except BaseException:
         traceback.print_exc()
     leave_child(status)

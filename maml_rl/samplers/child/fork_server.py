@@ -3,8 +3,8 @@
 The standard library's server is not used: it is shared with the user's other code, it and its resource tracker outlive
 `close`, and its children import the parent's main module, and with it torch.
 
-The server answers two requests, each a signed 64-bit number: 0 with the descriptors of a child attached forks that
-child and answers its process id; a process id waits for that child, which must be dead, and answers its exit code.
+A request is a signed 64-bit number. For 0, with the descriptors of a child attached, the server forks that child and
+replies its process id. For a process id it waits for that child, which must be dead, and replies its exit code.
 """
 
 import os
@@ -25,58 +25,58 @@ _FORK = 0
 _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-def request_fork(line: socket.socket, ends: ChildEnds) -> int:
+def request_fork(requests: socket.socket, ends: ChildEnds) -> int:
     """Have the server fork a child that takes `ends`; return its process id.
 
     Raises:
-        OSError: If the server is gone, or gives no answer within the line's timeout.
+        OSError: If the server is gone, or does not reply within the socket's timeout.
     """
-    socket.send_fds(line, [_NUMBER.pack(_FORK)], ends)
-    return _receive(line)
+    socket.send_fds(requests, [_NUMBER.pack(_FORK)], ends)
+    return _receive(requests)
 
 
-def request_exit_code(line: socket.socket, pid: int) -> int:
+def request_exit_code(requests: socket.socket, pid: int) -> int:
     """Return the exit code of a dead child, minus the signal if a signal ended it.
 
     Raises:
-        OSError: If the server is gone, or gives no answer within the line's timeout.
+        OSError: If the server is gone, or does not reply within the socket's timeout.
     """
-    line.sendall(_NUMBER.pack(pid))
-    return _receive(line)
+    requests.sendall(_NUMBER.pack(pid))
+    return _receive(requests)
 
 
-def _receive(line: socket.socket) -> int:
-    data = line.recv(_NUMBER.size, socket.MSG_WAITALL)
+def _receive(requests: socket.socket) -> int:
+    data = requests.recv(_NUMBER.size, socket.MSG_WAITALL)
     if len(data) < _NUMBER.size:
         raise ConnectionResetError("the fork server has ended")
     return int(_NUMBER.unpack(data)[0])
 
 
 def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn:
-    """Serve until the parent closes the line.
+    """Serve until the parent closes the socket of requests.
 
     Args:
-        ends: the server's own descriptors; `commands` is the line of requests.
+        ends: the server's own descriptors; `commands` is the socket of requests.
         env_id: environment whose module is imported ahead, if it is one of this package; empty for none.
         preload: modules to import ahead, none of which may start a thread.
     """
     enter_child(ends)
-    # What happens in a thread of NumPy's does not matter to a child, and it is no news for the user.
+    # NumPy's threads do not matter to a child, and the user can do nothing about them.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     _import_ahead(env_id)
     for module in preload:
         import_module(module)
-    line = socket.socket(fileno=ends.commands)
+    requests = socket.socket(fileno=ends.commands)
     while True:
-        data, descriptors, _, _ = socket.recv_fds(line, _NUMBER.size, len(ends), _FLAGS)
+        data, descriptors, _, _ = socket.recv_fds(requests, _NUMBER.size, len(ends), _FLAGS)
         if len(data) < _NUMBER.size:
             leave_child()
         (number,) = _NUMBER.unpack(data)
         if number == _FORK:
-            answer = _fork(ends, ChildEnds(*descriptors))
+            reply = _fork(ends, ChildEnds(*descriptors))
         else:
-            answer = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
-        line.sendall(_NUMBER.pack(answer))
+            reply = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+        requests.sendall(_NUMBER.pack(reply))
 
 
 def _fork(own: ChildEnds, child: ChildEnds) -> int:
@@ -89,7 +89,7 @@ def _fork(own: ChildEnds, child: ChildEnds) -> int:
 
 
 def _import_ahead(env_id: str) -> None:
-    """Import a family's module, so that the children need not. Anyone else's is left to them: it may start threads."""
+    """Import a family of this package, so that the children need not. Other modules may start threads."""
     spec = gymnasium.registry.get(env_id)
     entry_point = spec.vector_entry_point if spec is not None else None
     if isinstance(entry_point, str) and entry_point.startswith("maml_rl."):

@@ -1,6 +1,6 @@
-"""A child's side of in-child inference: whole phases of its own tasks, by the same loop that the parent runs.
+"""A worker's side of worker inference: whole phases of its own tasks, by the same loop that the parent runs.
 
-Only a child that is told to do so imports this module, and torch with it.
+Only workers that act import this module, and torch with it.
 """
 
 import pickle
@@ -24,18 +24,18 @@ from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, SharedPhase
 
 
 class PhaseAbandonedError(Exception):
-    """The parent has given up the phase."""
+    """The parent has abandoned the phase."""
 
 
 class PhaseRunner:
-    """Samples phases of the tasks of one child.
+    """Samples phases of the tasks of one worker.
 
     Args:
         command: policy and sizes.
-        env: the child's environment, of whole tasks.
+        env: the worker's environment, of whole tasks.
         memory: descriptor of the shared file.
         start: where in the file the arrays of phases begin.
-        progress: where the worker tells how far it is.
+        progress: where the worker reports how far it is.
         index: which worker.
         slots: its slots, counted over all workers.
     """
@@ -62,10 +62,10 @@ class PhaseRunner:
         self._env, self._generation = _ReportingEnv(env, progress, index), progress.generation
 
     def run(self, command: RunPhase) -> None:
-        """Sample the phase into the shared episodes, or break off if the parent has given it up.
+        """Sample the phase into the shared episodes, or stop if the parent has abandoned it.
 
         Raises:
-            RuntimeError: If other parameters lie in the shared memory than those of the phase.
+            RuntimeError: If the parameters in the shared memory are not those of the phase.
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
         """
         if self._generation[0] != command.generation:
@@ -73,7 +73,7 @@ class PhaseRunner:
         if self._shared.version[0] != command.version:
             raise RuntimeError(
                 f"expected parameters of version {command.version}, but {self._shared.version[0]} are in the shared "
-                "memory; nobody but the parent may write there"
+                "memory; only the parent may write there"
             )
         with torch.no_grad():
             for name, constant in self._policy.named_buffers():
@@ -91,7 +91,7 @@ class PhaseRunner:
                 timer=timer,
             )
         except PhaseAbandonedError:
-            # The parent no longer waits for this phase, and drops the answer.
+            # The parent no longer waits for this phase, and drops the reply.
             return
         if command.timed:
             seconds = timer.take()
@@ -99,11 +99,11 @@ class PhaseRunner:
 
 
 class _ReportingEnv:
-    """An environment that, before each reset and step, tells the parent that it lives, and looks whether it is needed.
+    """An environment that reports progress before each reset and step, and stops when the phase is abandoned.
 
     Args:
         env: the environment itself.
-        progress: where to tell.
+        progress: where to report it.
         index: which worker.
     """
 
@@ -114,7 +114,7 @@ class _ReportingEnv:
         self.physics_seconds = env.physics_seconds
 
     def begin(self, generation: int) -> None:
-        """Take `generation` for what the parent wants from here on."""
+        """Begin work of the parent's `generation`."""
         self._generation = generation
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:

@@ -1,4 +1,4 @@
-"""What makes a process a good child: it dies with its parent, leaves Ctrl-C to it, and shows its stack in a hang."""
+"""Sets up a child process: it ends with its parent, leaves Ctrl-C to it, and shows its stack when it hangs."""
 
 import faulthandler
 import fcntl
@@ -21,7 +21,7 @@ class ChildEnds(NamedTuple):
 
     Attributes:
         commands: socket of the commands and replies.
-        lifeline: read end of a pipe that only the parent can write to; it is at its end when the parent is.
+        lifeline: read end of a pipe that only the parent can write to; it is closed when the parent ends.
         stacks: write end of a pipe for stack traces.
         memory: the shared memory.
     """
@@ -43,7 +43,7 @@ def enter_child(ends: ChildEnds) -> None:
     # In the background of a terminal that stops background output, printing would look like a hang.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    # Both write from a C signal handler, whoever holds the GIL.
+    # Both write from a C signal handler, also while an environment holds the GIL.
     faulthandler.enable(ends.stacks)
     faulthandler.register(STACK_SIGNAL, ends.stacks, all_threads=True)
     _die_with_parent(ends.lifeline)
@@ -89,7 +89,7 @@ def interpreter_state(needs_main: bool) -> dict[str, Any]:
     """Return what a child needs to import what this process can import.
 
     Args:
-        needs_main: whether the child must import this process's main module. Without need it does not: a training
+        needs_main: whether the child must import this process's main module. If it need not, it does not: a training
             script imports torch, and may lack the `if __name__ == "__main__"` guard.
     """
     wanted = {"sys_path", "sys_argv", "dir", "orig_dir"}
@@ -100,7 +100,7 @@ def interpreter_state(needs_main: bool) -> dict[str, Any]:
 
 
 def restore_interpreter(state: dict[str, Any]) -> None:
-    """Carry the result of `interpreter_state` over to this process."""
+    """Apply the result of `interpreter_state` to this process."""
     global _importing_main
     _importing_main = True
     try:

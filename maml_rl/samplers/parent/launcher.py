@@ -30,24 +30,24 @@ _MAX_STACK_CHARACTERS = 6_000
 
 
 class ParentEnds:
-    """The parent's ends of what connects it with one child. A child cannot outlive the end of its lifeline."""
+    """The parent's ends of the sockets and pipes to one child. The child is killed when its lifeline is closed."""
 
     def __init__(self) -> None:
         self.commands, commands = socket.socketpair()
         lifeline, self.lifeline = Pipe(duplex=False)
         self.stacks, stacks = Pipe(duplex=False)
-        # Objects, not numbers: whatever goes wrong from here on, they close themselves.
-        self._childs: tuple[socket.socket | Connection, ...] = (commands, lifeline, stacks)
+        # Objects, not numbers: they close themselves if an error follows.
+        self._child_ends: tuple[socket.socket | Connection, ...] = (commands, lifeline, stacks)
         _OPEN_ENDS.add(self)
 
     def for_child(self, memory: int) -> ChildEnds:
         """Return the ends that the child takes."""
-        commands, lifeline, stacks = (end.fileno() for end in self._childs)
+        commands, lifeline, stacks = (end.fileno() for end in self._child_ends)
         return ChildEnds(commands, lifeline, stacks, memory)
 
-    def close_childs(self) -> None:
+    def close_child_ends(self) -> None:
         """Close this process's copies of the child's ends."""
-        for end in self._childs:
+        for end in self._child_ends:
             end.close()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class ChildProcess:
     Args:
         pid: process id.
         ends: the parent's ends.
-        exit_code: waits for the dead process and returns its exit code; None if nobody knows.
+        exit_code: waits for the dead process and returns its exit code; None if it is unknown.
     """
 
     def __init__(self, pid: int, ends: ParentEnds, exit_code: Callable[[], int | None]) -> None:
@@ -136,7 +136,7 @@ class ChildProcess:
         return text.decode(errors="replace").strip()[:_MAX_STACK_CHARACTERS]
 
     def state(self) -> str:
-        """Return the kernel's word for what the process does ("running", "stopped", ...), "" where it cannot be had."""
+        """Return the state of the process ("running", "stopped", ...); "" where the kernel does not tell."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 letter = file.read().rpartition(")")[2].split()[0]
@@ -169,7 +169,7 @@ class ChildProcess:
 
 
 class _ServerGoneError(ChildEnvError):
-    """The fork server died or hangs, and is no more."""
+    """The fork server died or hangs, and has been ended."""
 
 
 class Launcher:
@@ -194,7 +194,7 @@ class Launcher:
         """
         try:
             for _ in range(_SERVER_STARTS - 1):
-                # The server may be killed or stopped like any process; its children live on without it.
+                # The server may be killed or stopped like any process; children that it has forked keep running.
                 with suppress(_ServerGoneError):
                     return self._launch()
             return self._launch()
@@ -204,7 +204,7 @@ class Launcher:
             ) from error
 
     def _launch(self) -> ChildProcess:
-        # Made anew for every attempt: a server that dies may have forked a child, which dies with these ends.
+        # New ones for every attempt: a server that dies may have forked a child, which ends with the old ones.
         ends = ParentEnds()
         try:
             with _signals_blocked():
@@ -221,7 +221,7 @@ class Launcher:
             ends.close()
             raise
         finally:
-            ends.close_childs()
+            ends.close_child_ends()
 
     def close(self) -> None:
         """End the fork server, if there is one."""
@@ -232,12 +232,12 @@ class Launcher:
             server.reap()
 
     def _fork(self, ends: ParentEnds) -> ChildProcess:
-        # What is in the buffers would come out of the child, too.
+        # The child would write what is in the buffers a second time.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         with warnings.catch_warnings():
-            # Whoever chooses fork has been told what it means with threads.
+            # The documentation says what fork means with threads.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -245,17 +245,18 @@ class Launcher:
         return ChildProcess(pid, ends, lambda: _wait_for_exit_code(pid))
 
     def _spawn(self, ends: ParentEnds, statements: str) -> ChildProcess:
-        childs = ends.for_child(self._memory)
+        child_ends = ends.for_child(self._memory)
         path = [entry or os.getcwd() for entry in sys.path]
         code = (
             f"import sys; sys.path[:] = {path!r}; "
-            f"from maml_rl.samplers.child.process_setup import ChildEnds; ends = ChildEnds{tuple(childs)}; {statements}"
+            "from maml_rl.samplers.child.process_setup import ChildEnds; "
+            f"ends = ChildEnds{tuple(child_ends)}; {statements}"
         )
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         popen = subprocess.Popen(
             [os.fsdecode(spawn.get_executable()), *flags, "-c", code],
             stdin=subprocess.DEVNULL,
-            pass_fds=childs,
+            pass_fds=child_ends,
             process_group=0,
         )
         return ChildProcess(popen.pid, ends, popen.wait)
@@ -267,7 +268,7 @@ class Launcher:
             server_ends = ParentEnds()
             start = f"from maml_rl.samplers.child.fork_server import run_server; run_server(ends, *{self._ahead!r})"
             self._server = self._spawn(server_ends, start)
-            server_ends.close_childs()
+            server_ends.close_child_ends()
         server = self._server
         try:
             server.ends.commands.settimeout(seconds)
@@ -276,7 +277,7 @@ class Launcher:
             self.close()
             raise _ServerGoneError(f"the fork server died or hangs: {error}") from error
         except BaseException:
-            # Its answer would be taken for the next one.
+            # Its late reply would be taken for the reply to the next request.
             self.close()
             raise
         return ChildProcess(pid, ends, lambda: self._exit_code_from(server, pid))
@@ -302,7 +303,7 @@ def _wait_for_exit_code(pid: int) -> int | None:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Let a new process start with SIGINT and SIGTERM blocked, until it has its own answer to them."""
+    """Let a new process start with SIGINT and SIGTERM blocked, until it has set its own handlers."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from maml_rl.samplers.parent.startup import Startup
     from maml_rl.samplers.parent.worker_pool import WorkerPool
 
-# Importing torch takes its time on a busy machine, whatever a step may take.
+# Importing torch takes its time on a busy machine, however short a step is.
 _LOAD_SECONDS = 60.0
 
 

@@ -13,7 +13,7 @@ from maml_rl.samplers.wire.describing import describe_slots
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.samplers.wire.shared_buffers import SharedBuffers
 
-# Starting an interpreter and importing packages takes its time on a busy machine, whatever a step may take.
+# Starting an interpreter and importing packages takes its time on a busy machine, however short a step is.
 _LOAD_SECONDS = 60.0
 _LEAST_MAKE_SECONDS = 10.0
 _STOP_SECONDS = 0.5
@@ -36,7 +36,7 @@ class Startup:
 
     Raises:
         TypeError: If the recipe cannot be pickled.
-        RuntimeError: If this process is itself a child that is importing its parent's main script.
+        RuntimeError: If this process is itself a worker that is importing its parent's main script.
     """
 
     buffers: SharedBuffers
@@ -57,7 +57,7 @@ class Startup:
 
         if importing_main():
             raise RuntimeError(
-                "a child imports the main script to find the environment's callable, and the script starts children "
+                "a worker imports the main script to find the environment's callable, and the script starts workers "
                 'again; put what it does under `if __name__ == "__main__":`, or the callable into a module of its own'
             )
         self._recipe = recipe.pickled()
@@ -67,7 +67,7 @@ class Startup:
         self._step_timeout = step_timeout
 
     def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
-        """Return what a child needs to find what `pickled` refers to; None if it has that."""
+        """Return what a worker needs to find what `pickled` refers to; None if it has that."""
         from maml_rl.samplers.child.process_setup import interpreter_state
 
         return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -19,7 +20,6 @@ from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
-from maml_rl.samplers.closing import Closing
 from maml_rl.samplers.parent.phases import WorkerPhases
 from maml_rl.samplers.parent.startup import Startup
 from maml_rl.samplers.parent.worker_pool import WorkerPool
@@ -33,7 +33,7 @@ START_METHODS = ("forkserver", "spawn", "fork")
 _CLOSE_SECONDS = 2.0
 
 
-class ParallelVectorEnv(MetaVectorEnv, Closing):
+class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv"]):
     """N slots of a family, stepped by W workers, which are child processes.
 
     Environments are made in the workers, from an id or a callable. Observations, actions and rewards are in shared
@@ -233,11 +233,11 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
         indices = outstanding if indices is None else indices
         if not indices or not set(indices).issubset(outstanding):
             raise NoAsyncCallError("no step was started; call step_send first", "step")
-        answered = self._pool.wait(indices, inf if timeout is None else timeout)
-        for index in answered:
+        replied = self._pool.wait(indices, inf if timeout is None else timeout)
+        for index in replied:
             self._pool.take(index)
             self._pool.worker(index).count_step()
-        return answered
+        return replied
 
     def start_phase(self) -> None:
         """Count the deaths of workers from zero."""
@@ -270,6 +270,10 @@ class ParallelVectorEnv(MetaVectorEnv, Closing):
         """End all workers: ask, then terminate, then kill."""
         self._pool.stop(_CLOSE_SECONDS)
         self._finalizer()
+
+    def __exit__(self, *error: object) -> None:
+        """Close, however the `with` block ended."""
+        self.close()
 
     def _settle(self) -> None:
         """Start the workers that are missing, and wait until all are idle."""

@@ -207,7 +207,7 @@ class WorkerPool:
         return [index for index in indices if index not in busy]
 
     def _check_deadlines(self, now: float) -> None:
-        """Give every worker that has moved on to another slot or step its time anew, and refuse to wait for the others.
+        """Restart the deadline of every worker that has moved on to another slot or step.
 
         Raises:
             ChildEnvTimeout: If a worker has been at the same slot and step for too long.
@@ -232,7 +232,7 @@ class WorkerPool:
             worker.steps = steps if steps >= 0 else None
 
     def _receive(self, seconds: float) -> list[int]:
-        """Wait for replies and deaths, note all that have come, and return the workers that are done."""
+        """Wait for replies and deaths, note all of them, and return the workers that are done with their command."""
         done = []
         for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
             worker = self._by_descriptor.get(descriptor)
@@ -297,7 +297,7 @@ class WorkerPool:
         self._deaths[worker.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
 
     def _raise_faults(self) -> None:
-        """Raise what has befallen workers since the last call, if anything has."""
+        """Raise an error if a worker has failed or died since the last call."""
         if self._failed:
             until = monotonic() + _GRACE_SECONDS
             while (seconds := until - monotonic()) > 0 and any(worker.command for worker in self.living()):

@@ -23,7 +23,7 @@ class EpisodeNoise:
     """The action noise of one wave of episodes, drawn ahead in blocks of steps.
 
     Args:
-        policy: says which noise an action takes.
+        policy: has the kind and size of the noise of an action.
         streams: the phase's streams.
         num_tasks: M.
         episodes: the wave's range of episodes, S of them.
@@ -50,7 +50,7 @@ class EpisodeNoise:
         """Return the noise of one step, (M * S, noise_size)."""
         block, offset = divmod(step, self._steps_per_block)
         if block not in self._blocks:
-            # Children may be some steps apart, so the block before stays; an older one is drawn again if ever needed.
+            # Workers may be some steps apart, so the block before stays; an older one is drawn again if it is needed.
             self._blocks = {number: noise for number, noise in self._blocks.items() if number == block - 1}
             start = block * self._steps_per_block
             noise = self._streams.action_noise(
@@ -69,8 +69,8 @@ class Actor:
     """Turns the observations of a range of slots into actions, one batched forward pass at a time.
 
     The pass always takes whole tasks, (tasks, S, ...) against stacked parameters (tasks, ...): a task's rows are
-    multiplied in the same shape and order whoever else is in the batch, which is what makes groups of children
-    bit-identical to all at once.
+    multiplied in the same shape and order whichever tasks are in the batch, which makes groups of workers bit-identical
+    to all at once.
 
     Args:
         policy: whose `act` is called.
@@ -95,7 +95,7 @@ class Actor:
         self._params = {
             name: value.detach().to(self._device) for name, value in policy.stack_parameters(num_tasks, params).items()
         }
-        # By range of tasks: children that answer apart from each other are acted for apart from each other.
+        # By range of tasks: with `recv_timeout` or groups, the policy acts for some workers at a time.
         self._actors: dict[tuple[int, int], Callable[[Tensor, Tensor], Tensor]] = {}
         self._num_tasks = num_tasks
         self._slots_per_task = len(observations) // num_tasks
@@ -117,7 +117,7 @@ class Actor:
         rows = slice(slots.start - tasks.start * per_task, slots.stop - tasks.start * per_task)
         num_rows = (tasks.stop - tasks.start) * per_task
         if len(noise) != num_rows:
-            # A range that cuts a task still passes the whole task; what the policy says to the other rows is dropped.
+            # A range that cuts a task still passes the whole task; the actions of the other rows are dropped.
             padded = np.zeros((num_rows, noise.shape[1]), np.float32)
             padded[rows] = noise
             noise = padded

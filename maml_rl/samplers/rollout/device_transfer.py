@@ -15,13 +15,13 @@ _ALIGNMENT = 16
 class DeviceLink:
     """Carries observations and noise to a device, packed as bytes into one transfer, and brings actions back.
 
-    Pages that are pinned cannot be swapped out, so that the device copies from and to them directly. The children's
+    Pages that are pinned cannot be swapped out, so that the device copies from and to them directly. The workers'
     shared memory is not pinned: its pages belong to several processes.
 
     Args:
         observations: (N, *obs), for its shape and type.
         noise_size: numbers of noise per row.
-        device: any but the CPU has something to gain.
+        device: any but the CPU.
     """
 
     def __init__(self, observations: NDArray[Any], noise_size: int, device: torch.device) -> None:

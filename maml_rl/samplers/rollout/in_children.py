@@ -1,4 +1,4 @@
-"""In-child inference as `rollout` sees it: parameters to the children, episodes back."""
+"""Worker inference as `rollout` sees it: parameters to the workers, episodes back."""
 
 import copy
 import pickle
@@ -27,11 +27,11 @@ def collect_in_children(
     streams: PhaseStreams,
     timer: StageTimer,
 ) -> EpisodeArrays:
-    """Have each child sample the episodes of its tasks.
+    """Have each worker sample the episodes of its tasks.
 
     Args:
-        vector_env: see `rollout`, as for what is not said here.
-        policy: its parameters go to the children now, all else only with the first phase.
+        vector_env: see `rollout`.
+        policy: its parameters are sent at every phase, all else of it only at the first.
         params: see `rollout`.
         sizes: M, B and T.
         streams: of the phase.
@@ -41,12 +41,12 @@ def collect_in_children(
         The episodes, the caller's own.
 
     Raises:
-        ValueError: If there are no children, or one of them has no whole tasks.
+        ValueError: If there are no workers, or the slots of one are no whole tasks.
         TypeError: If the policy cannot be pickled.
         NonFiniteError: If an observation, an action or a reward is NaN or infinite.
     """
     if not isinstance(vector_env, ParallelVectorEnv):
-        raise ValueError('inference="worker" needs children; use a ParallelVectorEnv, or inference="central"')
+        raise ValueError('inference="worker" needs workers; use a ParallelVectorEnv, or inference="central"')
     with torch.no_grad():
         stacked = policy.stack_parameters(sizes[0], params)
     constants = dict(policy.named_buffers())
@@ -61,17 +61,17 @@ def collect_in_children(
     with timer.stage("waiting"):
         vector_env.phases.run(streams, timed=timed)
     if timed:
-        # Children work side by side: the busiest one says what there was to wait for.
+        # Workers run side by side: the parent has waited for the busiest.
         of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
         for stage, seconds in zip(CHILD_STAGES, of_busiest.tolist(), strict=True):
             timer.move("waiting", stage, seconds)
     with timer.stage("assembly"):
-        # The children write the next phase into the same memory.
+        # The workers write the next phase into the same memory.
         return shared.episodes.copy()
 
 
 def pickle_policy(policy: object) -> bytes:
-    """Return a policy as bytes for a child, which computes on the CPU.
+    """Return a policy as bytes for a worker, which computes on the CPU.
 
     Raises:
         TypeError: If it cannot be pickled.

@@ -1,6 +1,6 @@
 """The loop of a phase: a policy acts in the slots of a vector environment until all episodes are over.
 
-Parent and children run the same loop: the parent on all slots, a child with a policy of its own on its part of them.
+Parent and workers run the same loop: the parent on all slots, a worker with a copy of the policy on its own slots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from maml_rl.samplers.rollout.actor import Actor, EpisodeNoise
 from maml_rl.samplers.rollout.recorder import EpisodeRecorder
 from maml_rl.seeding import PhaseStreams
 
-# What a timer observes at every forward pass: for how many children, or other parts, it was.
+# What a timer observes at every forward pass: for how many workers, or other parts, it was.
 CHILDREN_PER_INFERENCE = "children_per_inference"
 
 
@@ -71,7 +71,7 @@ def collect(
                 vector_env.reset_buffers(streams.episode_seeds(num_tasks, episodes).ravel())
             before = vector_env.physics_seconds.copy()
             _run_wave(vector_env, actor, noise, recorder, recv_timeout, num_groups, timer)
-            # Children work side by side: the busiest one says how long there was physics to wait for.
+            # Workers run side by side: the parent has waited for the physics of the busiest.
             timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
     with timer.stage("assembly"):
         recorder.finish()
@@ -105,12 +105,12 @@ def _run_wave(
     while any(groups):
         for group in groups:
             with timer.stage("waiting"):
-                answered = vector_env.step_recv(recv_timeout, group) if group else []
+                replied = vector_env.step_recv(recv_timeout, group) if group else []
             with timer.stage("assembly"):
-                going_on = [index for index in answered if recorder.write_outcome(parts[index], buffers)]
-            for index in set(answered) - set(going_on):
+                unfinished = [index for index in replied if recorder.write_outcome(parts[index], buffers)]
+            for index in set(replied) - set(unfinished):
                 group.remove(index)
-            choose_and_send(going_on)
+            choose_and_send(unfinished)
 
 
 def _adjacent(parts: Sequence[slice], indices: Sequence[int]) -> Iterator[tuple[slice, list[int]]]:

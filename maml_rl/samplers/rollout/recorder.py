@@ -105,7 +105,7 @@ class EpisodeRecorder:
 
     Args:
         arrays: where to; every entry gets written.
-        first_task: number of the first task, for whoever records only some tasks of the phase.
+        first_task: number of the first task, where only some tasks of the phase are recorded.
     """
 
     def __init__(self, arrays: EpisodeArrays, first_task: int = 0) -> None:
@@ -136,7 +136,7 @@ class EpisodeRecorder:
         return self._steps[slots]
 
     def write_choice(self, slots: slice, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
-        """Record what `slots` saw and what the policy chose there.
+        """Record the observations of `slots` and the actions that the policy chose.
 
         Raises:
             NonFiniteError: If an observation or an action of a running episode is NaN or infinite.
@@ -148,7 +148,7 @@ class EpisodeRecorder:
         self._actions[where] = actions.reshape(*grid, *actions.shape[1:])
 
     def write_outcome(self, slots: slice, buffers: StepBuffers) -> bool:
-        """Record what the step brought, and return whether any episode of `slots` goes on.
+        """Record the results of a step, and return whether any episode of `slots` is unfinished.
 
         Raises:
             NonFiniteError: If a reward, or the final observation of an episode, is NaN or infinite.
@@ -161,7 +161,7 @@ class EpisodeRecorder:
         for name, array in self._step_infos.items():
             array[where] = buffers.infos[name][slots].reshape(grid)
         steps += 1
-        # Whoever is cut off by the horizon is truncated, whatever the environment says.
+        # At the horizon an episode is truncated, also if the environment has no such limit.
         ended = running & (terminated | buffers.truncated[slots] | (steps == self.horizon))
         if ended.any():
             self._check_finite("observation", buffers.observations[slots], slots)

@@ -46,9 +46,9 @@ def rollout(
         horizon: T; an episode still running after T steps is truncated there.
         tasks: the M tasks, kept with the episodes.
         device: where the policy runs; the episodes stay on the CPU.
-        recv_timeout: seconds to wait for the children that have not answered; at least one always has. None: for all.
-        num_groups: groups of children that take turns: while one steps, the policy acts for another.
-        inference: "central": the policy acts in this process; "worker": in the children, each of which samples all
+        recv_timeout: seconds to wait for workers that have not replied, and longer until one has; None: wait for all.
+        num_groups: groups of workers that take turns: while one steps, the policy acts for another.
+        inference: "central": the policy acts in this process; "worker": in the workers, each of which samples all
             episodes of its tasks by itself. `device`, `recv_timeout` and `num_groups` then have no meaning.
         timer: gets the seconds of the stages.
 

@@ -1,4 +1,4 @@
-"""Whole messages over a stream socket, for both ends of the line between parent and child."""
+"""Whole messages over a stream socket, for both ends of the channel between parent and worker."""
 
 import pickle
 import socket
@@ -12,13 +12,13 @@ _FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as it goes over the line."""
+    """Return a message as bytes for the channel."""
     payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(len(payload)) + payload
 
 
 class Channel:
-    """One end of the line. A child's end blocks; the parent's never does, since a hung child must not hang the parent.
+    """One end. A worker's end blocks; the parent's never does, since a hung worker must not hang the parent.
 
     Args:
         end: connected stream socket, which the channel takes over.
@@ -42,7 +42,7 @@ class Channel:
         self._end.sendall(message, _FLAGS)
 
     def send_some(self, message: bytes | memoryview) -> int:
-        """Send the beginning of an encoded message and return its length; 0 if the line is full.
+        """Send the beginning of an encoded message and return its length; 0 if the socket is full.
 
         Raises:
             OSError: If the other end is gone.
@@ -63,7 +63,7 @@ class Channel:
         return self._messages.popleft()
 
     def receive_some(self) -> list[Any]:
-        """Read once from the line, and return the messages that are now complete.
+        """Read once from the socket, and return the messages that are now complete.
 
         Raises:
             EOFError: If the other end is gone.

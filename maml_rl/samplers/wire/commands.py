@@ -1,7 +1,7 @@
-"""What parent and child say to each other: small frozen dataclasses, pickled over one socket per child.
+"""Messages between parent and worker: small frozen dataclasses, pickled over one socket per worker.
 
-Every command and every reply carries a generation number: the parent counts it up whenever it abandons work, and drops
-replies of an earlier generation. Observations, actions, rewards and seeds do not pass here: they are in shared memory.
+Every command and every reply has a generation number: the parent counts it up when it abandons work, and drops replies
+of an earlier generation. Observations, actions, rewards and seeds are not sent: they are in shared memory.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from maml_rl.seeding import PhaseStreams
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prepare the interpreter and import what the environment is made of; answered by `Done`.
+    """Prepare the interpreter and import what the environment is made of; the reply is `Done`.
 
     Attributes:
-        interpreter: import path, working folder and main module of the parent (see `launching.interpreter_state`).
+        interpreter: import path, working folder and main module of the parent (see `process_setup.interpreter_state`).
         recipe: pickle of (id or callable, keyword arguments).
     """
 
@@ -30,7 +30,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the environment of your slots; answered by `Ready`.
+    """Make the environment of your slots; the reply is `Ready`.
 
     Attributes:
         index: which worker you are.
@@ -56,7 +56,7 @@ class AttachBuffers:
 
 @dataclass(frozen=True, slots=True)
 class ResetTask:
-    """Give slot i of the child the task tasks[i]."""
+    """Give slot i of the worker the task tasks[i]."""
 
     generation: int
     tasks: tuple[Task, ...]
@@ -71,7 +71,7 @@ class ResetBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Reset as Gymnasium does; `seeds` holds one entry per slot of the child, `options["reset_mask"]` likewise."""
+    """Reset as Gymnasium does; `seeds` holds one entry per slot of the worker, `options["reset_mask"]` likewise."""
 
     generation: int
     seeds: tuple[int | None, ...]
@@ -87,12 +87,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LoadPolicy:
-    """Get ready to sample whole phases with a policy of your own.
+    """Load a policy, to sample whole phases with it.
 
     Attributes:
         plan: the size of the phases.
         policy: pickled.
-        interpreter: as in `Load`; None if the policy can do without.
+        interpreter: as in `Load`; None if the policy does not need it.
     """
 
     generation: int
@@ -119,14 +119,14 @@ class RunPhase:
 
 @dataclass(frozen=True, slots=True)
 class SendInfos:
-    """Send the infos of the last reset or step; answered by `Infos`."""
+    """Send the infos of the last reset or step; the reply is `Infos`."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTasks:
-    """Draw tasks; answered by `Tasks`."""
+    """Draw tasks; the reply is `Tasks`."""
 
     generation: int
     num_tasks: int
@@ -135,7 +135,7 @@ class SampleTasks:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the environment and end; not answered."""
+    """Close the environment and end; there is no reply."""
 
     generation: int
 
@@ -173,7 +173,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Infos:
-    """The infos of the child's slots."""
+    """The infos of the worker's slots."""
 
     generation: int
     infos: dict[str, Any]
@@ -181,7 +181,7 @@ class Infos:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Tasks drawn by the child's environment."""
+    """Tasks drawn by the worker's environment."""
 
     generation: int
     tasks: list[Task]
@@ -189,14 +189,14 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The command raised. Only text crosses: an exception may be unpicklable, huge, or of a class the parent lacks.
+    """The command raised. Only text is sent: an exception may be unpicklable, huge, or of an unknown class.
 
     Attributes:
         error: name of the exception's class.
         message: the exception as text, cut to a bound.
         traceback: its traceback, cut to a bound.
         summary: what it is, where in the environment's code, and why, on one line.
-        slot: slot that raised, counted over all children; None if the child cannot tell.
+        slot: slot that raised, counted over all workers; None if that is unknown.
         task: that slot's task as text, cut to a bound.
     """
 

@@ -1,4 +1,4 @@
-"""Puts children, tasks and causes of death into words, each of bounded length."""
+"""Describes workers, tasks and causes of death in words, each of bounded length."""
 
 import signal
 import textwrap
@@ -64,7 +64,7 @@ def _describe_value(value: Any) -> str:
 
 
 def describe_tasks(tasks: Sequence[Task]) -> str:
-    """Return the different tasks among those of a child's slots on one line."""
+    """Return the different tasks among those of a worker's slots on one line."""
     different = list({id(task): task for task in tasks}.values())
     shown = ", ".join(describe_task(task) for task in different[:_TASKS_SHOWN])
     return shown if len(different) <= _TASKS_SHOWN else f"{shown}, ... ({len(different)} in all)"
@@ -81,7 +81,7 @@ def describe_slots(slots: slice) -> str:
 
 
 def describe_command(command: Command | None, steps: int | None) -> str:
-    """Return what a child was doing when it had `steps` steps of the episode behind it; None before its first reset."""
+    """Return what a worker was doing after `steps` steps of the episode; None stands for before its first reset."""
     match command:
         case Load():
             return "while starting"
@@ -108,7 +108,7 @@ def describe_command(command: Command | None, steps: int | None) -> str:
 def describe_exit(code: int | None) -> str:
     """Return the cause of death for an exit code; minus the number of a signal if a signal ended the process."""
     if code is None:
-        return "ended for a reason that nobody saw"
+        return "ended for an unknown reason"
     if code >= 0:
         return f"exited with status {code}"
     try:
@@ -116,20 +116,20 @@ def describe_exit(code: int | None) -> str:
     except ValueError:
         name = f"signal {-code}"
     if name == "SIGKILL":
-        return "was killed by SIGKILL (by somebody, or by the kernel when memory ran out)"
+        return "was killed by SIGKILL (by a user, or by the kernel when memory ran out)"
     return f"was killed by {name} ({signal.strsignal(-code)})"
 
 
-def describe_failure(failure: Failed, child: str) -> str:
-    """Return what an exception in `child` was, and where."""
+def describe_failure(failure: Failed, worker: str) -> str:
+    """Return what an exception in `worker` was, and where."""
     where = "" if failure.slot is None else f" in slot {failure.slot}"
     task = "" if failure.task is None else f" with the task {failure.task}"
     return (
-        f"{failure.error}{where}{task}, {child}: {failure.message}\nThe child's traceback:\n"
+        f"{failure.error}{where}{task}, {worker}: {failure.message}\nThe worker's traceback:\n"
         f"{textwrap.indent(failure.traceback, '    ')}"
     )
 
 
 def describe_stack(stack: str) -> str:
-    """Return the stack that a child showed."""
+    """Return the stack that a worker has shown."""
     return f"Its stack:\n{textwrap.indent(shorten(stack, _MAX_STACK_CHARACTERS), '    ')}"

@@ -1,4 +1,4 @@
-"""What a child makes its environment from: an id or a callable and its arguments, never an environment object."""
+"""What a worker makes its environment from: an id or a callable and its arguments, never an environment object."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recipe:
         env: id or callable.
         env_kwargs: keyword arguments.
         max_episode_steps: time limit; None for the environment's own.
-        spec: what the id is registered with in the parent, whose registrations a child may lack; None for a callable.
+        spec: what the id is registered with in the parent, whose registrations a worker may lack; None for a callable.
     """
 
     env: str | Callable[..., Any]
@@ -97,7 +97,7 @@ class Recipe:
 
 
 def require_picklable_tasks(tasks: tuple[Task, ...]) -> None:
-    """Refuse tasks that cannot cross to a child.
+    """Refuse tasks that cannot be sent to a worker.
 
     Raises:
         TypeError: If a task cannot be pickled; the message names the slot and the entry.

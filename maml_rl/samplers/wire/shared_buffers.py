@@ -1,7 +1,7 @@
-"""Lock-free shared arrays between parent and children: every child owns a slice, and no place has two writers at once.
+"""Lock-free shared arrays of parent and workers: every worker owns a slice, and no place has two writers at once.
 
-The memory is anonymous (a memfd on Linux, elsewhere a temporary file that is deleted while open): nothing is left
-behind whoever dies, and a small /dev/shm, as containers have it, is no limit.
+The memory is anonymous (a memfd on Linux, elsewhere a temporary file that is deleted while open): nothing is
+left behind when a process dies, and a small /dev/shm, as containers have it, is no limit.
 """
 
 import errno
@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 
 
 def create_shared_file() -> int:
-    """Return the descriptor of an empty anonymous file, to be given to children and later sized by `SharedBuffers`."""
+    """Return the descriptor of an empty anonymous file, for `SharedProgress` and `SharedBuffers` of all processes."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("maml_rl", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""What parent and children share of the phases that children sample by themselves: parameters there, episodes back."""
+"""Shared memory of the phases that workers sample by themselves: parameters to the workers, episodes back."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.shared_buffers import Layout, map_arrays
 
-# What a child that acts measures of itself.
+# The stages that a worker measures of a phase.
 CHILD_STAGES = ("physics", "inference", "assembly")
 
 
@@ -36,7 +36,7 @@ class PhasePlan:
 
 
 class SharedPhase:
-    """Arrays in the shared file. The parent writes the parameters, each child the episodes of its own tasks.
+    """Arrays in the shared file. The parent writes the parameters, each worker the episodes of its own tasks.
 
     Args:
         file: descriptor of the shared file.
@@ -46,11 +46,11 @@ class SharedPhase:
         num_workers: W.
 
     Attributes:
-        version: (1,) int64 number of the parameters that are there, counted up whenever others are written.
+        version: (1,) int64 number of the parameters that are there, counted up when others are written.
         parameters: {name: (M, ...)}.
         constants: {name: array}.
         episodes: (M, T, B, ...), valid until the next phase begins.
-        stage_seconds: (W, stages) what each child has spent on each of `CHILD_STAGES` in the last phase that was timed.
+        stage_seconds: (W, stages) seconds of each worker on each of `CHILD_STAGES` in the last phase that was timed.
 
     Raises:
         ChildEnvError: If the memory cannot be had.

@@ -69,7 +69,7 @@ def test_abandoned_work_is_waited_for_and_its_reply_dropped(pool: Any) -> None:
     pool.send(1, Step(0), 10.0)
     line.send(encode(Done(0)))
     assert pool.wait([0]) == [0]
-    other.send(encode(Failed(0, "RuntimeError", "late", "", None, None)))
+    other.send(encode(Failed(0, "RuntimeError", "late", "", "", None, None)))
     pool.abandon()
     assert pool.generation == 1
     assert pool.outstanding() == []
@@ -97,6 +97,6 @@ def test_malformed_tasks_alone_are_task_errors(pool: Any, names: list[str], kind
     pool, lines = pool
     for index, (line, name) in enumerate(zip(lines, names, strict=True)):
         pool.send(index, Step(0), 10.0)
-        line.send(encode(Failed(0, name, f"message {index}", "traceback", index, None)))
+        line.send(encode(Failed(0, name, f"message {index}", "traceback", "summary", index, None)))
     with pytest.raises(kind, match=r"message 0(.|\n)*message 1"):
         pool.wait([0, 1])

@@ -202,7 +202,7 @@ def test_killed_child_is_replaced_and_the_phase_comes_out_the_same(
     assert found == sample_faulty(0)
     (record,) = caplog.records
     doing = f"in step {place}" if isinstance(place, int) else f"in {place}"
-    assert f"SIGKILL (by somebody, or by the kernel when memory ran out) {doing} with the tasks" in record.getMessage()
+    assert f"SIGKILL (by a user, or by the kernel when memory ran out) {doing} with the tasks" in record.getMessage()
 
 
 def test_exception_comes_with_traceback_slot_and_task() -> None:

@@ -52,7 +52,7 @@ def test_shortened_text_keeps_both_ends() -> None:
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (-9, "killed by SIGKILL (by somebody, or by the kernel when memory ran out)"),
+        (-9, "killed by SIGKILL (by a user, or by the kernel when memory ran out)"),
         (-11, "killed by SIGSEGV (Segmentation fault)"),
         (-50, "killed by signal 50"),
         (3, "exited with status 3"),
