@@ -57,6 +57,7 @@ class WorkerPool:
         self.tasks: Sequence[Task] | None = None
         self._progress = progress
         self._owner, self._quiet = os.getpid(), False
+        self._next_look = 0.0
         self._poll = select.poll()
         self._by_descriptor: dict[int, Worker] = {}
         self._lost: list[str] = []
@@ -191,19 +192,19 @@ class WorkerPool:
             ChildEnvTimeout: If any worker hangs.
         """
         busy = {index for index in indices if self.worker(index).command is not None}
-        now = monotonic()
-        give_up, look = now + timeout, now + _LOOK_SECONDS
+        give_up = monotonic() + timeout
         self._raise_faults()
         while busy:
-            until = look if len(busy) == len(indices) else min(look, give_up)
+            until = self._next_look if len(busy) == len(indices) else min(self._next_look, give_up)
             busy.difference_update(self._receive(until - monotonic()))
             self._raise_faults()
             now = monotonic()
+            # First of all: with a short timeout the same few workers may reply in time again and again.
+            if now >= self._next_look:
+                self._next_look = now + _LOOK_SECONDS
+                self._check_deadlines(now)
             if now >= give_up and len(busy) < len(indices):
                 break
-            if now >= look:
-                look = now + _LOOK_SECONDS
-                self._check_deadlines(now)
         return [index for index in indices if index not in busy]
 
     def _check_deadlines(self, now: float) -> None:

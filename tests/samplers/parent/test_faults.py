@@ -282,6 +282,22 @@ def test_hang_is_told_with_its_deadline_and_what_else_would_help() -> None:
     assert "slots_per_task" in str(caught.value)
 
 
+def test_hang_is_noticed_while_other_workers_keep_stepping() -> None:
+    vector_env = make_parallel(options={"step_timeout": 0.6}, fault="hang", place=0, slot_task=first_goals()[3])
+    vector_env.reset_task([{"goal": goal} for goal in first_goals()])
+    vector_env.reset_buffers(np.arange(NUM_SLOTS))
+    vector_env.step_send(1, np.zeros((3, 1), np.float32))
+
+    def step_the_other_worker() -> None:
+        start = time.monotonic()
+        while time.monotonic() - start < 10.0:
+            vector_env.step_send(0, np.zeros((2, 1), np.float32))
+            assert vector_env.step_recv(0.0) == [0]
+
+    with pytest.raises(ChildEnvTimeout, match=r"in step 0 of slot 3"):
+        step_the_other_worker()
+
+
 def test_stopped_child_is_killed_without_a_stack() -> None:
     with (
         make_parallel(options={"step_timeout": 0.5}, fault="stop", place=2) as vector_env,

@@ -305,7 +305,7 @@ def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
 
 
 def test_slots_without_children_are_refused() -> None:
-    with closing(make_vector_env("2DNavigation-v0", {}, 6)) as slots, pytest.raises(ValueError, match="needs children"):
+    with closing(make_vector_env("2DNavigation-v0", {}, 6)) as slots, pytest.raises(ValueError, match="needs workers"):
         phase(slots, NormalMLPPolicy(2, 2))
 
 

@@ -43,9 +43,10 @@ def test_message_larger_than_the_line_arrives_whole(ends: tuple[Channel, socket.
     sender.join()
 
 
-def test_full_line_takes_what_it_can_and_does_not_wait(ends: tuple[Channel, socket.socket]) -> None:
-    channel, other = ends
-    channel._end.setblocking(False)
+def test_full_socket_takes_what_it_can_and_does_not_wait() -> None:
+    end, other = socket.socketpair()
+    end.setblocking(False)
+    channel = Channel(end)
     message = encode(bytes(5_000_000))
     sent = channel.send_some(message)
     assert 0 < sent < len(message)
@@ -54,9 +55,10 @@ def test_full_line_takes_what_it_can_and_does_not_wait(ends: tuple[Channel, sock
     other.close()
     with pytest.raises(OSError, match="pipe"):
         channel.send_some(memoryview(message)[sent:])
+    channel.close()
 
 
-def test_closed_line_is_noticed_after_its_last_message(ends: tuple[Channel, socket.socket]) -> None:
+def test_closed_socket_is_noticed_after_its_last_message(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     other.sendall(encode(1) + encode(2)[:5])
     other.close()

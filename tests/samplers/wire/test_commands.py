@@ -56,7 +56,7 @@ def test_shortened_text_keeps_both_ends() -> None:
         (-11, "killed by SIGSEGV (Segmentation fault)"),
         (-50, "killed by signal 50"),
         (3, "exited with status 3"),
-        (None, "nobody saw"),
+        (None, "unknown reason"),
     ],
 )
 def test_cause_of_death_is_told(code: int | None, text: str) -> None:
