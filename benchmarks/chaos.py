@@ -51,7 +51,7 @@ class RecoveryClock(StageTimer):
             os.kill(pid, signal.SIGKILL)
 
     def wait_until_recovered(self, ended: threading.Event) -> None:
-        """Wait for sampling to go on after the last kill, or for `ended`."""
+        """Wait for sampling to continue after the last kill, or for `ended`."""
         while not self._recovered.wait(0.05) and not ended.is_set():
             continue
 
@@ -136,7 +136,7 @@ class Chaos(threading.Thread):
                 os.kill(pid, signal.SIGSTOP)
                 self._ended.wait(0.05)
         elif kind == "freeze":
-            # Never goes on; the parent has to notice that it hangs, and to end it.
+            # It never continues; the main process must notice the hang, and end it.
             while pid in self._pids() and not self._ended.wait(0.05):
                 continue
         os.kill(pid, signal.SIGCONT)

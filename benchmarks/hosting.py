@@ -83,7 +83,7 @@ class Host:
         self._connection.close()
 
     def participant(self) -> Participant:
-        """Return the host as somebody who takes turns."""
+        """Return the host as a participant."""
         return Participant(self.name, self.turn, self.close)
 
     def _receive(self) -> Any:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.iteration --json iteration.json --chart iteration.svg
 
-The iteration is compared with what children with queues need for its sampling alone, and its update with the
+The iteration is compared with the time that workers with queues need for its sampling, and its update with the
 straightforward double-backward version on the same episodes. Every turn is one iteration from the same parameters.
 """
 

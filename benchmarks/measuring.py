@@ -69,7 +69,7 @@ def take_turns(
 ) -> dict[str, Samples]:
     """Let every participant take one turn in each of `warmup + repeats` rounds; warm-up rounds do not count.
 
-    A round begins with another participant than the round before, so that nobody always follows the same neighbor.
+    A round begins with another participant than the round before, so that none always follows the same neighbor.
 
     Args:
         participants: at least one.

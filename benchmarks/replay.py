@@ -1,4 +1,4 @@
-"""The limit of sampling: the physics alone, on the very trajectories that were sampled.
+"""The limit of sampling: only the physics, on the trajectories that were sampled.
 
 The initial states and the applied controls of sampled episodes are replayed by bare `mj_step` in a tight loop, in one
 process per core, nothing else. The same trajectories, because contacts make real states cost more than resting ones;

@@ -1,4 +1,4 @@
-"""Trains while children are killed, stopped, starved and frozen at random, and looks whether anybody could tell.
+"""Trains while children are killed, stopped, starved and frozen at random, and checks that results do not change.
 
     python -m benchmarks.soak --minutes 60
     python -m benchmarks.soak --kills 1000
@@ -236,8 +236,8 @@ def _shared_files() -> set[str]:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=1.0, help="how long to go on, all kinds of faults mixed")
-    length.add_argument("--kills", type=int, help="instead, go on until so many children have been killed, one by one")
+    length.add_argument("--minutes", type=float, default=1.0, help="how long to run, with all kinds of faults mixed")
+    length.add_argument("--kills", type=int, help="instead, run until so many workers have been killed, one by one")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), help="ids, each in its turn")
     parser.add_argument("--iterations", type=int, default=10, help="of one training run")
     parser.add_argument("--size", nargs=3, type=int, default=[4, 5, 50], metavar=("M", "B", "T"), help="of a phase")

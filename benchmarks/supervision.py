@@ -1,4 +1,4 @@
-"""What supervision and transport cost: the sampler's children against processes that nobody watches.
+"""What supervision and transport cost: the sampler's workers against unsupervised processes.
 
     python -m benchmarks.supervision --json supervision.json
 

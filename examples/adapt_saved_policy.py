@@ -1,4 +1,4 @@
-"""Load the policy of a finished run, adapt it to a task of one's choice, and let it act there.
+"""Load the policy of a finished run, adapt it to a task of your choice, and let it act there.
 
 make train
 python examples/adapt_saved_policy.py runs/maml/2d-navigation '{"goal": [0.3, -0.2]}'

@@ -1,6 +1,6 @@
-"""CMA-ES on a policy: the package `cma` asks and tells, a `PopulationEvaluator` says what its candidates are worth.
+"""CMA-ES on a policy: the package `cma` asks and tells, a `PopulationEvaluator` returns the value of each candidate.
 
-Every generation is one call, in which all candidates act side by side in the children.
+Every generation is one call, in which all candidates act in parallel in the workers.
 
     pip install 'maml-rl[examples]'
     python examples/cma_es.py --env HalfCheetahDir-v5 --task '{"direction": 1}'

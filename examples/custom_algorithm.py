@@ -1,4 +1,4 @@
-"""An algorithm of one's own, in one file: MAML whose meta-policy takes steps of Adam, trained from a config."""
+"""Your own algorithm, in one file: MAML whose meta-policy takes steps of Adam, trained from a config."""
 
 import argparse
 from collections.abc import Sequence

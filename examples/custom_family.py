@@ -1,6 +1,6 @@
-"""A task family of one's own in 40 lines, and meta-training on it.
+"""Your own task family in 40 lines, and meta-training on it.
 
-A tram shall halt at a stop that it cannot see: where that is, is the task.
+A tram must halt at a stop that it cannot see. The position of the stop is the task.
 
     python examples/custom_family.py
 """

@@ -1,7 +1,7 @@
-"""ES-MAML: meta-learning without any derivative, since adaptation, too, is an evolution strategy.
+"""ES-MAML: meta-learning without derivatives: adaptation is an evolution strategy, too.
 
-Meta-parameters are perturbed, each perturbation is adapted to a task of its own, and the meta-parameters move towards
-those perturbations that are worth more after adaptation. Adaptation perturbs once more. All perturbations of all
+Meta-parameters are perturbed, each perturbation is adapted to its own task, and the meta-parameters move towards
+the perturbations with higher returns after adaptation. Adaptation perturbs once more. All perturbations of all
 perturbations act in one population: what would be two nested loops is two calls of `evaluate`.
 
     python examples/es_maml.py

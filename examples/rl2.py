@@ -1,4 +1,4 @@
-"""RL2 on the same sampler: a recurrent policy that learns to learn, by its memory alone.
+"""RL2 on the same sampler: a recurrent policy that adapts only by its memory.
 
 A trial is one phase of the sampler: all episodes of a task, one after the other in one slot (slots_per_task=1). The
 memory lives through the trial, and begins anew with every `reset_task`.

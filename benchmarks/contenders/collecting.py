@@ -133,5 +133,5 @@ class LockstepContender:
 
 
 def make_half_cheetah() -> gymnasium.Env[NDArray[np.float64], NDArray[np.float32]]:
-    """Return Gymnasium's half-cheetah without wrappers: the caller counts the steps, and nobody pays for checks."""
+    """Return Gymnasium's half-cheetah without wrappers: the caller counts the steps, and there are no checks."""
     return gymnasium.make("HalfCheetah-v5", disable_env_checker=True).unwrapped

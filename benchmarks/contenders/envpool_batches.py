@@ -115,7 +115,7 @@ class AsyncContender:
             # The whole wave passes through the policy: gathering half of it by task would cost more than it saves.
             seen[slots] = observations
             chosen[slots] = policies.act(seen, noise[np.minimum(steps, horizon - 1), np.arange(job.slots)])[slots]
-            # Who has finished goes on unrecorded until all have: envpool only answers when a whole batch is under way.
+            # Finished environments continue unrecorded until all have finished: envpool answers only for whole batches.
             pool.send(chosen[slots].astype(np.float64), slots)
         if self._batch < job.slots:
             pool.recv()

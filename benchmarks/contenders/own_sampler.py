@@ -1,4 +1,4 @@
-"""Our own sampler, and right after each of its turns the limit on the very episodes that it sampled."""
+"""Our own sampler, and right after each of its turns the limit on the episodes that it sampled."""
 
 import time
 from typing import Any
@@ -161,7 +161,7 @@ class SamplerAndBarePolicy:
         name: of our row.
         limit: name of the limit's row: forward passes under the same parameters, and the noise that the sampler draws.
         limit_torch: name of the same with torch's own noise, which is cheaper and not keyed.
-        phases: how many phases make a turn; one alone is too short to time.
+        phases: how many phases make a turn; a single one is too short to time.
     """
 
     def __init__(self, workload: Workload, name: str, limit: str, limit_torch: str, phases: int) -> None:

@@ -16,7 +16,7 @@ from benchmarks.measuring import Measurements
 
 
 class QueueChildren:
-    """Collects the job with children that hold whole tasks; the policy acts for whoever has answered.
+    """Collects the job with workers that hold whole tasks; the policy acts for those that have answered.
 
     Every child reads actions from a queue of its own; all answer into one queue. The parent waits for one answer and
     takes along those that lie ready.

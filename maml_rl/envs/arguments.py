@@ -1,4 +1,4 @@
-"""What numbers that are given to families must fulfill, told in one sentence where they do not."""
+"""Checks of numeric arguments, with errors of one sentence."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ from maml_rl.seeding import SlotStreams
 
 
 class _BanditFamily(BatchedFamily):
-    """What bandits share: k arms, one pull per episode, nothing to see."""
+    """Common to all bandits: k arms, one pull per episode, and an observation that is always zero."""
 
     longest_episode = 1
 

@@ -1,4 +1,4 @@
-"""Tells the author of an environment what it still needs to be a task family."""
+"""Checks that tell an author what an environment lacks to be a task family."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""`BatchedFamily`: what all array-code families share, written once for N slots."""
+"""`BatchedFamily`: the base of all families that are array code over N slots."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class BatchedFamily(MetaVectorEnv):
         """Write the observations of all slots, a function of only their states, into `out` (N, *obs)."""
 
     def _tasks_changed(self) -> None:
-        """Told after `self.tasks` has changed; for families that keep something derived from it."""
+        """Called after `self.tasks` has changed, for families that keep something derived from it."""
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         """Draw one slot as (height, width, 3)."""
@@ -264,7 +264,7 @@ class BatchedFamily(MetaVectorEnv):
         np.logical_not(over, out=self._acted)
         active = self._acted if over.any() else None
         if active is not None:
-            # What a frozen slot is told, even NaN or an arm that there is not, must not reach the family's arithmetic.
+            # Actions of a frozen slot, even NaN or an arm that does not exist, must not reach the family's arithmetic.
             actions = np.where(active.reshape(-1, *(1,) * (actions.ndim - 1)), actions, np.zeros_like(actions))
         if isinstance(self.single_action_space, spaces.Discrete):
             check_choices(actions, int(self.single_action_space.n))

@@ -24,7 +24,7 @@ EnvMaker = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class ObservedTask:
-    """What to make in place of `env`, wherever that is asked for: the same slots, which show their tasks.
+    """What to make in place of `env`, wherever an environment is asked for: the same slots, which show their tasks.
 
     Attributes:
         env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.

@@ -193,7 +193,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         )
 
     def _infos(self) -> dict[str, Any]:
-        """Return what the last reset or step has to tell beside the buffers."""
+        """Return the infos of the last reset or step."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Slots that show their tasks: the observation is followed by the task's numbers, as an oracle sees the world.
+"""Slots that show their tasks: the task's numbers follow the observation, as an oracle needs.
 
 Source: Finn et al. 2017, section 5.3, whose oracle gets the task's parameters as input, https://arxiv.org/abs/1703.03400
 """

@@ -36,7 +36,7 @@ _MOST_REPETITIONS = 2**12
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came out of an evaluation.
+    """Results of an evaluation.
 
     Attributes:
         env_name: the task family.

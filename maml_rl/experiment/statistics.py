@@ -1,4 +1,4 @@
-"""How sure a number is: the mean and the interquartile mean with their 95 % intervals, for few seeds, too.
+"""Uncertainty: the mean and the interquartile mean with their 95 % intervals, also for few seeds.
 
 The intervals are Student's t intervals whose variance comes from the jackknife: leave out one policy (or task, or
 repetition) at a time, and see how much the statistic moves. For the mean of policies this is the textbook t interval.

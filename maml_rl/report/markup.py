@@ -52,5 +52,5 @@ def _content(content: Content) -> str:
 
 
 def _text(value: str | float) -> str:
-    # Coordinates with more digits than a screen has pixels make a page heavy.
+    # Coordinates with more digits than a screen has pixels only make the page larger.
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -106,7 +106,7 @@ def _trained_on(run: Run) -> str:
 def _family(
     name: str, members: Sequence[Findings], videos: Sequence[Markup | None], *, alone: bool
 ) -> Iterable[Markup | None]:
-    """Return what there is to say about the groups of one family: returns of different families do not compare."""
+    """Return the sections about the groups of one family; returns of different families are not comparable."""
     groups = [found.group for found in members]
     if len(members) == 1:
         (found,) = members

@@ -165,7 +165,7 @@ def _one_by_one(evaluation: Evaluation) -> Markup:
 
 
 def navigation_paths(trial: Trial) -> Markup | None:
-    """Return the ways that the point took in some tasks, before and after adaptation; None where there are none."""
+    """Return the paths of the point in some tasks, before and after adaptation; None where there are none."""
     if trial.config.env_name != NAVIGATION or len(trial.phases) < 2:
         return None
     tasks = trial.evaluation.tasks

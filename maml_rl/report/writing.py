@@ -19,7 +19,7 @@ from maml_rl.runs.atomic_files import check_writable, replace_file
 
 FILE = "report.html"
 _DATA = ".training.csv", ".returns.csv"
-# The mark that a report carries stands near its beginning.
+# The mark of a report is near its beginning.
 _HEAD = 2_000
 
 logger = logging.getLogger(__name__)

@@ -182,7 +182,7 @@ class Learner(Protocol):
         """Return what is kept beside the policy."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over; raises ValueError if it does not fit."""
+        """Load it; raises ValueError if it does not fit."""
 
 
 def restore(checkpoint: Checkpoint, learner: Learner, algorithm: str, origin: Path) -> None:
