@@ -267,7 +267,7 @@ def run_benchmark(arguments: Sequence[str] | None = None, prog: str = "maml-rl b
         print(f"{prog}: error: the benchmarks are in the repository; run this from a clone of it", file=sys.stderr)
         return BAD_INPUT
     if name not in names:
-        parser.error(f"there is no benchmark {name!r}; there are {', '.join(names)}")
+        parser.error(f"there is no benchmark {name!r}{suggest(name, names)} There are {', '.join(names)}")
     paths = [str(_BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
