@@ -39,6 +39,7 @@ def test_waves_hold_whole_tasks_and_divide_them():
     assert Job(3, 20, 100, max_slots=10).tasks_per_wave == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_collected_arrays_are_trajectories_under_the_policy_of_their_task(episodes):
     check_policies(episodes)

@@ -39,6 +39,7 @@ def final_state(model, trajectories, episode):
     return data.qpos.copy(), data.qvel.copy()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_replay_ends_where_each_episode_ends_for_any_number_of_processes(model, trajectories, processes):

@@ -250,6 +250,7 @@ def test_commands_leave_the_logging_of_the_process_as_it_was(capsys: pytest.Capt
     assert "nowhere.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_benchmark_runs_with_its_own_options_from_anywhere(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -415,6 +415,7 @@ def test_resume_needs_only_the_folder(tmp_path: Path, config: Path) -> None:
     assert [row["iteration"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_profile_is_printed_at_the_end(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--profile"]) == 0
     output = capsys.readouterr().out
@@ -489,6 +490,7 @@ def untimed(folder: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [(), ("--prefetch", "2")], ids=["on-policy", "prefetch"])
 def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
@@ -506,6 +508,7 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the memory map of a process")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
@@ -522,6 +525,7 @@ def test_interrupted_start_ends_without_a_traceback(
     assert script.survivors() == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
     tmp_path: Path, config: Path, start: Callable[..., Script]
@@ -542,6 +546,7 @@ def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
     assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_scripts_run_from_any_folder_with_processes_of_their_own(
     tmp_path: Path, config: Path, start: Callable[..., Script]

@@ -185,6 +185,7 @@ def test_config_json_holds_any_text(text: str) -> None:
     assert config_of(config.to_json()).env_kwargs == {text: text}
 
 
+@pytest.mark.slow
 @given(
     fast_lr=st.floats(min_value=1e-300, max_value=1e300),
     cg_damping=st.floats(min_value=0, max_value=1e300),

@@ -46,6 +46,7 @@ def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id
         env.close()
 
 
+@pytest.mark.slow
 def test_unseeded_environments_differ(env_id: str) -> None:
     one, other = make_vector_env(env_id, {}, 8), make_vector_env(env_id, {}, 8)
     # A pull of a bandit has two outcomes; hundreds of them are never all alike.

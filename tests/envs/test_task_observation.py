@@ -72,6 +72,7 @@ def test_a_finished_slot_keeps_its_final_observation_with_its_task() -> None:
     np.testing.assert_allclose(last[0][:, 2:], [[0.1, 0.2], [0.3, 0.4]], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("env", ["HalfCheetahDir-v5", WalkEnv], ids=["batched", "serial"])
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -122,6 +123,7 @@ def test_tasks_of_different_sizes_are_refused() -> None:
         shown.reset_task(shown.sample_tasks(2))
 
 
+@pytest.mark.slow
 def test_errors_name_the_environment_whose_tasks_are_observed() -> None:
     with (
         pytest.raises(ChildEnvError, match=r"'HalfCheetahDir-v5' with observed tasks"),

@@ -44,6 +44,7 @@ def navigation_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_custom_family_trains(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     example("custom_family").main(["--iterations", "2", "--num-workers", "0"])
     lines = capsys.readouterr().out.splitlines()
@@ -73,6 +74,7 @@ def test_custom_family_can_be_named_in_a_config(
     assert run_train(arguments) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_custom_family_runs_as_a_script_with_children(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "custom_family.py"), "--iterations", "1", "--num-workers", "2"]
@@ -129,6 +131,7 @@ class OneArmPaysEnv(gymnasium.Env):
         return np.zeros(1, np.float32), float(action == self.arm), True, False, {}
 
 
+@pytest.mark.slow
 def test_rl2_learns_to_find_within_a_trial_the_arm_that_pays(
     example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +147,7 @@ def test_rl2_learns_to_find_within_a_trial_the_arm_that_pays(
     assert float(trained[1]) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.timeout(120)
 def test_rl2_remembers_through_all_episodes_of_a_trial_and_forgets_after_it(

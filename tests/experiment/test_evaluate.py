@@ -55,6 +55,7 @@ def test_no_step_is_an_evaluation_without_adaptation() -> None:
     assert small_evaluation(num_steps=0, rule=None).returns.shape == (6, 1, 4)
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None:
     evaluation, again = small_evaluation(), small_evaluation(num_workers=2)
     assert np.array_equal(evaluation.returns, again.returns)
@@ -173,6 +174,7 @@ def test_interval_of_policies_on_fixed_tasks_covers_the_algorithm_on_them(polici
     assert 0.90 <= ((low <= tasks.mean()) & (tasks.mean() <= high)).mean() <= 0.98
 
 
+@pytest.mark.slow
 def test_interval_on_fixed_navigation_tasks_covers_what_many_adaptations_show() -> None:
     tasks = [{"goal": np.array(goal)} for goal in ([0.3, 0.2], [-0.4, 0.1], [0.0, -0.5])]
     # A step so large that the adapted parameters are mostly noise.
