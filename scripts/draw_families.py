@@ -37,6 +37,11 @@ def main() -> None:
         ("AntPos-v5", {"position": [2.0, 1.0]}, 14, "position: (2, 1)", (0.5, 0.25)),
     ):
         _save(name, _frame, _walk(name, task, num_steps), label, arrow)
+    for name in ("Walker2DRandParams-v5", "HopperRandParams-v5", "HalfCheetahRandParams-v5", "AntRandParams-v5"):
+        task = _task(name, 1)
+        factors = task["body_mass"][1:]
+        label = f"masses x {factors.min():.2f} ... {factors.max():.2f}"
+        _save(name, _frame, _walk(name, task, 15), label, (0.5, 0))
 
 
 def _task(name: str, seed: int) -> dict[str, Any]:

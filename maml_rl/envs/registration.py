@@ -50,6 +50,10 @@ FAMILIES: dict[str, FamilySpec] = {
     "AntVel-v5": _mujoco("ant", "AntVel"),
     "AntDir-v5": _mujoco("ant", "AntDir"),
     "AntPos-v5": _mujoco("ant", "AntPos"),
+    "Walker2DRandParams-v5": _mujoco("walker", "Walker2DRandParams"),
+    "HopperRandParams-v5": _mujoco("walker", "HopperRandParams"),
+    "HalfCheetahRandParams-v5": _mujoco("half_cheetah", "HalfCheetahRandParams"),
+    "AntRandParams-v5": _mujoco("ant", "AntRandParams"),
 }
 
 

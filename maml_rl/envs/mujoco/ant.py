@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,12 +17,11 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.envs.mujoco.run_tasks import DIRECTION, VELOCITY, draw_directions, draw_velocities
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
-_SURVIVE_REWARD = 0.05
-_CONTROL_COST = 0.005
 _CONTACT_COST = 0.0005
 _LOWEST, _HIGHEST = 0.2, 1.0
 
@@ -31,7 +31,8 @@ class AntFamily(MujocoFamily):
 
     Observations (125,): qpos (15), qvel (14), contact forces (84), rotation matrix (9) and position (3) of the torso.
     The contact forces are `cfrc_ext` of all bodies at the start of the last substep, clipped to [-1, 1]. To the reward
-    for the task come 0.05 for surviving, -0.005 |a|^2, and -0.0005 times the sum of the squares of the clipped forces.
+    for the task come `survive_reward`, -`control_cost` |a|^2, and -0.0005 times the sum of the squares of the clipped
+    forces.
     An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
 
     Args:
@@ -41,10 +42,17 @@ class AntFamily(MujocoFamily):
     """
 
     task_term: ClassVar[str] = "reward_forward"
+    survive_reward: ClassVar[float] = 0.05
+    control_cost: ClassVar[float] = 0.005
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, load_model("ant.xml", contact_forces=True), 125, entries, **options)
+        super().__init__(num_envs, self.body_model(), 125, entries, **options)
         self._clipped_forces = np.zeros_like(self._forces)
+
+    @staticmethod
+    def body_model() -> mujoco.MjModel:
+        """Return the model."""
+        return load_model("ant.xml", contact_forces=True)
 
     def _bind_fields(self) -> None:
         super()._bind_fields()
@@ -68,16 +76,16 @@ class AntFamily(MujocoFamily):
         self._clip_forces()
         velocity = (self._torso_position[:, 0] - before) / self.dt
         task = self._task_reward(velocity)
-        control = -_CONTROL_COST * sum_of_squares(controls)
+        control = -self.control_cost * sum_of_squares(controls)
         contact = -_CONTACT_COST * sum_of_squares(self._clipped_forces)
         self._reward_terms = {
             self.task_term: task,
-            "reward_survive": np.full(self.num_envs, _SURVIVE_REWARD),
+            "reward_survive": np.full(self.num_envs, self.survive_reward),
             "reward_ctrl": control,
             "reward_contact": contact,
             "x_velocity": velocity,
         }
-        return task + _SURVIVE_REWARD + control + contact, ~self._is_healthy()
+        return task + self.survive_reward + control + contact, ~self._is_healthy()
 
     def _clip_forces(self) -> None:
         np.maximum(self._forces, -1.0, out=self._clipped_forces)
@@ -178,6 +186,19 @@ class AntPosVectorEnv(AntFamily):
         return 4.0 - (offset[:, 0] + offset[:, 1])
 
 
+class AntRandParamsVectorEnv(RandomParameters, AntFamily):
+    """Walk forwards on a body of the task's making: the reward is that of Gymnasium's Ant-v5.
+
+    It is v + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped contact forces. See
+    `RandomParameters` for the tasks, and for the arguments.
+    """
+
+    survive_reward, control_cost = 1.0, 0.5
+
+    def _task_reward(self, velocity: Floats) -> Floats:
+        return velocity
+
+
 class AntVelEnv(BatchOfOne):
     """One slot of `AntVelVectorEnv`."""
 
@@ -194,3 +215,9 @@ class AntPosEnv(BatchOfOne):
     """One slot of `AntPosVectorEnv`."""
 
     family_class = AntPosVectorEnv
+
+
+class AntRandParamsEnv(BatchOfOne):
+    """One slot of `AntRandParamsVectorEnv`."""
+
+    family_class = AntRandParamsVectorEnv

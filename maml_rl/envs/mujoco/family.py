@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import mujoco
 import numpy as np
@@ -21,7 +21,6 @@ from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
-_SUBSTEPS = 5
 _START_NOISE = 0.1
 
 
@@ -41,8 +40,9 @@ class MujocoFamily(BatchedFamily):
     """Slots of one MuJoCo model, stepped together.
 
     Start states are those of Gymnasium's v5 environments: the model's own with U[-0.1, 0.1] added to the positions and
-    0.1 N(0, 1) to the velocities. One step is five substeps under one control. Body positions, rotations and forces
-    are, as in Gymnasium, what the last substep computed on its way: up to one substep behind the joints.
+    0.1 N(0, 1) to the velocities. One step is some substeps under one control, five by default. Body positions,
+    rotations and forces are, as in Gymnasium, what the last substep computed on its way: up to one substep behind the
+    joints.
 
     Args:
         num_envs: number of slots.
@@ -68,6 +68,8 @@ class MujocoFamily(BatchedFamily):
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    substeps: ClassVar[int] = 5
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class MujocoFamily(BatchedFamily):
             autoreset_mode=autoreset_mode,
         )
         self.model = model
-        self.dt: float = model.opt.timestep * _SUBSTEPS
+        self.dt: float = model.opt.timestep * self.substeps
         self.physics = make_physics(model, num_envs, engine, num_threads)
         self._bind_fields()
         self._lowest, self._highest = model.actuator_ctrlrange.T.copy()
@@ -140,16 +142,19 @@ class MujocoFamily(BatchedFamily):
 
     def _simulate(self, controls: Floats, active: Mask | None) -> None:
         start = perf_counter()
-        self.physics.step(controls, _SUBSTEPS, active)
+        self.physics.step(controls, self.substeps, active)
         self.physics_seconds[0] += perf_counter() - start
 
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
-        model = self.model
-        qpos = model.qpos0 + _START_NOISE * (2.0 * streams.uniform(model.nq, mask) - 1.0)
-        qvel = _START_NOISE * streams.normal(model.nv, mask)
+        qpos, qvel = self._draw_start(mask, streams)
         start = perf_counter()
         self.physics.set_state(qpos, qvel, mask)
         self.physics_seconds[0] += perf_counter() - start
+
+    def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
+        """Draw positions (n, nq) and velocities (n, nv) for the masked slots (None: all)."""
+        qpos = self.model.qpos0 + _START_NOISE * (2.0 * streams.uniform(self.model.nq, mask) - 1.0)
+        return qpos, _START_NOISE * streams.normal(self.model.nv, mask)
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         if self._renderer is None:

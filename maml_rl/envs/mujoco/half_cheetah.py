@@ -5,8 +5,9 @@ Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,17 +17,17 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.envs.mujoco.run_tasks import DIRECTION, VELOCITY, draw_directions, draw_velocities
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
-
-_CONTROL_COST = 0.05
 
 
 class HalfCheetahFamily(MujocoFamily):
     """What the families on a half cheetah share: all but the task's part of the reward.
 
-    Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). From the task's reward, 0.05 |a|^2 is taken.
+    Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). From the task's reward, `control_cost` |a|^2
+    is taken.
 
     Args:
         num_envs: number of slots.
@@ -34,8 +35,15 @@ class HalfCheetahFamily(MujocoFamily):
         **options: see `MujocoFamily`.
     """
 
+    control_cost: ClassVar[float] = 0.05
+
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, load_model("half_cheetah.xml"), 20, entries, **options)
+        super().__init__(num_envs, self.body_model(), 20, entries, **options)
+
+    @staticmethod
+    def body_model() -> mujoco.MjModel:
+        """Return the model."""
+        return load_model("half_cheetah.xml")
 
     @abstractmethod
     def _forward_reward(self, velocity: Floats) -> Floats:
@@ -47,7 +55,7 @@ class HalfCheetahFamily(MujocoFamily):
         self._simulate(controls, active)
         velocity = (self._qpos[:, 0] - before) / self.dt
         forward = self._forward_reward(velocity)
-        control = -_CONTROL_COST * sum_of_squares(controls)
+        control = -self.control_cost * sum_of_squares(controls)
         self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
         return forward + control, False
 
@@ -107,6 +115,18 @@ class HalfCheetahDirVectorEnv(HalfCheetahFamily):
         return self.tasks["direction"] * velocity
 
 
+class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):
+    """Run forwards on a body of the task's making: the reward is v - 0.1 |a|^2, as that of Gymnasium's HalfCheetah-v5.
+
+    See `RandomParameters` for the tasks, and for the arguments.
+    """
+
+    control_cost = 0.1
+
+    def _forward_reward(self, velocity: Floats) -> Floats:
+        return velocity
+
+
 class HalfCheetahVelEnv(BatchOfOne):
     """One slot of `HalfCheetahVelVectorEnv`."""
 
@@ -117,3 +137,9 @@ class HalfCheetahDirEnv(BatchOfOne):
     """One slot of `HalfCheetahDirVectorEnv`."""
 
     family_class = HalfCheetahDirVectorEnv
+
+
+class HalfCheetahRandParamsEnv(BatchOfOne):
+    """One slot of `HalfCheetahRandParamsVectorEnv`."""
+
+    family_class = HalfCheetahRandParamsVectorEnv

@@ -6,6 +6,8 @@ state of every simulation, warm start included, and load it into one `MjData` pe
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol, get_args
 
@@ -20,6 +22,18 @@ Engine = Literal["auto", "mjbatch", "mujoco"]
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
+# What `mj_setConst` derives from masses, inertias and the like, and the simulation computes with.
+_DERIVED_CONSTANTS = (
+    "body_subtreemass",
+    "body_invweight0",
+    "dof_M0",
+    "dof_invweight0",
+    "tendon_length0",
+    "tendon_invweight0",
+    "actuator_length0",
+    "actuator_acc0",
+)
+_DERIVED_STATISTICS = ("meaninertia", "meanmass")
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
@@ -44,6 +58,13 @@ class Physics(Protocol):
             qpos: (n, nq) for the n masked simulations.
             qvel: (n, nv).
             mask: (N,) which; None for all.
+        """
+
+    def set_model(self, fields: Mapping[str, Floats]) -> None:
+        """Give every simulation a model of its own; what MuJoCo derives from these fields (`mj_setConst`) follows.
+
+        Args:
+            fields: values (N, ...) of fields of `MjModel`, always the same fields.
         """
 
     def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
@@ -95,6 +116,7 @@ class _Simulations:
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
         self._model, self._num_sims, self._num_threads = model, num_sims, num_threads
         self._bound: dict[str, NDArray[Any]] = {}
+        self._fields: dict[str, Floats] = {}
 
     def bind(self, field: str) -> NDArray[Any]:
         """Return a live array over a field; see `Physics`."""
@@ -105,15 +127,30 @@ class _Simulations:
     def _bind(self, field: str) -> NDArray[Any]:
         raise NotImplementedError
 
+    def set_model(self, fields: Mapping[str, Floats]) -> None:
+        """Give every simulation a model of its own; see `Physics`."""
+        # Constants take long to derive, and a phase is often of the same tasks as the one before.
+        if fields.keys() != self._fields.keys() or any(
+            not np.array_equal(values, self._fields[name]) for name, values in fields.items()
+        ):
+            self._fields = {name: values.copy() for name, values in fields.items()}
+            self._derive_constants()
+
+    def _derive_constants(self) -> None:
+        raise NotImplementedError
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             "arguments": (self._model, self._num_sims, self._num_threads),
             "states": self._states,
             "bound": self._bound,
+            "fields": self._fields,
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         type(self).__init__(self, *saved["arguments"])
+        if saved["fields"]:
+            self.set_model(saved["fields"])
         for field, values in saved["bound"].items():
             self.bind(field)[...] = values
         self._states[...] = saved["states"]
@@ -155,6 +192,11 @@ class BatchPhysics(_Simulations):
         np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
         self._batch.step(mask, num_substeps)
 
+    def _derive_constants(self) -> None:
+        for name, values in self._fields.items():
+            self._batch.expand(name)[...] = values
+        self._batch.set_const()
+
     def close(self) -> None:
         """Do nothing: the threads end with the batch."""
 
@@ -170,6 +212,10 @@ class PlainPhysics(_Simulations):
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
         super().__init__(model, num_sims, num_threads)
         self._datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_sims))]
+        self._models = [model] * len(self._datas)
+        # By simulation: what its model has in place of the one that was given.
+        self._constants: dict[str, Floats] = {}
+        self._stats: dict[str, Floats] = {}
         self._pool: ThreadPoolExecutor | None
         self._pool = ThreadPoolExecutor(len(self._datas)) if len(self._datas) > 1 else None
         self._initial_state = _initial_state(model)
@@ -205,6 +251,21 @@ class PlainPhysics(_Simulations):
             self._pool.shutdown()
             self._pool = None
 
+    def _derive_constants(self) -> None:
+        if not self._constants:
+            self._models = [copy.copy(self._model) for _ in self._datas]
+        work, data = copy.copy(self._model), mujoco.MjData(self._model)
+        rows: list[dict[str, Floats]] = []
+        stats: list[dict[str, float]] = []
+        for sim in range(self._num_sims):
+            for name, values in self._fields.items():
+                getattr(work, name)[...] = values[sim]
+            mujoco.mj_setConst(work, data)
+            rows.append({name: getattr(work, name).copy() for name in (*self._fields, *_DERIVED_CONSTANTS)})
+            stats.append({name: getattr(work.stat, name) for name in _DERIVED_STATISTICS})
+        self._constants = {name: np.array([row[name] for row in rows]) for name in rows[0] if rows[0][name].size}
+        self._stats = {name: np.array([stat[name] for stat in stats]) for name in _DERIVED_STATISTICS}
+
     def _component(self, component: mujoco.mjtState) -> Floats:
         # A state vector holds its components in the order of their bits.
         start = mujoco.mj_stateSize(self._model, _STATE & (int(component) - 1))
@@ -213,22 +274,24 @@ class PlainPhysics(_Simulations):
     def _run(self, num_substeps: int, mask: Mask | None) -> None:
         sims = list(range(self._num_sims)) if mask is None else np.flatnonzero(mask).tolist()
         if self._pool is None:
-            self._run_sims(self._datas[0], sims, num_substeps)
+            self._run_sims(0, sims, num_substeps)
             return
         count = len(self._datas)
-        runs = [
-            self._pool.submit(self._run_sims, data, sims[first::count], num_substeps)
-            for first, data in enumerate(self._datas)
-        ]
+        runs = [self._pool.submit(self._run_sims, thread, sims[thread::count], num_substeps) for thread in range(count)]
         for run in runs:
             run.result()
 
-    def _run_sims(self, data: mujoco.MjData, sims: list[int], num_substeps: int) -> None:
+    def _run_sims(self, thread: int, sims: list[int], num_substeps: int) -> None:
         """Step some simulations, or with no substeps only compute what derives from their states."""
-        model, states = self._model, self._states
+        model, data, states = self._models[thread], self._datas[thread], self._states
+        constants = [(array, getattr(model, name)) for name, array in self._constants.items()]
         derived = [(array, getattr(data, field)) for field, array in self._derived.items()]
         for sim in sims:
             state = states[sim]
+            for array, value in constants:
+                value[...] = array[sim]
+            for name, numbers in self._stats.items():
+                setattr(model.stat, name, numbers[sim])
             mujoco.mj_setState(model, data, state, _STATE)
             if num_substeps:
                 mujoco.mj_step(model, data, num_substeps)

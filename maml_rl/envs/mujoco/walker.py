@@ -1,0 +1,127 @@
+"""Planar walkers that fall: Walker2D on two legs, Hopper on one."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
+from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.random_parameters import RandomParameters
+from maml_rl.envs.tasks import TaskEntry
+from maml_rl.seeding import SlotStreams
+
+_START_NOISE = 5e-3
+_CONTROL_COST = 1e-3
+_FASTEST_SHOWN = 10.0
+
+
+class PlanarWalkerFamily(MujocoFamily):
+    """What the families on a planar walker share: all but the task's part of the reward.
+
+    Start states, observations, terminations and the other rewards are those of Gymnasium's v5 environments:
+    observations are qpos[1:] and qvel, clipped to [-10, 10]; start states are the model's own with U(-0.005, 0.005)
+    added to positions and velocities. To the reward for the task come 1 for a healthy state and -0.001 |a|^2. An
+    episode terminates when the state is not healthy. A step is four substeps.
+
+    Args:
+        num_envs: number of slots.
+        entries: what its tasks look like.
+        **options: see `MujocoFamily`.
+    """
+
+    substeps = 4
+    model_file: ClassVar[str]
+    # Of the torso, in m and radians; and of all positions and velocities from the torso's height on.
+    lowest: ClassVar[float]
+    highest: ClassVar[float] = np.inf
+    steepest: ClassVar[float]
+    largest: ClassVar[float] = np.inf
+
+    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
+        model = self.body_model()
+        super().__init__(num_envs, model, model.nq - 1 + model.nv, entries, **options)
+
+    @classmethod
+    def body_model(cls) -> mujoco.MjModel:
+        """Return the model."""
+        return load_model(cls.model_file)
+
+    def _forward_reward(self, velocity: Floats) -> Floats:
+        """Return rewards (N,) for forward velocities (N,) in m/s."""
+        return velocity
+
+    def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
+        qpos = self.model.qpos0 + _START_NOISE * (2.0 * streams.uniform(self.model.nq, mask) - 1.0)
+        return qpos, _START_NOISE * (2.0 * streams.uniform(self.model.nv, mask) - 1.0)
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        controls = self.controls(actions)
+        before = self._qpos[:, 0].copy()
+        self._simulate(controls, active)
+        velocity = (self._qpos[:, 0] - before) / self.dt
+        forward = self._forward_reward(velocity)
+        control = -_CONTROL_COST * sum_of_squares(controls)
+        healthy = self._is_healthy()
+        survive = healthy.astype(np.float64)
+        self._reward_terms = {
+            "reward_forward": forward,
+            "reward_survive": survive,
+            "reward_ctrl": control,
+            "x_velocity": velocity,
+        }
+        return forward + survive + control, ~healthy
+
+    def _is_healthy(self) -> NDArray[np.bool_]:
+        height, angle = self._qpos[:, 1], self._qpos[:, 2]
+        healthy: NDArray[np.bool_] = (height > self.lowest) & (height < self.highest) & (np.abs(angle) < self.steepest)
+        if self.largest < np.inf:
+            # Comparisons with NaN are false.
+            healthy &= (np.abs(self._qpos[:, 2:]) < self.largest).all(axis=1)
+            healthy &= (np.abs(self._qvel) < self.largest).all(axis=1)
+        return healthy
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        split = self.model.nq - 1
+        out[:, :split] = self._qpos[:, 1:]
+        np.clip(self._qvel, -_FASTEST_SHOWN, _FASTEST_SHOWN, out=out[:, split:], casting="same_kind")
+
+
+class Walker2DFamily(PlanarWalkerFamily):
+    """Walks on two legs; healthy with its torso between 0.8 and 2 m and less than 1 radian from upright."""
+
+    model_file = "walker2d_v5.xml"
+    lowest, highest, steepest = 0.8, 2.0, 1.0
+
+
+class HopperFamily(PlanarWalkerFamily):
+    """Hops on one leg; healthy with its torso above 0.7 m and upright within 0.2 radians, and a state below 100."""
+
+    model_file = "hopper.xml"
+    lowest, steepest, largest = 0.7, 0.2, 100.0
+
+
+class Walker2DRandParamsVectorEnv(RandomParameters, Walker2DFamily):
+    """Walk forwards on a body of the task's making; see `RandomParameters` for the tasks, and for the arguments."""
+
+
+class HopperRandParamsVectorEnv(RandomParameters, HopperFamily):
+    """Hop forwards on a body of the task's making; see `RandomParameters` for the tasks, and for the arguments."""
+
+
+class Walker2DRandParamsEnv(BatchOfOne):
+    """One slot of `Walker2DRandParamsVectorEnv`."""
+
+    family_class = Walker2DRandParamsVectorEnv
+
+
+class HopperRandParamsEnv(BatchOfOne):
+    """One slot of `HopperRandParamsVectorEnv`."""
+
+    family_class = HopperRandParamsVectorEnv

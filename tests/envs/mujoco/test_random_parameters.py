@@ -1,0 +1,108 @@
+"""Bodies with parameters of their own against bare MuJoCo, whose models are edited by hand."""
+
+import mujoco
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from maml_rl.envs import make_vector_env
+
+MODELS = {
+    "Walker2DRandParams-v5": "walker2d_v5.xml",
+    "HopperRandParams-v5": "hopper.xml",
+    "HalfCheetahRandParams-v5": "half_cheetah.xml",
+    "AntRandParams-v5": "ant.xml",
+}
+
+
+@pytest.fixture(params=MODELS)
+def env_id(request):
+    return request.param
+
+
+def edited(model, task):
+    """A model as one would edit it by hand."""
+    for name, factors in task.items():
+        field = getattr(model, name)
+        field *= factors
+    mujoco.mj_setConst(model, mujoco.MjData(model))
+    return model
+
+
+def test_every_slot_moves_as_bare_mujoco_on_a_model_edited_by_hand(env_id, engine, ordinary_model, bare_simulations):
+    env = make_vector_env(env_id, {"engine": engine}, 4, num_threads=2)
+    substeps = env.substeps
+    random = np.random.default_rng(0)
+    for seed in (0, 1):
+        tasks = env.sample_tasks(4, seed=seed)
+        env.reset_task(tasks)
+        env.reset(seed=seed)
+        bare = [bare_simulations(edited(ordinary_model(MODELS[env_id]), task), 1) for task in tasks]
+        for slot, simulation in enumerate(bare):
+            simulation.set_state(env._qpos[slot : slot + 1].copy(), env._qvel[slot : slot + 1].copy())
+        for _ in range(40):
+            actions = random.uniform(-1.0, 1.0, env.action_space.shape).astype(np.float32)
+            over = env.buffers.terminated.copy()
+            env.step(actions)
+            for slot, simulation in enumerate(bare):
+                if not over[slot]:
+                    simulation.step(env.controls(actions[slot])[None], substeps)
+                assert_array_equal(env._qpos[slot], simulation.bind("qpos")[0])
+                assert_array_equal(env._qvel[slot], simulation.bind("qvel")[0])
+
+
+def test_task_changes_the_body_in_the_middle_of_an_episode(env_id, engine):
+    changed, fresh = (make_vector_env(env_id, {"engine": engine}, 2) for _ in range(2))
+    first, second = changed.sample_tasks(2, seed=3)
+    changed.reset_task([first, first])
+    fresh.reset_task([first, second])
+    actions = np.full(changed.action_space.shape, 0.3, np.float32)
+    for env in (changed, fresh):
+        env.reset(seed=0)
+        env.step(actions)
+    changed.reset_task([first, second])
+    assert_array_equal(*(env.step(actions)[0][0] for env in (changed, fresh)))
+    state = changed._qpos[1].copy()
+    changed.step(actions)
+    assert (changed._qpos[1] != state).any()
+
+
+def test_factors_have_the_distribution_that_is_written(env_id):
+    env = make_vector_env(env_id)
+    for name, base in (("body_mass", 1.5), ("body_inertia", 1.5), ("geom_friction", 1.5), ("dof_damping", 1.3)):
+        factors = np.array([task[name] for task in env.sample_tasks(2000, seed=0)])
+        exponents = np.log(factors) / np.log(base)
+        assert exponents.min() >= -3.0
+        assert exponents.max() <= 3.0
+        np.testing.assert_allclose(exponents.mean(axis=0), 0.0, atol=0.2)
+        np.testing.assert_allclose(exponents.std(axis=0), 3.0 / np.sqrt(3.0), rtol=0.06)
+        assert factors.shape[1:] == getattr(env.model, name).shape
+    narrow = make_vector_env(env_id, {"log_scale_limit": 0.1}).sample_tasks(20, seed=0)
+    assert max(np.abs(np.log(task["body_mass"])).max() for task in narrow) <= 0.1 * np.log(1.5) + 1e-12
+
+
+def test_constants_are_derived_only_when_the_tasks_change(env_id, engine, monkeypatch):
+    env = make_vector_env(env_id, {"engine": engine}, 2)
+    derived = []
+    physics_class = type(env.physics)
+    derive = physics_class._derive_constants
+    monkeypatch.setattr(physics_class, "_derive_constants", lambda self: (derived.append(1), derive(self)))
+    first, second = env.sample_tasks(2, seed=5)
+    for tasks, count in (([first, first], 1), ([first, first], 1), ([first, second], 2)):
+        env.reset_task(tasks)
+        assert len(derived) == count
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), "3"])
+def test_bad_limit_is_refused_by_name(env_id, limit):
+    with pytest.raises(ValueError, match="log_scale_limit must be"):
+        make_vector_env(env_id, {"log_scale_limit": limit})
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0])
+def test_factor_that_is_not_positive_is_refused_by_name(env_id, factor):
+    env = make_vector_env(env_id)
+    (task,) = env.sample_tasks(1)
+    task["body_mass"][1] = factor
+    with pytest.raises(ValueError, match="entry 'body_mass' of a task must be positive factors"):
+        env.reset_task([task])

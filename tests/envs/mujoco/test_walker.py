@@ -1,0 +1,48 @@
+"""Walker2D and Hopper against Gymnasium's own environments."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maml_rl.envs import make_vector_env
+
+UNCHANGED = {"Walker2DRandParams-v5": "Walker2d-v5", "HopperRandParams-v5": "Hopper-v5"}
+
+
+@pytest.mark.parametrize(("env_id", "gymnasium_id"), UNCHANGED.items())
+def test_body_of_factors_of_one_is_gymnasiums(env_id, gymnasium_id, engine):
+    """Down to the last bit: observations, rewards, falls."""
+    env = make_vector_env(env_id, {"engine": engine}, 3)
+    env.reset_task([{name: np.ones(entry.shape) for name, entry in env.entries.items()}] * 3)
+    env.reset(seed=0)
+    others = [gymnasium.make(gymnasium_id).unwrapped for _ in range(3)]
+    for slot, other in enumerate(others):
+        other.reset(seed=0)
+        other.set_state(env._qpos[slot].copy(), env._qvel[slot].copy())
+    random = np.random.default_rng(0)
+    running = [0, 1, 2]
+    for _ in range(150):
+        actions = random.uniform(-1.0, 1.0, env.action_space.shape).astype(np.float32)
+        observations, rewards, terminated, _, infos = env.step(actions)
+        for slot in list(running):
+            observation, reward, fallen, _, info = others[slot].step(actions[slot].astype(np.float64))
+            np.testing.assert_array_equal(observations[slot], observation.astype(np.float32))
+            assert rewards[slot] == pytest.approx(reward, rel=1e-12, abs=1e-12)
+            assert terminated[slot] == fallen
+            for name in ("reward_forward", "reward_survive", "reward_ctrl", "x_velocity"):
+                assert infos[name][slot] == pytest.approx(info[name], rel=1e-12, abs=1e-12)
+            if fallen:
+                running.remove(slot)
+    assert len(running) < 3
+    assert env.dt == others[0].dt
+
+
+@pytest.mark.parametrize(("env_id", "gymnasium_id"), UNCHANGED.items())
+def test_start_states_are_those_of_gymnasium(env_id, gymnasium_id):
+    env = make_vector_env(env_id, {}, 2000)
+    env.reset(seed=0)
+    for values, start in ((env._qpos, env.model.qpos0), (env._qvel, 0.0)):
+        noise = values - start
+        assert np.abs(noise).max() <= 5e-3
+        np.testing.assert_allclose(noise.std(axis=0), 5e-3 / np.sqrt(3.0), rtol=0.06)
+    assert abs(np.corrcoef(env._qpos[:, 1], env._qvel[:, 1])[0, 1]) < 0.1
