@@ -50,14 +50,18 @@ def step_returns(findings: Sequence[Findings]) -> Markup | None:
         entries.append(("published", "MAML as published (Finn et al. 2017)"))
         plot.line(range(len(published)), published, "published")
         plot.dots(range(len(published)), published, "published", radius=3.5, titles=[*map(readable, published)])
-    for (css, _, _), values, two in zip(lines, intervals, two_seeds, strict=True):
+    # Side by side, so that no interval hides another.
+    shifts = np.linspace(-1.0, 1.0, len(lines)) * min(0.03 * (len(lines) - 1), 0.15)
+    for (css, _, _), values, two, shift in zip(lines, intervals, two_seeds, shifts, strict=True):
+        places = np.arange(len(values)) + shift
         if len(values) == 1 and steps > 1:
             plot.line([0, steps - 1], [values[0, 0]] * 2, f"{css} level")
-        plot.line(range(len(values)), values[:, 0], css)
-        for step, (_, low, high) in enumerate(values[: 0 if two else None]):
-            plot.interval(step, low, high, css)
+        plot.line(places, values[:, 0], css)
+        if not two:
+            for place, (_, low, high) in zip(places, values, strict=True):
+                plot.interval(place, low, high, css)
         titles = [" ".join(readable_interval(interval)) for interval in values]
-        plot.dots(range(len(values)), values[:, 0], css, titles=titles)
+        plot.dots(places, values[:, 0], css, titles=titles)
     note = f"{_which_tasks(lines)} Bars are 95 % intervals{'; of two seeds, the table has them' * any(two_seeds)}."
     return figure("Return after each gradient step", note, legend(entries), plot.svg())
 

@@ -1,14 +1,18 @@
 """The page: what was found, in the order in which readers want to know it."""
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
-from maml_rl.config.config import Config
+from maml_rl.config.config import SECTION, Config
 from maml_rl.experiment.evaluate import Evaluation, pooled_intervals
+from maml_rl.metalearners.metalearner import find_metalearner
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.markup import Markup, element, join
@@ -234,18 +238,16 @@ def _comparison(findings: Sequence[Findings]) -> Markup:
 
 def _settings(groups: Sequence[RunGroup]) -> Markup:
     """Return a table of all settings; those that differ between groups or from the defaults stand out."""
-    configs = [group.config.model_dump(mode="json", by_alias=True) for group in groups]
-    defaults = {
-        field.alias or name: field.get_default(call_default_factory=True) for name, field in Config.model_fields.items()
-    }
+    configs = [_flat(group.config) for group in groups]
+    defaults = {key: value for group in groups for key, value in _defaults(group.config).items()}
     rows: list[Markup] = []
     differing: list[Markup] = []
     # Where a group has several seeds, the table of runs has them.
     hidden = "seed" if any(len(group.runs) > 1 for group in groups) else ""
-    for key in configs[0]:
+    for key in dict.fromkeys(key for config in configs for key in config):
         if key == hidden:
             continue
-        values = [config[key] for config in configs]
+        values = [config.get(key) for config in configs]
         changed = any(_plain(value) != _plain(defaults.get(key)) for value in values)
         same = all(value == values[0] for value in values)
         cells = [element("td", element("code", _plain(value))) for value in (values[:1] if same else values)]
@@ -264,7 +266,28 @@ def _settings(groups: Sequence[RunGroup]) -> Markup:
     return join([compared if differing else None, common])
 
 
+def _flat(config: Config) -> dict[str, Any]:
+    """Return the settings, the algorithm's among them."""
+    values = config.model_dump(mode="json", by_alias=True)
+    settings: dict[str, Any] = values.pop(SECTION)
+    return values | settings
+
+
+def _defaults(config: Config) -> dict[str, Any]:
+    """Return the defaults of a config and of its algorithm's settings; none of an algorithm that cannot be found."""
+    models: list[type[BaseModel]] = [Config]
+    with suppress(ValueError):
+        models.append(find_metalearner(config.algorithm).Settings)
+    return {
+        field.alias or name: field.get_default(call_default_factory=True)
+        for model in models
+        for name, field in model.model_fields.items()
+    }
+
+
 def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_plain(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_plain, value)) + "]"
     if isinstance(value, float):

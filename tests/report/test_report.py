@@ -179,3 +179,11 @@ def test_report_of_several_runs_goes_to_the_folder_that_holds_them(
     monkeypatch.chdir(tmp_path)
     assert write_report(["runs/seed-0", "runs/seed-1"], num_tasks=0) == Path("runs/report.html")
     assert write_report([Path("runs/seed-0"), tmp_path / "runs" / "seed-1"], num_tasks=0) == Path("report.html")
+
+
+def test_settings_of_the_algorithm_are_rows_of_their_own(navigation_runs: Path, tmp_path: Path) -> None:
+    page = write_report([navigation_runs / "seed-0"], tmp_path / "report.html", num_tasks=0).read_text()
+    settings = page.split("Settings</h2>")[1]
+    assert '<tr class="changed"><th>cg-iters</th><td><code>2</code>' in settings
+    assert "<tr><th>max-kl</th><td><code>0.01</code>" in settings
+    assert "algorithm-settings" not in settings
