@@ -3,10 +3,13 @@
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
@@ -16,6 +19,36 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 # As many characters of a wrong value as a line has room for.
 _SHOWN = 80
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM, which is handled as Ctrl-C is."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Have SIGTERM end the work in the block as Ctrl-C does; the second of these signals ends the process at once."""
+    ends = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Ended}
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        for each in ends:
+            signal.signal(each, signal.SIG_DFL)
+        raise ends[signal.Signals(number)]
+
+    # What is ignored, as in the background, stays so; and Python lets no other thread than the main one do this.
+    usual = signal.default_int_handler, signal.SIG_DFL
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():
+        replaced = {each: signal.getsignal(each) for each in ends if signal.getsignal(each) in usual}
+    try:
+        for each in replaced:
+            signal.signal(each, end)
+        yield
+    finally:
+        for each, before in replaced.items():
+            signal.signal(each, before)
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,9 +90,9 @@ def run_command(
     try:
         with _log_to_standard_error(parser.prog, options.log_level):
             command(options)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
-        return INTERRUPTED
+        return interrupt.exit_code if isinstance(interrupt, Ended) else INTERRUPTED
     except (ConfigError, CheckpointError, TaskError) as error:
         print(f"{parser.prog}: error: {_printable(str(error))}", file=sys.stderr)
         return BAD_INPUT

@@ -1,11 +1,15 @@
-"""What a person sees while training runs and when it ends; nothing while it runs, where the output is no terminal."""
+"""What a person sees while training runs and when it ends: a bar in a terminal, elsewhere a line now and then."""
 
+import logging
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 from tqdm import tqdm
 
 from maml_rl.runs.metrics import Metrics, return_keys
+
+logger = logging.getLogger(__name__)
 
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
@@ -16,9 +20,13 @@ class TrainingProgress:
     Args:
         num_batches: meta-updates in all.
         name: of the run, if it is one of several.
+        seconds_between_lines: how often to log a line, where standard error is no terminal.
     """
 
-    def __init__(self, num_batches: int, name: str | None = None) -> None:
+    def __init__(self, num_batches: int, name: str | None = None, seconds_between_lines: float = 30.0) -> None:
+        self._num_batches, self._name = num_batches, name
+        self._seconds_between_lines = seconds_between_lines
+        self._started = self._last_line = monotonic()
         # disable=None is off unless standard error is a terminal.
         self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, bar_format=_BAR, dynamic_ncols=True, disable=None)
         self._seconds: dict[str, float] = {}
@@ -47,8 +55,22 @@ class TrainingProgress:
         # Short, so that the bar stays on one line of a terminal of 80 columns.
         returns = _returns(metrics)
         shown = " -> ".join(f"{value:.1f}" for value in (returns if len(returns) < 3 else (returns[0], returns[-1])))
-        self._bar.set_postfix_str(f"return {shown}, {metrics['time/steps_per_s']:,.0f} steps/s", False)
+        state = f"return {shown}, {metrics['time/steps_per_s']:,.0f} steps/s"
+        self._bar.set_postfix_str(state, False)
         self._bar.update()
+        if self._bar.disable and monotonic() - self._last_line >= self._seconds_between_lines:
+            self._log(state)
+
+    def _log(self, state: str) -> None:
+        """Log a line with the iteration, the state of training and the time left."""
+        assert self.first is not None
+        assert self.latest is not None
+        self._last_line = monotonic()
+        done = self.latest["iteration"] + 1
+        each = (self._last_line - self._started) / (done - self.first["iteration"])
+        left = tqdm.format_interval(each * (self._num_batches - done))
+        name = f"{self._name}, " if self._name else ""
+        logger.info("%siteration %d of %d: %s, %s left", name, done, self._num_batches, state, left)
 
     def summary(self) -> str:
         """Return the returns of the first and the latest iteration, for the end of a run."""

@@ -11,7 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maml_rl.cli.console import INTERRUPTED, Parser, add_log_level, file_path, not_negative, positive, run_command
+from maml_rl.cli.console import (
+    INTERRUPTED,
+    Parser,
+    add_log_level,
+    ending_in_order,
+    file_path,
+    not_negative,
+    positive,
+    run_command,
+)
 from maml_rl.config.catalog import SHIPPED, find_config, name_of
 from maml_rl.config.config import SECTION, Config, SettingsModel, load_config
 from maml_rl.config.reference import describe_settings
@@ -206,7 +215,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     from maml_rl.experiment.train import train
 
     name = f"seed {config.seed}" if options.seeds else None
-    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, name) as progress:
+    with ending_in_order(), logging_redirect_tqdm(), TrainingProgress(config.num_batches, name) as progress:
         train(
             config,
             folder,
@@ -250,7 +259,8 @@ def _how_to_go_on(options: argparse.Namespace) -> str:
     if options.output_folder is None:
         return ""
     has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
-    return "; the same command with --resume goes on" if has_run else ""
+    instead = " in place of --overwrite" if options.overwrite else ""
+    return f"; finished iterations are saved, and the same command with --resume{instead} goes on" if has_run else ""
 
 
 def _test(options: argparse.Namespace) -> None:

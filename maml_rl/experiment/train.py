@@ -1,11 +1,13 @@
 """Training: collect a batch, update the meta-policy, write metrics and checkpoints; repeat."""
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from time import perf_counter
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from maml_rl.config.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import CheckpointError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.prefetch import Prefetcher
 from maml_rl.metalearners.metalearner import Batch
@@ -21,6 +24,8 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import RunFolder
 from maml_rl.samplers import MultiTaskSampler
+
+logger = logging.getLogger(__name__)
 
 OnIteration = Callable[[Metrics], None]
 
@@ -35,8 +40,11 @@ def train(
     overwrite: bool = False,
     profile: bool = False,
     on_iteration: OnIteration | None = None,
+    stop: Event | None = None,
 ) -> Policy:
     """Train a meta-policy, or resume training one.
+
+    A KeyboardInterrupt or SystemExit ends it, once a checkpoint holds the state after the last finished iteration.
 
     The same config gives bit-identical parameters and metrics (except times), for any number of workers, after any
     worker has been replaced, and however often the run is killed and resumed. With `prefetch` or `recv-timeout` this
@@ -51,6 +59,8 @@ def train(
         overwrite: replace the run that is in `folder`.
         profile: add each stage's share of the time to the metrics.
         on_iteration: is given the metrics of every iteration.
+        stop: once it is set, by `on_iteration` or by another thread, training ends after the present iteration with a
+            checkpoint, from which it can be resumed.
 
     Returns:
         The trained policy.
@@ -69,18 +79,35 @@ def train(
         RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite) as run,
     ):
         sampler.seek(run.iteration - 1)
-        with _collecting(run.iteration, experiment, sampler) as (next_batch, publish):
+        with _saving_when_interrupted(run), _collecting(run.iteration, experiment, sampler) as (next_batch, publish):
             for iteration in range(run.iteration, config.num_batches):
+                if stop is not None and stop.is_set():
+                    run.save()
+                    break
                 metrics = _iterate(iteration, experiment, next_batch)
                 publish(iteration + 1)
                 metrics["env_steps"] += run.env_steps
                 run.record(metrics)
+                # The best checkpoint is that of the highest return after adaptation.
+                run.keep(metrics[return_keys(metrics)[-1]])
                 if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.num_batches:
-                    # The best checkpoint is that of the highest return after adaptation.
-                    run.save(metrics[return_keys(metrics)[-1]])
+                    run.save()
                 if on_iteration is not None:
                     on_iteration(metrics)
     return experiment.policy
+
+
+@contextmanager
+def _saving_when_interrupted(run: RunFolder) -> Iterator[None]:
+    """Write down the last finished iteration when Ctrl-C, or a signal handler that exits, ends the training."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        try:
+            run.save()
+        except CheckpointError as error:
+            logger.warning("%s", error)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The folder of a training run: its config, metrics, events and checkpoints, and the lock on it."""
 
+import copy
 import json
 import logging
 import os
@@ -65,6 +66,8 @@ class RunFolder:
         self.path = Path(folder)
         self._config, self._learner = config, learner
         self.iteration, self.env_steps = 0, 0
+        self._kept: Checkpoint | None = None
+        self._saved = 0
         check_run_folder(self.path, resume=resume, overwrite=overwrite)
         is_new = not (self.path / CONFIG).exists()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -105,21 +108,27 @@ class RunFolder:
         self._events.write(metrics)
         self.iteration, self.env_steps = metrics["iteration"] + 1, metrics["env_steps"]
 
-    def save(self, score: float | None) -> Path:
-        """Write a checkpoint after the finished iterations.
+    def keep(self, score: float | None) -> None:
+        """Copy the state after the finished iterations, so that `save` can write it in the middle of the next one."""
+        self._kept = copy.deepcopy(self._checkpoint(score))
+
+    def save(self) -> None:
+        """Write a checkpoint of the state that was kept last, unless that is written already.
 
         Raises:
             CheckpointError: If it cannot be written.
         """
+        if self._kept is None or self._kept.iteration == self._saved:
+            return
         # A checkpoint promises that the metrics of its iterations are on disk.
         self._metrics.sync()
-        return self._save(score)
+        save_checkpoint(self._kept, self.path / CHECKPOINTS, self._config.keep_checkpoints)
+        self._saved = self._kept.iteration
 
-    def _save(self, score: float | None) -> Path:
+    def _checkpoint(self, score: float | None) -> Checkpoint:
         state = {"env_steps": self.env_steps, "algorithm": self._config.algorithm}
         tensors = dict(self._learner.policy.state_dict())
-        checkpoint = Checkpoint(self.iteration, tensors, score, state, self._learner.state_dict())
-        return save_checkpoint(checkpoint, self.path / CHECKPOINTS, self._config.keep_checkpoints)
+        return Checkpoint(self.iteration, tensors, score, state, self._learner.state_dict())
 
     def _create(self) -> None:
         """Clear the folder of an earlier run, and begin with a checkpoint of the initial parameters."""
@@ -129,7 +138,7 @@ class RunFolder:
         (self.path / METRICS).unlink(missing_ok=True)
         replace_file(self.path / CONFIG, self._config.to_json().encode())
         replace_file(self.path / SYSTEM, (json.dumps(describe_system(), indent=2) + "\n").encode())
-        self._save(None)
+        save_checkpoint(self._checkpoint(None), self.path / CHECKPOINTS, self._config.keep_checkpoints)
         sync_folder(self.path)
 
     def _resume(self) -> None:
@@ -145,6 +154,7 @@ class RunFolder:
         path, checkpoint = latest_intact(self.path / CHECKPOINTS)
         restore(checkpoint, self._learner, self._config.algorithm, path)
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
+        self._saved = self.iteration
 
 
 def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:

@@ -1,6 +1,7 @@
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -296,3 +297,24 @@ def test_check_env_says_what_the_sampler_needs_beside(
     assert "MultiTaskSampler(DoorEnv, max_episode_steps=..., policy=..., ...) samples it" in last
     assert "it has no time limit of its own" in last
     assert "no policy for the action space Discrete(2, start=1)" in last
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, console.Ended)])
+def test_first_signal_ends_the_work_and_a_second_one_the_process(number: int, kind: type[BaseException]) -> None:
+    ends = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(each) for each in ends]
+    with console.ending_in_order():
+        with pytest.raises(KeyboardInterrupt) as raised:
+            signal.raise_signal(number)
+        assert type(raised.value) is kind
+        assert [signal.getsignal(each) for each in ends] == [signal.SIG_DFL] * 2
+    assert [signal.getsignal(each) for each in ends] == before
+
+
+def test_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with console.ending_in_order():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -89,3 +89,23 @@ def test_profile_ranks_the_stages() -> None:
         for iteration in range(2):
             progress(metrics_of(iteration, -9.0, -8.0, inner=0.25, outer=0.5))
     assert [line.split() for line in progress.profile().splitlines()] == [["outer", "50.0%"], ["inner", "25.0%"]]
+
+
+def test_lines_are_logged_now_and_then_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with TrainingProgress(500, "seed 3", seconds_between_lines=0.0) as progress:
+        progress(metrics_of(122, -171.26, -158.04))
+    (line,) = caplog.messages
+    assert line.startswith("seed 3, iteration 123 of 500: return -171.3 -> -158.0, 20,000 steps/s, ")
+    assert re.fullmatch(r".* \d\d:\d\d left", line)
+    caplog.clear()
+    with TrainingProgress(500, seconds_between_lines=1e9) as progress:
+        progress(metrics_of(0, -171.26, -158.04))
+    assert caplog.messages == []
+
+
+def test_no_lines_are_logged_beside_a_bar(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with terminal_of(80), TrainingProgress(500, seconds_between_lines=0.0) as progress:
+        progress(metrics_of(0, -171.26, -158.04))
+    assert caplog.messages == []

@@ -496,16 +496,56 @@ def untimed(folder: Path) -> list[dict[str, object]]:
 def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     tmp_path: Path, config: Path, start: Callable[..., Script], options: tuple[str, ...]
 ) -> None:
-    script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000", *options)
-    script.wait_until(lambda: lines_in(tmp_path / "runs" / "small" / "metrics.jsonl") >= 3)
+    many = ["--num-batches", "100000", "--checkpoint-every", "100000"]
+    script = start("train.py", "--config", str(config), "--num-workers", "2", *many, *options)
+    script.wait_until(lambda: lines_in(tmp_path / "runs" / "small" / "metrics.jsonl") >= 4)
     pressed = monotonic()
     code, output, errors = script.end(signal.SIGINT, group=True)
     assert monotonic() - pressed < 5.0
     assert code == 130
     assert output == ""
-    assert errors.splitlines() == ["train.py: interrupted; the same command with --resume goes on"]
+    advice = "finished iterations are saved, and the same command with --resume goes on"
+    assert errors.splitlines() == [f"train.py: interrupted; {advice}"]
     assert script.survivors() == []
-    assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 2
+    assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 3
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("signals", "codes"),
+    [
+        ([signal.SIGINT], {130}),
+        ([signal.SIGTERM], {143}),
+        ([signal.SIGTERM, signal.SIGTERM], {143, -signal.SIGTERM}),
+        ([signal.SIGINT, signal.SIGTERM], {130, -signal.SIGTERM}),
+    ],
+    ids=lambda value: "-".join(each.name for each in value) if isinstance(value, list) else "",
+)
+def test_interrupted_run_resumes_bit_for_bit_from_its_last_finished_iteration(
+    tmp_path: Path, config: Path, start: Callable[..., Script], signals: list[signal.Signals], codes: set[int]
+) -> None:
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    settings = ["--config", str(config), "--checkpoint-every", "100000"]
+    many = ["--num-batches", "100000", "--output-folder", str(run)]
+    script = start("train.py", *settings, *many, "--num-workers", "2")
+    script.wait_until(lambda: lines_in(run / "metrics.jsonl") >= 4)
+    for number in signals[:-1]:
+        os.kill(script.pid, number)
+    code, _, errors = script.end(signals[-1], group=True)
+    assert code in codes
+    assert script.survivors() == []
+    saved = latest_intact(run / "checkpoints")[1].iteration
+    if code > 0:
+        assert "the same command with --resume goes on" in errors
+        assert saved >= 3
+        # At most the iteration that was being recorded is missing.
+        assert lines_in(run / "metrics.jsonl") - saved in (0, 1)
+    last = ["--num-batches", str(saved + 2), "--num-workers", "0"]
+    assert run_train([*settings, *last, "--output-folder", str(run), "--resume"]) == 0
+    assert run_train([*settings, *last, "--output-folder", str(undisturbed)]) == 0
+    assert untimed(run) == untimed(undisturbed)
+    found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (run, undisturbed))
+    assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
 
 
 @pytest.mark.slow

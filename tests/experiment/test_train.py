@@ -1,6 +1,7 @@
 import json
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gymnasium
@@ -316,3 +317,30 @@ def test_entropy_of_a_policy_with_discrete_actions_is_at_most_that_of_chance(tmp
     (metrics,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert 1.0 < metrics["policy/entropy"] <= np.log(5.0) + 1e-6
     assert "policy/std" not in metrics
+
+
+def test_stopped_training_ends_after_the_present_iteration_and_resumes(tmp_path: Path) -> None:
+    config, stop = config_of(num_batches=4, checkpoint_every=100), Event()
+
+    def stop_after_the_second(metrics: Metrics) -> None:
+        if metrics["iteration"] == 1:
+            stop.set()
+
+    train(config, tmp_path / "stopped", num_workers=0, on_iteration=stop_after_the_second, stop=stop)
+    assert latest_intact(tmp_path / "stopped" / "checkpoints")[1].iteration == 2
+    train(config, tmp_path / "stopped", num_workers=0, resume=True)
+    train(config, tmp_path / "undisturbed", num_workers=0)
+    assert_same_run(tmp_path / "stopped", tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_interrupted_training_saves_its_last_finished_iteration(tmp_path: Path, kind: type[BaseException]) -> None:
+    config = config_of(num_batches=4, checkpoint_every=100)
+
+    def interrupt(metrics: Metrics) -> None:
+        if metrics["iteration"] == 1:
+            raise kind
+
+    with pytest.raises(kind):
+        train(config, tmp_path / "run", num_workers=0, on_iteration=interrupt)
+    assert latest_intact(tmp_path / "run" / "checkpoints")[1].iteration == 2

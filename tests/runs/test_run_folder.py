@@ -34,7 +34,8 @@ def write_run(folder: Path, iterations: int, config: Config | None = None) -> No
         for iteration in range(iterations):
             run.record({"iteration": iteration, "env_steps": 10 * (iteration + 1), "kl": 0.0})
         if iterations:
-            run.save(1.0)
+            run.keep(1.0)
+            run.save()
 
 
 def test_new_run_begins_with_its_config_and_a_checkpoint(tmp_path: Path) -> None:
