@@ -42,6 +42,8 @@ def test_refused_skip_is_a_failure_unless_hardware_is_missing(
 
 @pytest.mark.slow
 def test_without_chromium_pages_are_skipped_with_the_remedy(tmp_path: Path) -> None:
+    for package in ("mkdocs", "selenium"):
+        pytest.importorskip(package)
     environment = {**os.environ, "PATH": str(tmp_path)}
     environment.pop("MAML_RL_NO_SKIPS", None)
     test = "tests/test_documentation.py::test_pages_open_in_a_browser"

@@ -101,7 +101,7 @@ def test_resuming_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_resuming_and_overwriting_at_once_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
-    with pytest.raises(ConfigError, match="--resume goes on .* --overwrite replaces it"):
+    with pytest.raises(ConfigError, match=r"--resume goes on .* --overwrite replaces it"):
         RunFolder(tmp_path, config_of(), learner_of(), resume=True, overwrite=True)
 
 
