@@ -98,6 +98,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
@@ -112,6 +113,7 @@ def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(site: Path) -> 
     assert "@import" not in (site / "stylesheets" / "site.css").read_text()
 
 
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     reference = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     headings = set(re.findall(r'<h\d id="([\w.]+)"', reference))
@@ -121,6 +123,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
                 assert any(heading.endswith(f".{name}") for heading in headings), f"maml_rl{package}.{name}"
 
 
+@pytest.mark.slow
 def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
     for page, text in PAGES.items():
         built = (site / page.replace(".md", ".html")).read_text(encoding="utf-8")
@@ -129,6 +132,7 @@ def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
     assert (site / "algorithms.html").read_text(encoding="utf-8").count("<math ") > 30
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_pages_open_in_a_browser(browser: Browser, site: Path) -> None:
     for path in sorted(site.rglob("*.html")):
@@ -141,6 +145,7 @@ def test_pages_open_in_a_browser(browser: Browser, site: Path) -> None:
             assert browser.complaints() == [], path.name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_search_finds_cuda_without_a_server(browser: Browser, site: Path) -> None:
     browser.open(site / "index.html", width=1300, dark=False)
@@ -217,6 +222,7 @@ def test_script_of_a_page_runs_as_shown(page: str, package: str, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"configs", "runs", "script.py"}
 
 
+@pytest.mark.slow
 def test_job_of_slurm_trains_and_goes_on_when_it_is_submitted_again(tmp_path: Path) -> None:
     (job,) = blocks("slurm.md", "bash")
     (tmp_path / "job.sh").write_text(job)
@@ -260,6 +266,7 @@ def test_every_file_of_a_run_is_documented(run: Path) -> None:
         assert f"`{path.name}" in PAGES["outputs.md"], path.name
 
 
+@pytest.mark.slow
 def test_every_setting_is_on_the_page_of_settings_once(documentation: Any, site: Path) -> None:
     models = [Config, *(find_metalearner(name).Settings for name in algorithms())]
     keys = sorted(str(field.alias) for model in models for field in model.model_fields.values())

@@ -44,6 +44,7 @@ def test_policy_is_adapted_to_a_task_as_shown(tmp_path: Path, monkeypatch: pytes
     assert isinstance(names["env"], gymnasium.Env)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_sampler_is_imported_as_shown(tmp_path: Path) -> None:
     text = python_block("with MultiTaskSampler(")

@@ -31,6 +31,7 @@ def run(main, files, *arguments, positive=True):
     return result, rows
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_sampling_measures_us_the_limits_and_whoever_is_installed(files, capsys):
     result, rows = run(sampling.main, files)
@@ -43,6 +44,7 @@ def test_sampling_measures_us_the_limits_and_whoever_is_installed(files, capsys)
     assert "How many times as fast as others" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_contender_that_is_not_installed_is_left_out_with_a_sentence(files, monkeypatch):
     monkeypatch.setattr(sampling, "OTHERS", (sampling.Other("nobody's", "nobody:make", "nothing", "nobody_s_package"),))
@@ -53,6 +55,7 @@ def test_contender_that_is_not_installed_is_left_out_with_a_sentence(files, monk
     assert remark.startswith("nobody's was left out, because nobody_s_package is not installed; try: pip install")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
     result, rows = run(iteration.main, files)
@@ -64,6 +67,7 @@ def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
     assert len(result["tables"]) == 3 + len(iteration.AXES)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_scale_measures_speed_and_memory_of_every_size(files):
     result, _ = run(scale.main, files)
@@ -79,6 +83,7 @@ def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
     assert "must be a multiple" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_waiting_measures_every_mode_there_is(files):
     result, _ = run(waiting.main, files, positive=False)
@@ -103,6 +108,7 @@ def test_waiting_measures_every_mode_there_is(files):
     assert gain["median"] == pytest.approx(rates[1] / rates[0])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_waiting_runs_the_part_that_is_asked_for(files):
     result, _ = run(waiting.main, files, "--only", "training", positive=False)
@@ -131,6 +137,7 @@ def test_horizons_for_other_sizes_than_there_are_are_refused(capsys):
     assert "one number for each of the 1 sizes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_supervision_compares_children_with_processes_that_nobody_watches(files):
     _, rows = run(supervision.main, files)
@@ -139,6 +146,7 @@ def test_supervision_compares_children_with_processes_that_nobody_watches(files)
     assert rows["supervised / unwatched"]["median"] == pytest.approx(share)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files):
     result, rows = run(population.main, files)
@@ -158,6 +166,7 @@ def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
 
 
 # torch warns of its own tracing and scripting.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.timeout(180)

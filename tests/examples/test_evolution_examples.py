@@ -11,6 +11,7 @@ import pytest
 NUMBER = r"(-?\d+\.\d+)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.timeout(120)
 def test_cma_es_finds_the_goal(
@@ -35,6 +36,7 @@ def test_cma_es_finds_the_goal(
     assert -3.0 < after < -1.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_es_maml_learns_to_be_adapted(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--iterations", "15", "--tasks", "10", "--pairs", "5", "--horizon", "20", "--inner-step", "0.02"]

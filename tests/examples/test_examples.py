@@ -213,6 +213,7 @@ def test_rl2_memory_is_that_of_the_gated_recurrent_unit_of_torch(example: Callab
         torch.testing.assert_close(policy.remember(inputs, memory), cell(encoded, memory))
 
 
+@pytest.mark.slow
 def test_quickstart_runs_from_top_to_bottom() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")

@@ -82,6 +82,7 @@ def test_importance_ratio_is_that_to_the_log_probabilities_recorded_while_sampli
     assert halved == pytest.approx(2.0 * unrecorded, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_repeated_steps_give_the_same_bytes_for_any_number_of_threads() -> None:
     before, results = torch.get_num_threads(), []
     try:

@@ -42,6 +42,7 @@ def linearized(
         return loss, gradient, meta.curvature_product(direction(policy))
 
 
+@pytest.mark.slow
 @WAYS
 @STEPS
 @ALL_KINDS

@@ -279,6 +279,7 @@ def test_stacked_observations_of_another_number_of_tasks_are_refused():
         policy.distribution_parameters(randn(2, 5, 3), policy.stack_parameters(3))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("env", "make"),

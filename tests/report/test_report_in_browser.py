@@ -46,6 +46,7 @@ def brightness(colour: str) -> float:
     return sum(float(channel) for channel in channels) / (3 * 255)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("opengl")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -63,6 +64,7 @@ def test_page_loads_without_an_error_or_a_missing_picture(page: Path, browser: B
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_page_fits_its_width_and_its_texts_can_be_read(
@@ -75,6 +77,7 @@ def test_page_fits_its_width_and_its_texts_can_be_read(
     assert browser.complaints() == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_page_is_dark_where_the_reader_wants_it_so(page_without_comparison: Path, browser: Browser) -> None:
     shades = {}
@@ -85,6 +88,7 @@ def test_page_is_dark_where_the_reader_wants_it_so(page_without_comparison: Path
     assert shades[True][0] < 0.2 < 0.8 < shades[True][1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_page_asks_for_nothing_but_itself(page_without_comparison: Path, browser: Browser) -> None:
     browser.open(page_without_comparison, width=1280, dark=False)

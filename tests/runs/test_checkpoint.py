@@ -256,6 +256,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.timeout(60)
 def test_process_killed_at_every_moment_of_a_save_leaves_an_intact_newest_checkpoint(tmp_path: Path) -> None:
