@@ -18,14 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, or metrics files")
     parser.add_argument("--chart", type=Path, required=True, help="the picture to write")
     parser.add_argument("--titles", nargs="+", help="one for each run; the folders' names by default")
-    parser.add_argument("--lines", nargs="*", type=float, default=[], help="returns to mark, one for each run")
     parser.add_argument("--smooth", type=int, default=1, help="iterations in a moving average (default: 1)")
     options = parser.parse_args(arguments)
     titles = options.titles or [run.stem if run.suffix else run.name for run in options.runs]
     if len(titles) != len(options.runs):
         parser.error(f"expected one title for each of the {len(options.runs)} runs, got {len(titles)}")
     panels = [(title, read_metrics(run)) for title, run in zip(titles, options.runs, strict=True)]
-    draw(panels, options.chart, options.lines, options.smooth)
+    draw(panels, options.chart, options.smooth)
     print(f"the chart is {options.chart}")
 
 
@@ -35,9 +34,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def draw(
-    panels: Sequence[tuple[str, Sequence[dict[str, Any]]]], chart: Path, lines: Sequence[float], smooth: int
-) -> None:
+def draw(panels: Sequence[tuple[str, Sequence[dict[str, Any]]]], chart: Path, smooth: int) -> None:
     """Write one panel per run: the mean return after every number of inner steps, against iterations."""
     import matplotlib
 
@@ -45,14 +42,12 @@ def draw(
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.6), squeeze=False)
-    for number, (axis, (title, rows)) in enumerate(zip(axes[0], panels, strict=True)):
+    for axis, (title, rows) in zip(axes[0], panels, strict=True):
         steps = sorted(int(name.rpartition("_")[2]) for name in rows[0] if name.startswith("return/step_"))
         for step in steps:
             returns = np.array([row[f"return/step_{step}"] for row in rows])
             label = "before adaptation" if step == 0 else f"after {step} gradient step" + "s" * (step > 1)
             axis.plot(*moving_average(returns, smooth), color=_COLORS[step % len(_COLORS)], label=label)
-        if number < len(lines):
-            axis.axhline(lines[number], color="black", linewidth=0.8, linestyle=":", label="published, one step")
         axis.set(title=title, xlabel="meta-update", ylabel="mean return over tasks and episodes")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)

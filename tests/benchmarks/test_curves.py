@@ -23,7 +23,7 @@ def test_chart_is_drawn_from_a_folder_and_from_a_file(tmp_path: Path) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_metrics(tmp_path / "run") == rows
     chart = tmp_path / "charts" / "curves.png"
-    main([str(tmp_path / "run"), str(tmp_path / "other.jsonl"), "--chart", str(chart), "--lines", "3"])
+    main([str(tmp_path / "run"), str(tmp_path / "other.jsonl"), "--chart", str(chart)])
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 

@@ -348,3 +348,13 @@ def test_recorded_infos_are_drawn_over_training_and_told_of_new_tasks(tmp_path: 
     page = write_report([run], tmp_path / "report.html", num_tasks=4, num_videos=0, num_workers=0).read_text()
     assert "mean success" in page
     assert re.search(r"<dt>mean success</dt><dd>[01]\.\d*<small>on new tasks after 2 steps; [01]\.\d* before", page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_color_of_the_charts_has_one_meaning(scheme: str) -> None:
+    style = (Path(curves.__file__).parent / "style.css").read_text()
+    light, dark = style.split("@media (prefers-color-scheme: dark)")[:2]
+    colors = dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if scheme == "light" else dark))
+    meanings = [name for name in colors if re.fullmatch(r"before|after|step\d|group\d|run|plain|published|goal", name)]
+    assert len(meanings) == 2 + 4 + 6 + 4
+    assert len({colors[name] for name in meanings}) == len(meanings)

@@ -22,6 +22,14 @@ return [...document.body.querySelectorAll('*')].filter((element) =>
     !element.closest('svg svg, .scroll') && element.getBoundingClientRect().right > innerWidth + 1
 ).map((element) => element.tagName + '.' + element.getAttribute('class'))
 """
+# Frames whose content is wider: how many gradients, which show the edges, and whether the Tab key reaches them.
+SCROLLING = """
+return [...document.querySelectorAll('*')].filter((element) =>
+    getComputedStyle(element).overflowX === 'auto' && element.scrollWidth > element.clientWidth
+).map((element) => [
+    getComputedStyle(element).backgroundImage.split('linear-gradient').length - 1, element.tabIndex, element.ariaLabel
+])
+"""
 TEXT_COLOUR = "return getComputedStyle(document.querySelector('h1')).color"
 PAGE_COLOUR = "return getComputedStyle(document.body).backgroundColor"
 SMALLEST_TEXT = """
@@ -78,6 +86,19 @@ def test_page_fits_its_width_and_its_texts_can_be_read(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tables_that_scroll_show_it_and_can_be_scrolled_by_keyboard(
+    page_without_comparison: Path, browser: Browser
+) -> None:
+    browser.open(page_without_comparison, width=360, dark=False)
+    frames = browser.run(SCROLLING)
+    assert frames, "the table of returns is wider than a phone"
+    for shadows, tab_index, label in frames:
+        assert shadows == 4
+        assert tab_index == 0
+        assert label
+
+
 @pytest.mark.timeout(300)
 def test_page_is_dark_where_the_reader_wants_it_so(page_without_comparison: Path, browser: Browser) -> None:
     shades = {}
