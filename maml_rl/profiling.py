@@ -8,7 +8,7 @@ STAGES = ("physics", "inference", "waiting", "assembly", "advantages", "inner", 
 
 
 class StageTimer:
-    """Adds up the seconds spent in each stage.
+    """Sums the seconds spent in each stage.
 
     Example:
         with timer.stage("inference"):
@@ -47,7 +47,7 @@ class StageTimer:
         return seconds
 
     def observe(self, name: str, value: float) -> None:
-        """Take notice of one value of the quantity `name`."""
+        """Add one value of the quantity `name` to its mean."""
         count, total = self._observed.get(name, (0, 0.0))
         self._observed[name] = count + 1, total + value
 
@@ -61,7 +61,7 @@ _NOTHING = nullcontext()
 
 
 class _NullTimer(StageTimer):
-    """Measures nothing, at the price of an empty `with` block."""
+    """Measures nothing, and costs only an empty `with` block."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return _NOTHING

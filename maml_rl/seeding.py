@@ -135,7 +135,7 @@ def _uniform32(words: NDArray[np.uint32]) -> NDArray[np.float32]:
 
 def _normal32(words: NDArray[np.uint32]) -> NDArray[np.float32]:
     """Map words (n, even) to standard normal float32 by the Box-Muller transform; n stays, pairs make pairs."""
-    # 32 bits in the radius, centred in their cells, keep the tails finite and reach 6.7 standard deviations.
+    # 32 bits in the radius, centered in their cells, keep the tails finite and reach 6.7 standard deviations.
     radius = np.sqrt(-2.0 * np.log((words[:, 0::2].astype(np.float64) + 0.5) * 2.0**-32)).astype(np.float32)
     angle = (words[:, 1::2] >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24 * 2.0 * np.pi)
     return np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=2).reshape(words.shape)

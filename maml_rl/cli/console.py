@@ -17,7 +17,7 @@ from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 # Bytes that Linux allows in a name and in a path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
-# As many characters of a wrong value as a line has room for.
+# How many characters of a wrong value a line shows.
 _SHOWN = 80
 
 

@@ -22,7 +22,7 @@ from maml_rl.config.config import load_config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, explain
 
-# What Gymnasium puts around its remarks to make them yellow.
+# Escape sequences and prefix of Gymnasium's warnings.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help()
         return 0
-    # What follows the command is its own.
+    # The command parses what follows its name.
     name = parser.parse_args(arguments[:1]).command
     if name not in COMMANDS:
         known = list(COMMANDS)
@@ -215,7 +215,7 @@ def _check_made(env: Any, options: Namespace) -> None:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # Whatever the environment raises, a check that fails is its answer.
+            # Whatever the environment raises, the check has failed.
             raise MamlRLError(f"{options.env}: {explain(error)}") from error
         for remark in dict.fromkeys(_ESCAPE.sub("", str(remark.message)) for remark in remarks):
             print(f"note: {remark}")

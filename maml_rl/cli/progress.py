@@ -52,7 +52,7 @@ class TrainingProgress:
             if key.startswith("time/"):
                 self._seconds[key] = self._seconds.get(key, 0.0) + value
         self._env_steps += metrics["time/steps_per_s"] * metrics["time/sample_s"]
-        # Short, so that the bar stays on one line of a terminal of 80 columns.
+        # Short, so that the bar fits on one line of 80 columns.
         returns = _returns(metrics)
         shown = " -> ".join(f"{value:.1f}" for value in (returns if len(returns) < 3 else (returns[0], returns[-1])))
         state = f"return {shown}, {metrics['time/steps_per_s']:,.0f} steps/s"

@@ -1,4 +1,4 @@
-"""What an experiment is: typed settings, read from YAML or from a run."""
+"""The settings of an experiment: typed, read from YAML or from a run."""
 
 from maml_rl.config.config import Config, SettingsModel, load_config
 

@@ -1,4 +1,4 @@
-"""What an experiment is: strict, typed settings, read from YAML, written to `config.json`, refused where wrong."""
+"""The settings of an experiment: strict and typed, read from YAML, written to `config.json`."""
 
 import json
 import math
@@ -14,9 +14,9 @@ from pydantic_core import ErrorDetails
 from maml_rl.config.yaml_source import Mapping, read_mapping, suggest
 from maml_rl.errors import ConfigError
 
-# A value above this is a slip of the pen; the random streams count tasks, episodes and iterations in 32 bits.
+# A value above this is a mistake; the random streams count tasks, episodes and iterations in 32 bits.
 _MOST = 2**31 - 1
-# As many characters of a wrong value as an error of one line has room for.
+# How many characters of a wrong value an error of one line shows.
 _SHOWN = 80
 # Characters that JSON may hold as they are, but that YAML refuses or folds into spaces.
 _NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")

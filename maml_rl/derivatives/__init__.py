@@ -1,4 +1,4 @@
-"""First and second derivatives of policies on chunks of tasks: what adaptation and metalearners compute with.
+"""First and second derivatives of policies on chunks of tasks, for adaptation and metalearners.
 
 Any policy is differentiated automatically; the multi-layer perceptrons of this package by hand, several times faster.
 """

@@ -1,4 +1,4 @@
-"""Chooses who computes the derivatives of a policy."""
+"""Chooses the implementation of a policy's derivatives."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""Work on chunks of tasks: one thread per core, each with memory that it uses again and again."""
+"""Work on chunks of tasks: one thread per core, each with memory that it reuses."""
 
 import math
 import threading

@@ -9,7 +9,7 @@ from maml_rl import functional
 
 
 class Baseline(Protocol):
-    """Predicts the return from a state; fitted to the returns of the episodes themselves."""
+    """Predicts the return from a state; fitted to the returns of the same episodes."""
 
     def fit(self, episodes: Any) -> Any:
         """Fit to `episodes.returns`."""

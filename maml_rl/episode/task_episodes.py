@@ -173,7 +173,7 @@ class TaskEpisodes:
 
     @property
     def truncations(self) -> Tensor:
-        """(M, T, B) bool, whether the episode was cut off after a step: `truncated`, step by step."""
+        """(M, T, B) bool, whether the episode was truncated after a step: `truncated`, step by step."""
         return self._at_last_step(self.truncated)
 
     def _last_steps(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The meta-objective on all tasks of an update: cut into chunks, computed side by side, summed in a fixed order."""
+"""The meta-objective on all tasks of an update: cut into chunks, computed in parallel, summed in a fixed order."""
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -113,7 +113,7 @@ class MetaObjective:
         """
         self._chunks = [self._make_chunk(tasks) for tasks in self._slices]
         self._anchored = None
-        # The pass that finds what the old policy did also gives the gradient there, which is mostly wanted next.
+        # The pass that computes the old policy's outputs also gives the gradient there, which is usually needed next.
         self._anchored = theta.clone(), *self._differentiate(theta, anchor=True)
 
     def gradient(self, theta: Tensor) -> tuple[float, Tensor]:

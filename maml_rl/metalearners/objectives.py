@@ -1,4 +1,4 @@
-"""Outer objectives: what the adapted policies are judged by on their own episodes."""
+"""Outer objectives: the losses of adapted policies on their own episodes."""
 
 from collections.abc import Callable
 from typing import Any

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What conjugate gradients found.
+    """Result of conjugate gradients.
 
     Attributes:
         x: (D,) with A x close to b.
@@ -60,7 +60,7 @@ def conjugate_gradient(
 
 @dataclass(frozen=True, slots=True)
 class LineSearch:
-    """What the line search ended with.
+    """Result of a line search.
 
     Attributes:
         accepted: whether a step was found.

@@ -16,7 +16,7 @@ _NONLINEARITIES: dict[str, Nonlinearity] = {"relu": torch.relu, "tanh": torch.ta
 
 
 class MLPPolicy(Policy):
-    """What the policies made of fully connected layers share.
+    """Base of the policies made of fully connected layers.
 
     Args:
         input_size: number of input units; for integer observations the number of categories.

@@ -27,7 +27,7 @@ _LOWEST, _HIGHEST = 0.2, 1.0
 
 
 class AntFamily(MujocoFamily):
-    """What the families on an ant share: all but the task's part of the reward.
+    """Base of the ant families: everything except the task's part of the reward.
 
     Observations (125,): qpos (15), qvel (14), contact forces (84), rotation matrix (9) and position (3) of the torso.
     The contact forces are `cfrc_ext` of all bodies at the start of the last substep, clipped to [-1, 1]. To the reward
@@ -106,7 +106,7 @@ class AntFamily(MujocoFamily):
 
 
 class AntVelVectorEnv(AntFamily):
-    """Walk at the velocity of the task: the reward is 1 - |v - velocity| and what all ants get.
+    """Walk at the velocity of the task: the reward is 1 - |v - velocity| and the terms common to all ants.
 
     Args:
         num_envs: number of slots.
@@ -135,7 +135,7 @@ class AntVelVectorEnv(AntFamily):
 
 
 class AntDirVectorEnv(AntFamily):
-    """Walk forwards or backwards, as the task says: the reward is direction * v and what all ants get.
+    """Walk forwards or backwards, as the task says: the reward is direction * v and the terms common to all ants.
 
     Args:
         num_envs: number of slots.
@@ -156,7 +156,7 @@ class AntDirVectorEnv(AntFamily):
 
 
 class AntPosVectorEnv(AntFamily):
-    """Go to the place of the task: the reward is 4 minus the L1 distance to it, and what all ants get.
+    """Go to the place of the task: the reward is 4 minus the L1 distance to it, and the terms common to all ants.
 
     Args:
         num_envs: number of slots.

@@ -1,4 +1,4 @@
-"""What the MuJoCo families share: start states, actions as controls, stepping, pictures."""
+"""Base of the MuJoCo families: start states, actions as controls, stepping, rendering."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from maml_rl.seeding import SlotStreams
 
 
 class HalfCheetahFamily(MujocoFamily):
-    """What the families on a half cheetah share: all but the task's part of the reward.
+    """Base of the half-cheetah families: everything except the task's part of the reward.
 
     Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). From the task's reward, `control_cost` |a|^2
     is taken.

@@ -1,4 +1,4 @@
-"""The one seam to the physics engine: a batch of MuJoCo simulations behind four methods, with two engines.
+"""The only interface to the physics engine: a batch of MuJoCo simulations behind four methods, with two engines.
 
 `mjbatch` steps them on a pool of C++ threads; plain `mujoco` works with every version. Both keep the whole integration
 state of every simulation, warm start included, and load it into one `MjData` per thread, so both compute the same bits.
@@ -109,7 +109,7 @@ def make_physics(model: mujoco.MjModel, num_sims: int, engine: Engine = "auto", 
 
 
 class _Simulations:
-    """What both engines remember of themselves, to be copied and pickled."""
+    """The arguments of both engines, for copying and pickling."""
 
     _states: Floats
 

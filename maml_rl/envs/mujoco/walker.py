@@ -21,7 +21,7 @@ _FASTEST_SHOWN = 10.0
 
 
 class PlanarWalkerFamily(MujocoFamily):
-    """What the families on a planar walker share: all but the task's part of the reward.
+    """Base of the planar walkers: everything except the task's part of the reward.
 
     Start states, observations, terminations and the other rewards are those of Gymnasium's v5 environments:
     observations are qpos[1:] and qvel, clipped to [-10, 10]; start states are the model's own with U(-0.005, 0.005)
