@@ -35,7 +35,7 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         fault: name of a method of this class, without its underscore.
         place: "make", "sample_tasks", "reset_task", "reset", "close", or the number of a step.
         marker: file that the fault creates, so that it happens once; None for every time.
-        slot_task: if given, the fault befalls the slots whose task has this `goal`.
+        slot_task: if given, only slots whose task has this `goal` have the fault.
         busy_task: slots whose task has this `goal` take very long at `place`.
     """
 

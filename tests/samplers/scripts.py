@@ -30,7 +30,7 @@ def family_of(script: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def are_gone(processes: list[psutil.Process], seconds: float) -> bool:
-    """Return whether all processes end within `seconds`; one that nobody has reaped has ended too."""
+    """Return whether all processes end within `seconds`; a zombie has ended too."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(runs(process) for process in processes):

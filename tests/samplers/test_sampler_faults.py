@@ -17,7 +17,7 @@ NUM_TASKS = 3
 
 
 def make_sampler(num_workers: int, fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
-    # What children that act do about faults is in test_worker_inference.py.
+    # Faults of workers that act by themselves are tested in test_in_children.py.
     settings = {"start_method": "fork", "max_episode_steps": HORIZON, "inference": "central", **options}
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     env = partial(FaultyEnv, **(fault or {}))

@@ -1,4 +1,4 @@
-"""What befalls children - death, exceptions, hangs - really happens here, and costs what it may cost."""
+"""Workers really die, raise and hang here; each fault costs time, never data."""
 
 import gc
 import logging
@@ -306,7 +306,7 @@ def test_stopped_child_is_killed_without_a_stack() -> None:
         play(vector_env)
 
 
-def test_child_that_does_not_read_a_large_command_is_no_trap() -> None:
+def test_worker_that_does_not_read_a_large_command_is_killed() -> None:
     with make_parallel(1, options={"step_timeout": 1.0}) as vector_env:
         os.kill(vector_env.pids[0], signal.SIGSTOP)
         tasks = [{"goal": 0.0, "map": np.zeros(1_000_000)} for _ in range(NUM_SLOTS)]
@@ -314,7 +314,7 @@ def test_child_that_does_not_read_a_large_command_is_no_trap() -> None:
             vector_env.reset_task(tasks)
 
 
-def test_after_a_timeout_no_late_answer_is_taken_for_the_next(marker: str) -> None:
+def test_after_a_timeout_no_late_reply_is_taken_for_the_next(marker: str) -> None:
     with make_parallel(options={"step_timeout": 0.5}, fault="hang", place=2, marker=marker) as vector_env:
         with pytest.raises(ChildEnvTimeout):
             play(vector_env)

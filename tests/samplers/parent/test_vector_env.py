@@ -156,7 +156,7 @@ def half_blocked(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.05])
-def test_partial_wait_takes_whoever_has_answered_and_at_least_one(half_blocked: Any, timeout: float) -> None:
+def test_partial_wait_takes_the_workers_that_have_replied_and_at_least_one(half_blocked: Any, timeout: float) -> None:
     vector_env, gate = half_blocked
     assert vector_env.step_recv(timeout) == [0]
     gate.touch()
@@ -171,7 +171,7 @@ def test_wait_for_one_group_leaves_the_other_alone(half_blocked: Any) -> None:
     vector_env.step_send(0, np.zeros((2, 1), np.float32))
     gate.touch()
     assert vector_env.step_recv(None, [1]) == [1]
-    # The answer of child 0, which came while nobody waited for it, is still there.
+    # The reply of worker 0, which came during the wait for worker 1, is still there.
     assert vector_env.step_recv(None, [0]) == [0]
 
 

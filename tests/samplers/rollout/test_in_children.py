@@ -1,4 +1,4 @@
-"""In-child inference: the same episodes as central inference to the bit, one message a phase, all faults survived."""
+"""Worker inference: episodes bit-identical to those of central inference, one message a phase, all faults survived."""
 
 import os
 import time

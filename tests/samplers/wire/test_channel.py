@@ -1,4 +1,4 @@
-"""Messages arrive whole and in order, however the line cuts them, and a line with nobody at its end is noticed."""
+"""Messages arrive whole and in order, however the socket cuts them, and a closed other end is noticed."""
 
 import socket
 import threading
