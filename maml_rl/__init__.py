@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from maml_rl import envs as envs
 
 if TYPE_CHECKING:
+    from maml_rl.adaptation import AdaptationRule as AdaptationRule
     from maml_rl.adaptation import adapt as adapt
     from maml_rl.baseline import LinearFeatureBaseline as LinearFeatureBaseline
     from maml_rl.episode.task_episodes import BatchEpisodes as BatchEpisodes
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdaptationRule": "maml_rl.adaptation",
     "BatchEpisodes": "maml_rl.episode.task_episodes",
     "LinearFeatureBaseline": "maml_rl.baseline",
     "MAMLTRPO": "maml_rl.metalearners",
@@ -37,6 +39,7 @@ _HOMES = {
 
 __all__ = [
     "MAMLTRPO",
+    "AdaptationRule",
     "BatchEpisodes",
     "LinearFeatureBaseline",
     "MultiTaskSampler",

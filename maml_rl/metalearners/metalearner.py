@@ -219,7 +219,7 @@ class MetaLearner(ABC):
     def _phases(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None) -> Batch:
         train_episodes, valid_episodes = sampler.sample(
             tasks,
-            num_steps,
+            0 if rule is None else num_steps,
             rule=rule,
             gamma=self.collection.gamma,
             gae_lambda=self.collection.gae_lambda,

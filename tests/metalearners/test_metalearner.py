@@ -1,17 +1,27 @@
 """The protocol of metalearners: names, settings, and what is kept from one run to the next."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from maml_rl.adaptation import AdaptationRule
+from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO, Batch, MetaLearner, find_metalearner, register
 from maml_rl.metalearners.metalearner import algorithm_of
+from maml_rl.policies import Policy
+from maml_rl.samplers import MultiTaskSampler
+from tests.small_runs import config_of as config_of_run
 from tests.synthetic import make_policy, make_problem
 
 
@@ -159,3 +169,78 @@ def test_trpo_update_of_a_batch_is_a_step_with_the_settings() -> None:
     )
     for mine, theirs in zip(policy.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Rememberer(Shift):
+    """Adapts by no gradient steps, and wants to know how likely each action was."""
+
+    record_log_probs = True
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
+        return None
+
+
+def exponential(log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
+    return -(log_probs.exp() * samples.advantages * samples.mask).sum((1, 2))
+
+
+def test_inner_loss_of_the_metalearner_is_that_of_the_sampler() -> None:
+    experiment = make_experiment(small_config())
+    with experiment.make_sampler(num_workers=0) as sampler:
+        tasks = sampler.sample_tasks(3)
+        learner = MAMLTRPO(experiment.policy, 0.1, inner_loss=exponential)
+        batch = learner.collect(sampler, tasks)
+        (train,), valid = batch.train_episodes, batch.valid_episodes
+        adapted = adapt(experiment.policy, train, step_size=0.1, inner_loss=exponential)
+        torch.testing.assert_close(valid.observations, _second_phase(sampler, tasks, adapted).observations)
+        learner.update(batch)
+        plain, after = sampler.sample(tasks, num_steps=1, fast_lr=0.1)
+        with pytest.raises(ValueError, match=r"sampled for the inner loss reinforce, .* adapts with exponential"):
+            learner.step(plain, after)
+        with pytest.raises(ValueError, match=r"sampled for the inner loss reinforce on"):
+            MAMLTRPO(experiment.policy, 0.1).step(
+                sampler.sample(tasks, rule=AdaptationRule(0.1, parameters=[_first_name(experiment.policy)]))[0], valid
+            )
+
+
+def _second_phase(sampler: MultiTaskSampler, tasks: Any, params: Any) -> TaskEpisodes:
+    sampler.seek(sampler.iteration)
+    sampler.rollout(tasks)
+    return sampler.rollout(tasks, params)
+
+
+def _first_name(policy: Policy) -> str:
+    return next(iter(dict(policy.named_parameters())))
+
+
+def test_sampler_gives_the_adapted_parameters_that_it_would_sample_with() -> None:
+    experiment = make_experiment(small_config())
+    with experiment.make_sampler(num_workers=0) as sampler:
+        tasks = sampler.sample_tasks(3)
+        train, params = sampler.adapt(tasks, 2, AdaptationRule([0.2, 0.1]))
+        valid = sampler.rollout(tasks, params)
+        sampler.seek(sampler.iteration)
+        again, expected = sampler.sample(tasks, 2, rule=AdaptationRule([0.2, 0.1]))
+        assert [episodes.digest() for episodes in (*train, valid)] == [e.digest() for e in (*again, expected)]
+        with pytest.raises(TypeError, match="either a fast_lr or a rule"):
+            sampler.sample(tasks, fast_lr=0.1, rule=AdaptationRule(0.1))
+
+
+def test_metalearner_without_inner_steps_has_one_phase_and_recorded_log_probabilities(tmp_path: Path) -> None:
+    config = small_config(algorithm="tests.metalearners.test_metalearner:Rememberer")
+    experiment = make_experiment(config)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(3))
+    assert len(batch.phases) == 1
+    assert batch.phases[0].log_probs is not None
+    train(config, tmp_path, num_workers=0)
+    evaluation = evaluate(experiment, meta_batch_size=2, num_workers=0)
+    assert (evaluation.returns.shape, evaluation.step_sizes) == ((2, 1, 4), ())
+    with pytest.raises(ConfigError, match="does not adapt by gradient steps"):
+        adapt_to_task(load_policy(tmp_path), "2DNavigation-v0", {"goal": np.zeros(2, np.float32)})
+
+
+def small_config(**values: Any) -> Config:
+    """A run of one iteration; another algorithm takes none of the settings of MAML-TRPO."""
+    return config_of_run(num_batches=1).override({key.replace("_", "-"): value for key, value in values.items()})
