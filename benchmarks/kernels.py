@@ -7,7 +7,7 @@ The same network, HalfCheetah's with two hidden layers, acts and is differentiat
 - acting for 40 tasks x 20 slots, each task under its own parameters: one turn is `--steps` steps;
 - the update of `--tasks` tasks, 2,000 samples each, one after the other: one turn is the gradient of the inner loss,
   and a product with Hessian, Fisher matrix and Hessian for each iteration of conjugate gradients;
-- whole phases of HalfCheetahDir, with the physics, in this process.
+- whole phases of 20 tasks x 20 episodes x 100 steps, of HalfCheetahDir with its physics and of 2D navigation.
 
 All ways run on one thread. Ratios are taken round by round.
 """
@@ -30,12 +30,15 @@ from maml_rl import MultiTaskSampler
 from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
 from maml_rl.derivatives.workers import intra_op_threads
+from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
-from maml_rl.policies import NormalMLPPolicy, Params, Policy, as_policy
+from maml_rl.policies import NormalMLPPolicy, Params, Policy, as_policy, get_policy_for_env
 
 OBSERVATION_SIZE, ACTION_SIZE = 20, 6
-PARTS = ("acting", "update", "phases")
-UNITS = {"acting": "ms", "update": "s", "phases": "s"}
+# Whole phases, of a family with physics and of one without.
+FAMILIES = {"cheetah": "HalfCheetahDir-v5", "navigation": "2DNavigation-v0"}
+PARTS = ("acting", "update", *FAMILIES)
+UNITS = {"acting": "ms"}
 BY_HAND, DEFAULT = "by hand", "plain module"
 
 # (policy, samples) -> what linearizes the policy at parameters (k, D).
@@ -72,12 +75,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _measure(report: Report, options: argparse.Namespace, part: str, hidden: int) -> None:
     policy = NormalMLPPolicy(OBSERVATION_SIZE, ACTION_SIZE, (hidden, hidden), "tanh", seed=options.seed)
-    turns = {"acting": _acting, "update": _updating, "phases": _sampling}[part](policy, options)
+    match part:
+        case "acting":
+            turns = _acting(policy, options)
+        case "update":
+            turns = _updating(policy, options)
+        case _:
+            turns = _sampling(FAMILIES[part], hidden, options)
     with turns as works:
-        participants = [Participant(name, _timed(name, work, UNITS[part])) for name, work in works.items()]
+        participants = [Participant(name, _timed(name, work, UNITS.get(part, "s"))) for name, work in works.items()]
         rows = take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
     for name, samples in rows.items():
-        report.add(f"{part.capitalize()}, {hidden} units", Row(f"{part} {hidden}: {name}", samples, UNITS[part]))
+        report.add(
+            f"{part.capitalize()}, {hidden} units", Row(f"{part} {hidden}: {name}", samples, UNITS.get(part, "s"))
+        )
     for name, samples in rows.items():
         if name != BY_HAND:
             gain = Row(f"gain {part} {hidden}: {name}", ratios(samples, rows[BY_HAND]), "times the time by hand")
@@ -103,7 +114,6 @@ def _acting(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[di
 
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         BY_HAND: policy.actor(params),
-        "act, nothing computed ahead": lambda observations, noise: policy.act(observations, noise, params),
         DEFAULT: as_policy(module, (OBSERVATION_SIZE,)).actor(params),
         "vmap, rounding depends on the batch": through_vmap,
     }
@@ -159,13 +169,17 @@ def _updating(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[
 
 
 @contextmanager
-def _sampling(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
+def _sampling(env_name: str, hidden: int, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
     """Yield samplers of whole phases."""
     tasks, episodes, horizon = (2, 2, 5) if options.quick else (20, 20, 100)
+    env = make_vector_env(env_name)
+    policy = get_policy_for_env(env, (hidden, hidden), "tanh", seed=options.seed)
+    env.close()
+    assert isinstance(policy, NormalMLPPolicy)
     policies: dict[str, nn.Module] = {BY_HAND: policy, DEFAULT: PlainModule(policy)}
     samplers = {
         name: MultiTaskSampler(
-            "HalfCheetahDir-v5", {}, episodes, each, seed=options.seed, num_workers=0, max_episode_steps=horizon
+            env_name, {}, episodes, each, seed=options.seed, num_workers=0, max_episode_steps=horizon
         )
         for name, each in policies.items()
     }

@@ -1,12 +1,14 @@
-"""A linear value function of time and observation, fitted to the episodes it is used on."""
+"""What estimates values for the advantages: a linear function of time and observation, or zero."""
 
 import math
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+import gymnasium
 import torch
 from torch import Tensor
 
-from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
+from maml_rl.episode.task_episodes import Baseline, BatchEpisodes, TaskEpisodes
 
 Self = TypeVar("Self", bound="LinearFeatureBaseline")
 
@@ -54,7 +56,7 @@ class LinearFeatureBaseline:
         if not 1 <= input_size <= _MAX_INPUT_SIZE:
             raise ValueError(
                 f"input_size must lie in [1, {_MAX_INPUT_SIZE}], got {input_size}; a linear fit of larger "
-                "observations, images for example, only memorises: use another baseline, or none"
+                "observations, images for example, only memorizes: use ZeroBaseline(), in a config 'baseline: zero'"
             )
         if not reg_coeff >= 0.0:
             raise ValueError(f"reg_coeff must not be negative, got {reg_coeff}")
@@ -120,6 +122,24 @@ class LinearFeatureBaseline:
         values = self._predict(observations, lengths, torch.ones(lengths.shape, device=lengths.device))
         return values.reshape(episodes.lengths.shape)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what `fit` found, by name; nothing before the first fit."""
+        if self._weights is None or self._scale is None:
+            return {}
+        return {"weights": self._weights, "scale": self._scale}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: If it is of a baseline for another number of entries.
+        """
+        weights, scale = state.get("weights"), state.get("scale")
+        sizes = [(weights, self.feature_size), (scale, self.input_size)]
+        if any(tensor is not None and tensor.shape[-1] != size for tensor, size in sizes):
+            raise ValueError(f"the state is not that of a baseline for observations of {self.input_size} entries")
+        self._weights, self._scale = weights, scale
+
     def _predict(self, observations: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
         """Return values (M, T, B) float32."""
         if self._weights is None or self._scale is None:
@@ -158,6 +178,35 @@ class LinearFeatureBaseline:
                 f"the baseline expects observations of {self.input_size} entries, got the shape {tuple(shape)}"
             )
         return torch.where(mask.unsqueeze(-1) > 0, vectors.double(), 0.0).flatten(1, 2)
+
+
+class ZeroBaseline:
+    """V = 0: advantages are sums of rewards, and without bootstrapping nothing is estimated from the observations."""
+
+    def fit(self, episodes: Any) -> "ZeroBaseline":
+        """Do nothing."""
+        return self
+
+    def __call__(self, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
+        """Return zeros, (M, T, B) or (T, B)."""
+        return torch.zeros_like(episodes.rewards)
+
+    def final_values(self, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
+        """Return zeros, (M, B) or (B,)."""
+        return torch.zeros_like(episodes.rewards[..., 0, :])
+
+
+def make_baseline(kind: str, observation_space: gymnasium.Space[Any]) -> Baseline:
+    """Make the baseline of a name in a config, "linear" or "zero", for the observations of one environment.
+
+    Raises:
+        ValueError: If the name is unknown, or the observations have too many entries for a linear one.
+    """
+    if kind == "zero":
+        return ZeroBaseline()
+    if kind != "linear":
+        raise ValueError(f"unknown baseline {kind!r}; expected 'linear' or 'zero'")
+    return LinearFeatureBaseline(gymnasium.spaces.flatdim(observation_space))
 
 
 def _of_tasks(tensor: Tensor, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:

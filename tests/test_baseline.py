@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.baseline import LinearFeatureBaseline, ZeroBaseline, make_baseline
 from maml_rl.episode import BatchEpisodes, TaskEpisodes
 
 
@@ -226,8 +227,42 @@ def test_observations_of_another_size_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((0,), "input_size"), ((10**6,), "images"), ((3, -1.0), "reg_coeff")]
+    ("arguments", "message"), [((0,), "input_size"), ((10**6,), "images.*baseline: zero"), ((3, -1.0), "reg_coeff")]
 )
 def test_senseless_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         LinearFeatureBaseline(*arguments)
+
+
+def test_zero_baseline_gives_the_advantages_of_none():
+    episodes = make([[4, 2], [3, 4]])
+    expected = episodes.compute_advantages(None, normalize=False).clone()
+    for bootstrap in (False, True):
+        torch.testing.assert_close(
+            episodes.compute_advantages(ZeroBaseline(), normalize=False, bootstrap=bootstrap), expected, rtol=0, atol=0
+        )
+    one = episodes[0]
+    assert ZeroBaseline().fit(one)(one).shape == (4, 2)
+
+
+def test_baseline_is_made_by_name_and_only_the_linear_one_refuses_large_observations():
+    small, images = spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    linear = make_baseline("linear", small)
+    assert isinstance(linear, LinearFeatureBaseline)
+    assert linear.input_size == 6
+    assert isinstance(make_baseline("zero", images), ZeroBaseline)
+    with pytest.raises(ValueError, match="baseline: zero"):
+        make_baseline("linear", images)
+    with pytest.raises(ValueError, match="unknown baseline 'none'"):
+        make_baseline("none", small)
+
+
+def test_state_of_a_fitted_baseline_predicts_the_same_in_another():
+    episodes = make([[5, 9], [7, 2]])
+    fitted = LinearFeatureBaseline(3).fit(episodes)
+    other = LinearFeatureBaseline(3)
+    assert other.state_dict() == {}
+    other.load_state_dict(fitted.state_dict())
+    assert torch.equal(other(episodes), fitted(episodes))
+    with pytest.raises(ValueError, match="observations of 4 entries"):
+        LinearFeatureBaseline(4).load_state_dict(fitted.state_dict())

@@ -21,6 +21,9 @@ _SHOWN = 80
 # Characters that JSON may hold as they are, but that YAML refuses or folds into spaces.
 _NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
+# What pytorch-maml-rl writes into config.json beside the settings.
+_SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device")
+
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -103,6 +106,14 @@ class Config(SettingsModel):
     bootstrap: Annotated[
         bool, Field(description="add the value of the final observation where a time limit ends an episode")
     ] = True
+    baseline: Annotated[
+        Literal["linear", "zero"],
+        Field(description="estimates values for the advantages: linear in features of observation and time, or zero"),
+    ] = "linear"
+    policy: Annotated[
+        Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None,
+        Field(description="your own policy: module:name of a class or function of both spaces; null: an MLP"),
+    ] = None
     hidden_sizes: Annotated[tuple[Count, ...], Field(strict=False, description="units of each hidden layer")] = (64, 64)
     nonlinearity: Annotated[
         Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
@@ -154,7 +165,9 @@ class Config(SettingsModel):
         try:
             config = cls.model_validate(mapping.values)
         except ValidationError as error:
-            raise ConfigError(_explain(error.errors(include_url=False), mapping, cls, FLAT_KEYS)) from None
+            raise ConfigError(
+                _explain(error.errors(include_url=False), mapping, cls, FLAT_KEYS, _explain_saved_option)
+            ) from None
         config._source = mapping
         if config.max_episode_steps is not None and "max_episode_steps" in config.env_kwargs:
             raise config.error("two time limits; keep the key 'max-episode-steps'", "env-kwargs", "max_episode_steps")
@@ -269,6 +282,16 @@ def _gathered(mapping: Mapping) -> Mapping:
         return {(SECTION, *path) if path[0] in flat else path: place for path, place in places.items()}
 
     return Mapping(mapping.origin, values, moved(mapping.lines), moved(mapping.origins))
+
+
+def _explain_saved_option(key: str) -> str:
+    """Say what to do about the command-line options that pytorch-maml-rl writes into its config.json."""
+    if key not in _SAVED_OPTIONS:
+        return ""
+    return (
+        f"; config.json of pytorch-maml-rl holds options of its command line: remove {', '.join(_SAVED_OPTIONS)}, or "
+        "give the YAML file that it was made from"
+    )
 
 
 def _flattened(values: dict[str, Any]) -> dict[str, Any]:

@@ -4,23 +4,24 @@ import copy
 import inspect
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import torch
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.baseline import make_baseline
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, explain
 from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
-from maml_rl.policies import Policy
+from maml_rl.policies import Policy, as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
@@ -44,7 +45,7 @@ class Experiment:
 
     config: Config
     metalearner: MetaLearner
-    baseline: LinearFeatureBaseline
+    baseline: Baseline
     device: torch.device
 
     @property
@@ -163,9 +164,9 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     try:
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
-        policy = learner.make_policy(env, config, settings).to(device)
+        policy = (_make_own_policy(config, env) or learner.make_policy(env, config, settings)).to(device)
         metalearner = learner.from_config(policy, config, settings, device)
-        baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+        baseline = make_baseline(config.baseline, env.single_observation_space)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
@@ -173,6 +174,25 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     finally:
         env.close()
     return Experiment(config, metalearner, baseline, device)
+
+
+def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
+    """Make the policy that the key `policy` names, if it names one, from the config's seed."""
+    if config.policy is None:
+        return None
+    module, _, name = config.policy.partition(":")
+    try:
+        make = getattr(import_module(module), name)
+        spaces = env.single_observation_space, env.single_action_space
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            policy = as_policy(make(*spaces))
+        policy.check_spaces(*spaces)
+    except Exception as error:
+        raise config.error(
+            f"{config.policy} makes no policy for {config.env_name}: {explain(error)}", "policy"
+        ) from error
+    return policy
 
 
 def _try_env(config: Config, *, in_child: bool) -> MetaVectorEnv:

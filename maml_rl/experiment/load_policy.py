@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gymnasium
 import torch
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.baseline import make_baseline
 from maml_rl.config.config import Config, load_config
 from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
@@ -119,7 +118,7 @@ def adapt_to_task(
         device=device,
     ) as sampler:
         _check_spaces(policy, sampler, env_name)
-        sampler.baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(sampler.single_observation_space))
+        sampler.baseline = make_baseline(config.baseline, sampler.single_observation_space)
         _, adapted = sampler.adapt(
             [task],
             num_steps,

@@ -141,6 +141,21 @@ def sample_from_noise(distribution: Distribution, noise: Tensor) -> Tensor:
     return inverted
 
 
+def mode(distribution: Distribution) -> Tensor:
+    """Return the most probable sample; for a transformed distribution, what the mode of its base becomes."""
+    match distribution:
+        case Independent():
+            return mode(distribution.base_dist)
+        case TransformedDistribution():
+            sample = mode(distribution.base_dist)
+            for transform in distribution.transforms:
+                sample = transform(sample)
+            return sample
+        case Bernoulli():
+            return (distribution.probs > 0.5).to(torch.int8)
+    return distribution.mode
+
+
 def invert_categorical(logits: Tensor, noise: Tensor) -> Tensor:
     """Return the categories (...) int64 at which the cumulative distribution of `logits` (..., K) passes `noise` (...).
 

@@ -55,6 +55,7 @@ class ModulePolicy(Policy):
         self.__dict__["module"] = module
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = module.__dict__[registry]
+        self.training = module.training
         self.observation_shape = None if observation_shape is None else tuple(observation_shape)
         self._form: DistributionForm | None = None
         self._allows_vmap: bool | None = None

@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.distributions import Distribution, kl_divergence
 
+from maml_rl.policies.distributions import mode
+
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
 
@@ -130,7 +132,8 @@ class Policy(nn.Module, ABC):
 
         Args:
             observation: (*observation shape).
-            rng: draws the action from the distribution; None takes its mode.
+            rng: draws the action from the distribution; None takes its mode, or for a transformed distribution what the
+                mode of its base becomes.
 
         Returns:
             (*action shape) action; a NumPy integer for discrete actions.
@@ -139,7 +142,7 @@ class Policy(nn.Module, ABC):
         with torch.inference_mode():
             batch = torch.as_tensor(np.asarray(observation), device=device)[None]
             if rng is None:
-                actions = self(batch).mode
+                actions = mode(self(batch))
             else:
                 draw = rng.standard_normal if self.noise_kind == "normal" else rng.random
                 noise = torch.from_numpy(draw((1, self.noise_size), np.float32)).to(device)

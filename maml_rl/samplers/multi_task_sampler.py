@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
-from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import EnvDescription, Task
-from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -81,7 +80,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         env_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 20,
         policy: nn.Module | None = None,
-        baseline: LinearFeatureBaseline | None = None,
+        baseline: Baseline | None = None,
         env: Callable[..., gymnasium.Env] | None = None,
         seed: int | None = None,
         num_workers: int | None = None,

@@ -202,3 +202,21 @@ def test_config_json_reads_back_as_the_same_config(
     config = config_of("env-name: a").override(values)
     assert config_of(config.to_json()).differences(config) == []
     assert json.loads(config.to_json())["fast-lr"] == fast_lr
+
+
+def test_config_json_of_pytorch_maml_rl_is_refused_with_what_to_remove():
+    text = '{"env-name": "2DNavigation-v0", "num-steps": 1, "output_folder": "maml", "seed": 1, "use_cuda": false}'
+    message = message_of(text)
+    assert message.startswith(
+        "unknown key 'output_folder' in x.yaml, line 1; config.json of pytorch-maml-rl holds options"
+    )
+    assert "remove config, output_folder, num_workers, use_cuda, device" in message
+
+
+def test_policy_of_ones_own_is_a_module_and_a_name():
+    assert config_of("env-name: a\npolicy: my.module:MyPolicy\n").policy == "my.module:MyPolicy"
+    assert "'policy' in x.yaml, line 2: expected" in message_of("env-name: a\npolicy: MyPolicy\n")
+
+
+def test_unknown_baseline_is_refused_with_the_known_ones():
+    assert "expected 'linear' or 'zero'" in message_of("env-name: a\nbaseline: none\n")

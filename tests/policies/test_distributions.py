@@ -21,7 +21,7 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import AffineTransform
 
-from maml_rl.policies.distributions import log_prob, noise_shape, sample_from_noise, take_apart
+from maml_rl.policies.distributions import log_prob, mode, noise_shape, sample_from_noise, take_apart
 
 N = 3
 
@@ -88,6 +88,13 @@ def test_log_prob_equals_that_of_torch(name):
     distribution = CASES[name]
     samples = draw(distribution, 5)
     torch.testing.assert_close(log_prob(distribution, samples), distribution.log_prob(samples.float()))
+
+
+def test_mode_of_a_transformed_distribution_is_that_of_its_base_transformed():
+    base = Normal(randn(N, 2), 1.0)
+    torch.testing.assert_close(mode(squashed()), 0.5 + 2.0 * torch.tanh(base.loc))
+    assert mode(Independent(Bernoulli(probs=torch.tensor([[0.2, 0.5, 0.7]])), 1)).tolist() == [[0, 0, 1]]
+    assert torch.equal(mode(CASES["categorical"]), CASES["categorical"].mode)
 
 
 def test_squashed_sample_rounded_to_the_end_of_its_range_has_a_finite_log_prob_and_gradient():

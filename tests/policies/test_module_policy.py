@@ -188,6 +188,7 @@ def test_policy_shares_parameters_names_and_mode_with_the_module():
     policy.double().eval()
     assert module.log_std.dtype == torch.float64
     assert not module.training
+    assert not as_policy(module).training
     assert as_policy(policy) is policy
     copied = pickle.loads(pickle.dumps(copy.deepcopy(policy)))
     with torch.no_grad():
