@@ -1,6 +1,6 @@
 """maml_rl: meta-reinforcement learning with parallel multi-task sampling. Importing it registers the task families.
 
-Public names are loaded on first use, so that child processes, which only step environments, never load torch.
+Public names are loaded on first use, so that worker processes, which only step environments, never load torch.
 """
 
 from importlib import import_module

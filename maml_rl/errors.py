@@ -25,7 +25,7 @@ class TaskError(MamlRLError, ValueError):
 
 
 class ChildEnvError(MamlRLError, RuntimeError):
-    """A child process failed: an environment raised in it, or it died more often than `max_restarts` allows.
+    """A worker failed: an environment raised in it, or it died more often than `max_restarts` allows.
 
     Attributes:
         summary: what the environment raised, on one line; "" if it did not raise.
@@ -35,7 +35,7 @@ class ChildEnvError(MamlRLError, RuntimeError):
 
 
 class ChildEnvTimeout(ChildEnvError, TimeoutError):
-    """A child did not answer within `step_timeout`; the message holds its stack."""
+    """A worker did not answer within `step_timeout`; the message holds its stack."""
 
 
 class ChildLost(ChildEnvError):

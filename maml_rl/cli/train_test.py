@@ -29,7 +29,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable, check_writable
 from maml_rl.runs.numbered import new_folder, newest_path, next_path
 
-# torch is imported inside the commands: a child that is spawned imports this module again, and must stay light.
+# torch is imported inside the commands: a spawned worker imports this module again, and must stay light.
 
 # Before the names of the options that are settings of the algorithm.
 _ALGORITHM = "algorithm_setting_"

@@ -129,11 +129,11 @@ class Config(SettingsModel):
     ] = None
     inference: Annotated[
         Literal["auto", "central", "worker"],
-        Field(description="where the policy acts: main process (central), each child (worker), the faster one (auto)"),
+        Field(description="where the policy acts: main process (central), each worker (worker), the faster one (auto)"),
     ] = "auto"
-    num_groups: Annotated[Count, Field(description="groups of children that take turns")] = 1
+    num_groups: Annotated[Count, Field(description="groups of workers that take turns")] = 1
     recv_timeout: Annotated[
-        Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow children; null: wait for all")
+        Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow workers; null: wait for all")
     ] = None
     step_timeout: Annotated[
         Positive, Field(description="seconds that one call of an environment may take before it counts as hung")

@@ -117,7 +117,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     Attributes:
         buffers: what every reset and step writes.
-        parts: ranges of slots that are stepped independently of each other; one range here, one per child elsewhere.
+        parts: ranges of slots that are stepped independently of each other; one range here, one per worker elsewhere.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
         recorded_infos: which infos are in `buffers`; see `MetaEnv`.
         physics_seconds: (len(parts),) seconds spent stepping and resetting so far.

@@ -134,7 +134,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     Args:
         config: the experiment.
         device: where the policy lies.
-        num_workers: of the sampler to come. With 0 the environment is tried in this process; otherwise in a child, as
+        num_workers: of the sampler to come. With 0 the environment is tried in this process; otherwise in a worker, as
             it may hold what must not be in the parent. The families of this package hold nothing of the kind, and are
             always tried here.
 

@@ -147,7 +147,7 @@ def evaluate(
         tasks: what to measure on, each once, in batches of `meta_batch_size`; None to draw `num_batches` new ones.
         repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
             first is the same for any number of repetitions.
-        num_workers: child processes; 0 steps in this process, None takes the number of usable cores.
+        num_workers: worker processes; 0 steps in this process, None takes the number of usable cores.
         on_tasks: is given the tasks that were drawn, before the first episode.
         on_batch: is given the episodes of each batch and repetition.
 

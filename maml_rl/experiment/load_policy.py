@@ -81,7 +81,7 @@ def adapt_to_task(
         gamma: discount in [0, 1].
         gae_lambda: in [0, 1].
         seed: of the episodes.
-        num_workers: child processes; 0 samples in this process.
+        num_workers: worker processes; 0 samples in this process.
 
     Returns:
         An adapted copy of the policy, ready to act.

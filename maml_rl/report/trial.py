@@ -80,7 +80,7 @@ def find_out(
     Args:
         group: of runs.
         num_tasks: new tasks to try; 0 for none.
-        num_workers: child processes; see `MultiTaskSampler`.
+        num_workers: worker processes; see `MultiTaskSampler`.
         task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
         try_untrained: whether to try the initial policy, too, unless it is an oracle's.
 

@@ -51,7 +51,7 @@ def write_report(
         num_tasks: new tasks on which each policy is tried; 0 for none.
         task_file: tasks on which each is tried instead; see `test.py --save-tasks`.
         num_videos: tasks of which a video is made, for families that draw themselves.
-        num_workers: child processes for the trial; see `MultiTaskSampler`.
+        num_workers: worker processes for the trial; see `MultiTaskSampler`.
 
     Returns:
         The file.
