@@ -97,6 +97,7 @@ def test_children_import_neither_torch_nor_the_main_script(start_method: str, ru
     assert finish(run(code)) == (0, "[0.0, 0.0]\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_environment_may_be_defined_in_the_main_script(start_method: str, run: Run) -> None:
     code = f"""

@@ -42,6 +42,7 @@ def test_killed_parent_takes_every_process_with_it(start_method: str, fault: str
     assert are_gone(family, 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start_method", "fault"), [("fork", "hang"), ("spawn", "hang_with_gil"), ("forkserver", "hang")]
 )
@@ -65,6 +66,7 @@ def test_ctrl_c_brings_one_keyboard_interrupt_and_silent_children(
     assert are_gone(family, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_ctrl_c_while_children_start_brings_one_keyboard_interrupt(delay: float, run: Run) -> None:
     code = """
@@ -87,6 +89,7 @@ def test_ctrl_c_while_children_start_brings_one_keyboard_interrupt(delay: float,
     assert are_gone(family, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end", ["", "sys.exit(3)", "raise ValueError('enough')", "os.kill(os.getpid(), signal.SIGTERM)"]
 )

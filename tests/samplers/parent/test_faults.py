@@ -74,6 +74,7 @@ def test_killed_child_is_replaced_and_the_phase_comes_out_the_same(
         assert "with the tasks {'goal': " in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("place", ["make", 2])
 def test_killed_child_is_replaced_under_every_start_method(start_method: str, place: Any, marker: str) -> None:
@@ -143,6 +144,7 @@ def test_deaths_are_counted_per_phase(tmp_path: Path) -> None:
             np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
 
 
+@pytest.mark.slow
 def test_descriptors_memory_and_children_stay_flat_over_a_thousand_iterations_with_faults() -> None:
     this = psutil.Process()
     actions = np.zeros((NUM_SLOTS, 1), np.float32)

@@ -44,6 +44,7 @@ def sample_faulty(num_workers: int, options: dict[str, Any] | None = None, **fau
 # The same as central inference.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_name", FAMILIES)
 def test_episodes_are_bit_identical_to_those_of_central_inference(env_name: str) -> None:
     in_process = digests(env_name, num_workers=0)
@@ -52,11 +53,13 @@ def test_episodes_are_bit_identical_to_those_of_central_inference(env_name: str)
         assert digests(env_name, num_workers=num_workers, **IN_CHILDREN) == in_process, num_workers
 
 
+@pytest.mark.slow
 def test_waves_are_bit_identical_to_those_of_central_inference() -> None:
     options = {"slots_per_task": 2, "num_workers": 2}
     assert digests("TabularMDP-v0", **options, **IN_CHILDREN) == digests("TabularMDP-v0", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> None:
