@@ -143,6 +143,7 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == f"maml-rl {maml_rl.__version__}\n"
 
 
+@pytest.mark.slow
 def test_package_is_a_module_to_run() -> None:
     command = [sys.executable, "-m", "maml_rl", "--version"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)

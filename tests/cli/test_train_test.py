@@ -244,6 +244,7 @@ def test_training_without_tensorboard_says_so_once_and_goes_on(
     assert lines_in(tmp_path / "run" / "metrics.jsonl") == 4
 
 
+@pytest.mark.slow
 def test_policies_are_measured_on_the_tasks_of_a_file_again_and_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path
 ) -> None:
@@ -291,6 +292,7 @@ def test_oracle_is_trained_and_tested_without_adaptation(
         assert saved["returns"].shape == (40, 1, 4)
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_one_after_the_other_and_resumed(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -347,6 +349,7 @@ def test_default_folder_is_named_after_the_config(
     assert "\r" not in output.err
 
 
+@pytest.mark.slow
 def test_runs_and_results_without_a_folder_do_not_collide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_file_without_a_mapping_is_refused(text: str) -> None:
     assert "holds no mapping" in message_of(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -14,6 +14,7 @@ from maml_rl.envs import FAMILIES, make_vector_env
 from tests.envs.contract import assert_same_slot, assert_same_tasks, play, random_actions, same
 
 
+@pytest.mark.slow
 def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id: str) -> None:
     """Where each slot has a task and a seed of its own, and some are reset while the others go on."""
     batch: Any = make_vector_env(env_id, {}, 3)
@@ -58,6 +59,7 @@ def test_unseeded_environments_differ(env_id: str) -> None:
         assert_same_tasks(one.sample_tasks(30), other.sample_tasks(30))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_families_work_without_a_word_a_file_or_torch(tmp_path: Path) -> None:
     code = (

@@ -232,6 +232,7 @@ def test_interquartile_mean_ignores_a_task_that_went_wild() -> None:
     assert evaluation_of(returns).intervals(interquartile_mean)[0].tolist() == pytest.approx([1.0] * 3)
 
 
+@pytest.mark.slow
 def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
     drawn: list[Any] = []
     evaluation = small_evaluation(on_tasks=drawn.extend)
@@ -247,6 +248,7 @@ def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
     assert rest.returns.shape == (5, 3, 4)
 
 
+@pytest.mark.slow
 def test_repetitions_adapt_anew_and_the_first_is_the_same_for_any_number() -> None:
     phases: list[Any] = []
     once, twice = small_evaluation(), small_evaluation(repetitions=2, num_workers=2, on_batch=phases.append)

@@ -47,6 +47,7 @@ def train_until(iteration: int, config: Config, folder: Path, **options: Any) ->
         train(config, folder, num_workers=0, on_iteration=stop, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("method", ["pretrain", "oracle"])
 def test_baselines_are_trained_without_adaptation_on_any_number_of_workers(tmp_path: Path, method: str) -> None:
@@ -73,6 +74,7 @@ def test_methods_train_on_the_same_tasks_and_only_the_oracle_sees_them() -> None
     torch.testing.assert_close(observations[2][:, 2:], torch.tensor(tasks[0]), rtol=0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_oracle_learns_what_no_blind_policy_can(tmp_path: Path) -> None:
     # A bandit's tasks are the means of its arms: who sees them soon pulls the best, worth 5/6; blind, all are 1/2.
     settings = {"env-name": "Bandit-K5-v0", "meta-batch-size": 40, "fast-batch-size": 20, "num-batches": 40}
@@ -144,6 +146,7 @@ def test_parameters_move_and_the_surrogate_falls(undisturbed: Path) -> None:
     assert any(row["loss/after"] < row["loss/before"] for row in read_metrics(undisturbed / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_number_of_workers_changes_nothing(tmp_path: Path, undisturbed: Path, num_workers: int) -> None:

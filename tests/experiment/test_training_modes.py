@@ -32,6 +32,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}])
 def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(**mode), tmp_path, num_workers=2)
@@ -51,6 +52,7 @@ def test_settings_of_faults_reach_the_workers() -> None:
             sampler.rollout(sampler.sample_tasks(2))
 
 
+@pytest.mark.slow
 def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(num_batches=2), tmp_path, num_workers=0)
     train(config_of(num_groups=2), tmp_path, num_workers=2, resume=True)
@@ -59,6 +61,7 @@ def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbe
         train(config_of(prefetch=1), tmp_path, num_workers=0, resume=True)
 
 
+@pytest.mark.slow
 def test_partial_waits_train(tmp_path: Path) -> None:
     train(config_of(recv_timeout=0.0001), tmp_path, num_workers=2)
     assert len(untimed(tmp_path)) == 4
@@ -87,6 +90,7 @@ def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float,
     return learned(tmp_path_factory.mktemp("learned") / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [

@@ -223,6 +223,7 @@ def test_episodes_that_do_not_fit_are_refused() -> None:
         MAMLTRPO(policy, 0.1).step([drop_advantages(train[0]), train[1]], valid)
 
 
+@pytest.mark.slow
 def test_episodes_and_policy_stay_where_they_are_and_device_is_where_the_work_is_done() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     devices = []

@@ -123,6 +123,7 @@ def test_fisher_product_is_the_hessian_of_the_kl_at_equal_distributions(kind):
         torch.testing.assert_close(product, reference)
 
 
+@pytest.mark.slow
 @both
 def test_log_prob_is_twice_differentiable_in_stacked_parameters(kind):
     policy = make(kind).double()

@@ -45,6 +45,7 @@ def evaluation(task_list: list[dict[str, object]], returns: np.ndarray) -> Evalu
 BEFORE_AND_AFTER = np.array([[-3.0, 1.0], [-2.0, 2.0], [-1.0, 3.0], [0.0, 4.0], [1.0, 5.0]])
 
 
+@pytest.mark.slow
 def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_step(navigation: Findings) -> None:
     first, second = navigation.group.runs
     root = read(curves.learning_curve(replace(navigation.group, runs=[first, second, first])))

@@ -132,6 +132,7 @@ def test_families_have_charts_of_their_own(navigation_runs: Path, cheetah_run: P
     assert page.count('<b class="untrained">random initialization</b>') == 2
 
 
+@pytest.mark.slow
 def test_report_compares_the_methods_on_the_tasks_of_a_file(
     navigation_runs: Path, compared_runs: list[Path], tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_report_compares_the_methods_on_the_tasks_of_a_file(
     assert page.count("Return after each gradient step</h3>") == 1
 
 
+@pytest.mark.slow
 def test_seeds_of_one_command_are_one_experiment_with_a_band(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def backend_of(policy: Policy, num_workers: int = 0, **options: Any) -> Iterator
 # The protocol.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_part_of_a_phase_has_the_episodes_of_the_whole_phase_there(name: str) -> None:
     policy = NormalMLPPolicy(2, 2, (4,))
@@ -194,6 +195,7 @@ def test_policy_acts_in_the_children_where_that_is_possible_and_pays(
     assert (case.policy.calls == 0) == case.in_children
 
 
+@pytest.mark.slow
 def test_number_of_tasks_decides_anew_every_time() -> None:
     policy = NormalMLPPolicy(2, 2, (4,))
     options: dict[str, Any] = {"start_method": "fork", "max_episode_steps": 3, "seed": 0}

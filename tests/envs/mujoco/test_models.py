@@ -37,6 +37,7 @@ def test_contact_forces_add_one_sensor_and_no_body_or_joint(ordinary_model):
     np.testing.assert_array_equal(model.dof_M0, reference.dof_M0)
 
 
+@pytest.mark.slow
 def test_loading_prints_nothing_and_leaves_no_file(tmp_path):
     code = (
         "from maml_rl.envs.mujoco.models import load_model\n"

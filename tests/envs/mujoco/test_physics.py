@@ -35,6 +35,7 @@ def assert_same(physics, others, fields):
             np.testing.assert_array_equal(physics.bind(field), other.bind(field), err_msg=field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_trajectories_are_those_of_bare_mujoco_to_the_bit(
     xml_name, engine, num_threads, bare_simulations, ordinary_model

@@ -57,6 +57,7 @@ def test_helpers_of_an_environment_end_with_it(tmp_path: Path) -> None:
     assert are_gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_fork_server_may_die_or_hang_like_any_process(number: int) -> None:
     before = child_processes()
@@ -81,6 +82,7 @@ def test_children_outlive_the_thread_that_started_them() -> None:
 # What children import.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_children_import_neither_torch_nor_the_main_script(start_method: str, run: Run, tmp_path: Path) -> None:
     # It stands in for the real one, which takes long to load, before it on the path.
@@ -116,6 +118,7 @@ def test_environment_may_be_defined_in_the_main_script(start_method: str, run: R
     assert finish(run(code)) == (0, "(2, 2) None\n(2, 2) 4\n", "")
 
 
+@pytest.mark.slow
 def test_script_without_guard_whose_environment_needs_it_fails_with_the_remedy(run: Run) -> None:
     code = """
         class MyEnv(FaultyEnv):

@@ -208,6 +208,7 @@ def test_failure_is_told_within_a_second_while_another_child_is_busy() -> None:
     assert time.monotonic() - start < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "part"),
     [("raise_unpicklable", "UnpicklableError"), ("raise_huge", "xxxx"), ("leave", "SystemExit")],

@@ -32,6 +32,7 @@ def test_slots_come_out_the_same_for_any_number_of_children(num_workers: int) ->
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_slots_come_out_the_same_for_any_start_method(start_method: str) -> None:
     with make_parallel(options={"start_method": start_method}) as vector_env:

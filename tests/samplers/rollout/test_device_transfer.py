@@ -59,6 +59,7 @@ class LinkedActor(acting.Actor):
         self._link = CountingLink(observations, policy.noise_size, CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_name", ["2DNavigation-v0", "TabularMDP-v0"])
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 3, "num_groups": 2}])
 def test_episodes_are_bit_identical_with_one_transfer_each_way_per_step(

@@ -174,6 +174,7 @@ def test_episodes_are_not_overwritten_by_the_next_phase() -> None:
     assert first.digest() == before
 
 
+@pytest.mark.slow
 def test_policy_of_the_main_script_is_found_by_the_children(run: Run) -> None:
     script = run("""
         from maml_rl import MultiTaskSampler
