@@ -60,6 +60,5 @@ def test_imports_between_rooms_point_downwards() -> None:
     assert upwards == []
 
 
-@pytest.mark.slow
 def test_samplers_and_metalearners_do_not_import_each_other() -> None:
     assert not {("samplers", "metalearners"), ("metalearners", "samplers")} & {(room, to) for _, room, to in imports()}
