@@ -168,10 +168,10 @@ def test_run_with_prefetch_broken_off_and_resumed_has_every_iteration_once(tmp_p
 
 
 def test_failure_of_an_environment_ends_the_run_and_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reset_task(*_: Any) -> None:
+    def reset_buffers(*_: Any) -> None:
         raise RuntimeError("out of fuel")
 
-    monkeypatch.setattr("maml_rl.envs.navigation.Navigation2DVectorEnv.reset_task", reset_task, raising=True)
+    monkeypatch.setattr("maml_rl.envs.navigation.Navigation2DVectorEnv.reset_buffers", reset_buffers, raising=True)
     threads = threading.active_count()
     with pytest.raises((RuntimeError, ChildEnvError), match="out of fuel"):
         train(config_of(prefetch=1), tmp_path, num_workers=0)
