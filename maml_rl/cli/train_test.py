@@ -260,7 +260,7 @@ def _how_to_go_on(options: argparse.Namespace) -> str:
         return ""
     has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
     instead = " in place of --overwrite" if options.overwrite else ""
-    return f"; finished iterations are saved, and the same command with --resume{instead} goes on" if has_run else ""
+    return f"; finished iterations are saved, and the same command with --resume{instead} continues the run" if has_run else ""
 
 
 def _test(options: argparse.Namespace) -> None:
@@ -349,7 +349,7 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
             if other != option and file is not None and os.path.realpath(file) == os.path.realpath(path):
                 raise ConfigError(f"{option} and {other} name the same file, {path}; choose another {option}")
         if path.exists() and not options.overwrite:
-            raise ConfigError(f"{path} exists; replace it by --overwrite, or choose another {option}")
+            raise ConfigError(f"{path} exists; replace it with --overwrite, or choose another {option}")
 
 
 def _check_has_policy(config_path: Path, choice: str | None) -> None:

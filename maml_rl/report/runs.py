@@ -168,7 +168,7 @@ def _read_run(folder: Path) -> Run:
 def _shortcomings(run: Run) -> list[str]:
     notices = []
     wanted = run.config.num_batches
-    resume = f"`train.py --resume --output-folder {run.path}` goes on"
+    resume = f"`train.py --resume --output-folder {run.path}` continues it"
     if not run.metrics:
         notices.append(f"{run.path} has no finished iteration in {METRICS}, so it has no curves; {resume}.")
     elif run.finished < wanted:

@@ -114,7 +114,7 @@ def _keep(path: Path, finished: int) -> None:
     if not numbers or numbers != list(range(numbers[0], finished)):
         raise CheckpointError(
             f"{path} does not hold the iterations up to {finished - 1}, which the checkpoint has finished; "
-            "put it back, or move it away to go on without it"
+            "put it back, or move it away to continue without it"
         )
     replace_file(path, "".join(kept).encode())
 

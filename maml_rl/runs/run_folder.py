@@ -166,7 +166,7 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
     """
     if resume and overwrite:
         raise ConfigError(
-            f"--resume goes on with the run in {path}, and --overwrite replaces it by a new one; give one of them"
+            f"--resume continues the run in {path}, and --overwrite replaces it with a new one; give one of them"
         )
     try:
         str(path).encode()
@@ -178,7 +178,7 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise ConfigError(f"there is no run to resume in {path}; start one without --resume")
     if is_run and not (resume or overwrite):
         raise ConfigError(
-            f"{path} holds another run; go on with it by --resume, replace it by --overwrite, "
+            f"{path} holds another run; continue it with --resume, replace it with --overwrite, "
             "or choose another --output-folder"
         )
     if not is_run and not is_empty:

@@ -325,7 +325,7 @@ def test_one_seed_that_is_there_already_stops_all_of_them(
     assert run_train([*common, "1", "--num-batches", "1"]) == 0
     before = snapshot(tmp_path)
     assert exit_code(run_train, [*common, "0", "1"]) == 2
-    assert "seed-1 holds another run; go on with it by --resume" in capsys.readouterr().err
+    assert "seed-1 holds another run; continue it with --resume" in capsys.readouterr().err
     assert snapshot(tmp_path) == before
     assert not (tmp_path / "study" / "seed-0").exists()
 
@@ -507,7 +507,7 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     assert monotonic() - pressed < 5.0
     assert code == 130
     assert output == ""
-    advice = "finished iterations are saved, and the same command with --resume goes on"
+    advice = "finished iterations are saved, and the same command with --resume continues"
     assert errors.splitlines() == [f"train.py: interrupted; {advice}"]
     assert script.survivors() == []
     assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 3
@@ -539,7 +539,7 @@ def test_interrupted_run_resumes_bit_for_bit_from_its_last_finished_iteration(
     assert script.survivors() == []
     saved = latest_intact(run / "checkpoints")[1].iteration
     if code > 0:
-        assert "the same command with --resume goes on" in errors
+        assert "the same command with --resume continues" in errors
         assert saved >= 3
         # At most the iteration that was being recorded is missing.
         assert lines_in(run / "metrics.jsonl") - saved in (0, 1)

@@ -332,7 +332,7 @@ FILE_CASES: list[Case] = [
     ],
     (train("--output-folder", "file/x", "--seeds", "1", "2"), ["file is a file"]),
     (train("--output-folder", "/proc/x", "--seeds", "1"), ["cannot write to /proc/x: "]),
-    (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume goes on with the run in run, and --over"]),
+    (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume continues the run in run, and --over"]),
     (train("--output-folder", "run", "--resume", "--seed", "5"), ["made with another 'seed'"]),
     *[
         (train("--device", device), ["device", "--device", *words])

@@ -109,7 +109,7 @@ def test_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
     (group,), notices = read_runs([folder])
     assert group.runs[0].finished == 1
     assert notices == [
-        f"{folder} is unfinished, 1 of 5 iterations are done; `train.py --resume --output-folder {folder}` goes on."
+        f"{folder} is unfinished, 1 of 5 iterations are done; `train.py --resume --output-folder {folder}` continues it."
     ]
 
 

@@ -65,7 +65,7 @@ def test_iterations_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -
 def test_another_run_is_not_touched_without_being_told(tmp_path: Path) -> None:
     write_run(tmp_path, 2)
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match=r"holds another run; go on with it by --resume, replace it by --overwrite"):
+    with pytest.raises(ConfigError, match=r"holds another run; continue it with --resume, replace it with --overwrite"):
         RunFolder(tmp_path, config_of(), learner_of())
     assert snapshot(tmp_path) == before
 
@@ -101,7 +101,7 @@ def test_resuming_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_resuming_and_overwriting_at_once_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
-    with pytest.raises(ConfigError, match=r"--resume goes on .* --overwrite replaces it"):
+    with pytest.raises(ConfigError, match=r"--resume continues .* --overwrite replaces it"):
         RunFolder(tmp_path, config_of(), learner_of(), resume=True, overwrite=True)
 
 
