@@ -26,7 +26,8 @@ _SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device"
 
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
+# Parameters are float32, in which larger numbers are infinite.
+Positive = Annotated[float, Field(gt=0, le=3.4e38)]
 Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"

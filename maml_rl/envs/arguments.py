@@ -37,6 +37,8 @@ def check_interval(low: Any, high: Any) -> tuple[float, float]:
     interval = check_number("low", low), check_number("high", high)
     if not interval[0] < interval[1]:
         raise ValueError(f"low must be below high, got {low} and {high}")
+    if not np.isfinite(interval[1] - interval[0]):
+        raise ValueError(f"high - low must be finite, got {low} and {high}")
     return interval
 
 

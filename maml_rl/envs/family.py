@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.envs.arguments import check_choices, check_count
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, read_reset_mask, slot_seeds
 from maml_rl.envs.tasks import TaskArrays, TaskEntry, parse_tasks
+from maml_rl.memory import check_memory
 from maml_rl.seeding import SlotStreams
 
 # What unseeded environments start from: the same task in every process, until `reset_task` gives another.
@@ -85,6 +87,11 @@ class BatchedFamily(MetaVectorEnv):
         limits = [limit for limit in (max_episode_steps, self.longest_episode) if limit is not None]
         self.max_episode_steps = min(limits, default=None)
         self.entries = dict(entries)
+        # Tasks may be drawn, and tables of them made, before anything else shows how large they are.
+        num_bytes = 8 * num_envs * sum(math.prod(entry.shape) for entry in entries.values())
+        check_memory(
+            num_bytes, f"one task per slot of {type(self).__name__}", "choose smaller arguments of the environment"
+        )
         self.parts = (slice(0, num_envs),)
         self.physics_seconds = np.zeros(1)
         self.buffers = StepBuffers.allocate(observation_space, num_envs, self.recorded_infos)

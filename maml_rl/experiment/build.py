@@ -5,10 +5,12 @@ import inspect
 import os
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from maml_rl.adaptation import AdaptationRule
@@ -20,6 +22,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, explain
+from maml_rl.memory import check_memory
 from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
 from maml_rl.policies import Policy, as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -41,12 +44,37 @@ class Experiment:
         metalearner: with the initial parameters of its policy, which depend only on the config's seed.
         baseline: fits the policy's observations.
         device: where the policy lies.
+        episode_bytes: what a recorded episode takes at least.
     """
 
     config: Config
     metalearner: MetaLearner
     baseline: Baseline
     device: torch.device
+    episode_bytes: int
+
+    def check_memory(self, num_tasks: int, num_steps: int, num_batches: int = 1) -> None:
+        """Refuse batches that certainly do not fit into the memory of this machine.
+
+        Args:
+            num_tasks: in a batch.
+            num_steps: inner steps, each of which has episodes of its own before it.
+            num_batches: that are kept at once.
+
+        Raises:
+            ConfigError: If they do not fit.
+        """
+        config = self.config
+        episodes = num_batches * num_tasks * (num_steps + 1) * config.fast_batch_size
+        # Elsewhere than on the CPU, the memory of the device holds the parameters.
+        on_cpu = num_steps > 0 and self.device.type == "cpu"
+        adapted = num_tasks * sum(param.nbytes for param in self.policy.parameters()) if on_cpu else 0
+        check_memory(
+            episodes * self.episode_bytes + adapted,
+            f"a batch of {num_tasks:,} tasks with {config.fast_batch_size:,} episodes before and after each of "
+            f"{num_steps:,} inner steps",
+            "lower one of these, the length of episodes, or hidden-sizes",
+        )
 
     @property
     def policy(self) -> Policy:
@@ -164,6 +192,8 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     try:
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
+        if config.policy is None:
+            _check_policy_memory(config, env)
         policy = (_make_own_policy(config, env) or learner.make_policy(env, config, settings)).to(device)
         metalearner = learner.from_config(policy, config, settings, device)
         baseline = make_baseline(config.baseline, env.single_observation_space)
@@ -173,7 +203,27 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         raise config.error(explain(error), "env-name") from error
     finally:
         env.close()
-    return Experiment(config, metalearner, baseline, device)
+    length = config.max_episode_steps or env.max_episode_steps or 1
+    # Rewards, advantages and the mask beside observations and actions.
+    return Experiment(config, metalearner, baseline, device, 4 * length * (sum(_sizes(env)) + 3))
+
+
+def _sizes(env: MetaVectorEnv) -> tuple[int, int]:
+    """Return the number of entries of an observation and of an action."""
+    action_space = env.single_action_space
+    num_actions = 1 if isinstance(action_space, spaces.Discrete) else spaces.flatdim(action_space)
+    return spaces.flatdim(env.single_observation_space), num_actions
+
+
+def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:
+    """Refuse layers that certainly do not fit: parameters, and a gradient of the same size."""
+    observation_size, _ = _sizes(env)
+    widths = [observation_size, *config.hidden_sizes, spaces.flatdim(env.single_action_space)]
+    num_parameters = sum((before + 1) * after for before, after in pairwise(widths))
+    try:
+        check_memory(2 * 4 * num_parameters, f"a policy of {num_parameters:,} parameters", "lower hidden-sizes")
+    except ConfigError as error:
+        raise config.error(str(error), "hidden-sizes") from None
 
 
 def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:

@@ -24,6 +24,7 @@ from maml_rl.experiment.statistics import (
     without_each,
     without_each_row,
 )
+from maml_rl.memory import check_memory
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.runs.atomic_files import replace_file
 
@@ -155,7 +156,7 @@ def evaluate(
         Returns of all tasks.
 
     Raises:
-        ConfigError: If a number is out of range.
+        ConfigError: If a number is out of range, or more memory would be needed than there is.
         ChildEnvError: If an environment fails.
     """
     config, metalearner = experiment.config, experiment.metalearner
@@ -170,6 +171,10 @@ def evaluate(
             raise ConfigError(f"{name} must be at least {least}, got {number}")
     if not 1 <= repetitions <= _MOST_REPETITIONS:
         raise ConfigError(f"repetitions must lie in [1, {_MOST_REPETITIONS}], got {repetitions}")
+    experiment.check_memory(meta_batch_size if tasks is None else min(meta_batch_size, len(tasks)), num_steps)
+    num_tasks = num_batches * meta_batch_size if tasks is None else len(tasks)
+    results = 4 * num_tasks * repetitions * (num_steps + 1) * config.fast_batch_size
+    check_memory(results, f"the returns on {num_tasks:,} tasks", "lower num-batches or meta-batch-size")
     returns: list[list[NDArray[np.float32]]] = []
     infos: list[list[dict[str, NDArray[np.float32]]]] = []
     with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:

@@ -73,6 +73,8 @@ def train(
     """
     experiment = make_experiment(config, device, num_workers=num_workers)
     config = experiment.config
+    num_steps = 0 if experiment.metalearner.rule is None else config.training_steps
+    experiment.check_memory(config.meta_batch_size, num_steps, 1 + min(config.prefetch, config.num_batches))
     timer = StageTimer() if profile else NULL_TIMER
     with (
         experiment.make_sampler(num_workers=num_workers, timer=timer) as sampler,

@@ -444,6 +444,41 @@ VALUE_CASES: list[Case] = [
             ([], ["at least one argument"]),
         )
     ],
+    *[
+        (train("--hidden-sizes", sizes), ["hidden-sizes", "parameters would take at least", "GiB", "this machine has"])
+        for sizes in ("[2000000000]", "[2000000, 2000000]")
+    ],
+    *[
+        (train(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower one of these"])
+        for key, value in (
+            ("max-episode-steps", "2147483647"),
+            ("fast-batch-size", "2147483647"),
+            ("meta-batch-size", "2147483647"),
+            ("num-steps", "2147483647"),
+        )
+    ],
+    *[
+        (evaluate(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower"])
+        for key, value in (
+            ("num-steps", "99999999999999999999"),
+            ("num-batches", "99999999999999999999"),
+            ("meta-batch-size", "99999999999999999999"),
+            ("fast-batch-size", "2147483647"),
+        )
+    ],
+    *[
+        (
+            train("--env-name", name, "--env-kwargs", kwargs),
+            ["would take at least", "GiB", "this machine has", "choose"],
+        )
+        for name, kwargs in (
+            ("TabularMDP-v0", "{num_states: 1000000000}"),
+            ("Bandit-K5-v0", "{k: 2000000000000}"),
+        )
+    ],
+    (train("--env-kwargs", "{low: -1.0e308, high: 1.0e308}"), ["high - low must be finite"]),
+    (train("--fast-lr", "1e39"), ["fast-lr", "at most"]),
+    (evaluate("--fast-lr", "1e308"), ["fast-lr", "at most"]),
     (train("--fast-lr", "\udcff"), ["--fast-lr", "no valid YAML"]),
     (train("--fast-lr", "["), ["--fast-lr", "no valid YAML"]),
     (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),

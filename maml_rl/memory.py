@@ -1,0 +1,41 @@
+"""How much memory there is, and the refusal of what certainly does not fit, before it is asked for."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from maml_rl.errors import ConfigError
+
+# Where Linux says how much memory a container may use.
+_LIMIT_OF_CONTAINER = Path("/sys/fs/cgroup/memory.max")
+_GIB = 2**30
+
+
+def total_memory() -> int | None:
+    """Return the bytes of memory of this machine, or of this container; None where the system does not tell."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    with suppress(OSError, ValueError):
+        total = min(total, int(_LIMIT_OF_CONTAINER.read_text()))
+    return total
+
+
+def check_memory(num_bytes: int, what: str, remedy: str) -> None:
+    """Refuse what needs more memory than there is in all.
+
+    Args:
+        num_bytes: at least needed.
+        what: needs them.
+        remedy: what to do instead.
+
+    Raises:
+        ConfigError: If there is less.
+    """
+    total = total_memory()
+    if total is not None and num_bytes > total:
+        raise ConfigError(
+            f"{what} would take at least {num_bytes / _GIB:,.1f} GiB of memory, of which this machine has "
+            f"{total / _GIB:,.1f}; {remedy}"
+        )
