@@ -37,6 +37,18 @@ def main() -> None:
         ("AntPos-v5", {"position": [2.0, 1.0]}, 14, "position: (2, 1)", (0.5, 0.25)),
     ):
         _save(name, _frame, _walk(name, task, num_steps), label, arrow)
+    for name, task, num_steps, label, arrow in (
+        ("Walker2DDir-v5", {"direction": -1}, 15, "direction: -1", (-0.5, 0)),
+        ("Walker2DVel-v5", {"velocity": 1.5}, 15, "velocity: 1.5 m/s", (0.5, 0)),
+        ("HopperVel-v5", {"velocity": 0.8}, 15, "velocity: 0.8 m/s", (0.5, 0)),
+        ("AntDir2D-v5", {"angle": 0.6}, 14, "angle: 0.6", (0.41, 0.28)),
+        ("AntGoal-v5", {"goal": np.array([2.0, 1.0])}, 14, "goal: (2, 1)", (0.5, 0.25)),
+    ):
+        _save(name, _frame, _walk(name, task, num_steps), label, arrow)
+    for name in ("PointGoal-v0", "SparsePointGoal-v0", "PointCorner-v0", "DarkRoom-v0", "DarkKeyDoor-v0"):
+        task = _task(name, 2)
+        label = ", ".join(f"{key}: ({value[0]:.3g}, {value[1]:.3g})" for key, value in task.items())
+        _save(name, _frame, _walk(name, task, 6), label)
     for name in ("Walker2DRandParams-v5", "HopperRandParams-v5", "HalfCheetahRandParams-v5", "AntRandParams-v5"):
         task = _task(name, 1)
         factors = task["body_mass"][1:]
@@ -59,7 +71,7 @@ def _walk(name: str, task: dict[str, Any], num_steps: int) -> np.ndarray:
     env.action_space.seed(3)
     for _ in range(num_steps):
         action = env.action_space.sample()
-        if "goal" in task:
+        if name == "2DNavigation-v0":
             action = 0.3 * action + 0.2 * (np.asarray(task["goal"], np.float32) - observation)
         observation, *_ = env.step(action)
     frame = env.render()

@@ -54,6 +54,17 @@ FAMILIES: dict[str, FamilySpec] = {
     "HopperRandParams-v5": _mujoco("walker", "HopperRandParams"),
     "HalfCheetahRandParams-v5": _mujoco("half_cheetah", "HalfCheetahRandParams"),
     "AntRandParams-v5": _mujoco("ant", "AntRandParams"),
+    "Walker2DDir-v5": _mujoco("walker", "Walker2DDir"),
+    "Walker2DVel-v5": _mujoco("walker", "Walker2DVel"),
+    "HopperVel-v5": _mujoco("walker", "HopperVel"),
+    "AntDir2D-v5": _mujoco("ant", "AntDir2D"),
+    "AntGoal-v5": _mujoco("ant", "AntGoal"),
+    "PointGoal-v0": FamilySpec("maml_rl.envs.point", "PointGoal", 20),
+    "SparsePointGoal-v0": FamilySpec("maml_rl.envs.point", "SparsePointGoal", 20),
+    "PointCorner-v0": FamilySpec("maml_rl.envs.point", "PointCorner", 100),
+    "SparsePointCorner-v0": FamilySpec("maml_rl.envs.point", "PointCorner", 100, {"sparse": True}),
+    "DarkRoom-v0": FamilySpec("maml_rl.envs.dark_room", "DarkRoom", 20),
+    "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.dark_room", "DarkKeyDoor", 50),
 }
 
 

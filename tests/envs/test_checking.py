@@ -216,3 +216,16 @@ def test_global_numpy_generator_is_noticed() -> None:
     with pytest.raises(AssertionError, match="never from the global states"):
         check_meta_env(DrawsGlobally())
     np.random.set_state(state)
+
+
+class PaysAlmostNever(WalkEnv):
+    """As environments with sparse rewards do, of which random actions see nothing."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, 0.0, *rest
+
+
+def test_sparse_rewards_that_were_not_found_are_a_remark() -> None:
+    with pytest.warns(UserWarning, match=r"every task gave the reward 0.0 at each step .* with sparse rewards"):
+        check_meta_env(PaysAlmostNever())

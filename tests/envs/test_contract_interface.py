@@ -50,6 +50,8 @@ def test_stable_baselines3_makes_single_environments(env_id: str) -> None:
     envs.close()
 
 
+# Random actions do not reach the goal of a family with sparse rewards.
+@pytest.mark.filterwarnings("ignore:every task gave the reward 0.0")
 def test_single_environment_passes_our_checker(env_id: str) -> None:
     env = gymnasium.make(env_id)
     check_meta_env(env)

@@ -29,6 +29,17 @@ IDS = {
         "HopperRandParams-v5",
         "HalfCheetahRandParams-v5",
         "AntRandParams-v5",
+        "Walker2DDir-v5",
+        "Walker2DVel-v5",
+        "HopperVel-v5",
+        "AntDir2D-v5",
+        "AntGoal-v5",
+        "PointGoal-v0",
+        "SparsePointGoal-v0",
+        "PointCorner-v0",
+        "SparsePointCorner-v0",
+        "DarkRoom-v0",
+        "DarkKeyDoor-v0",
     ),
 }
 

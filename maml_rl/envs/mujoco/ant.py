@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval
+from maml_rl.envs.arguments import check_interval, check_number
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
@@ -44,6 +44,7 @@ class AntFamily(MujocoFamily):
     task_term: ClassVar[str] = "reward_forward"
     survive_reward: ClassVar[float] = 0.05
     control_cost: ClassVar[float] = 0.005
+    terminates: ClassVar[bool] = True
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
         super().__init__(num_envs, self.body_model(), 125, entries, **options)
@@ -61,7 +62,7 @@ class AntFamily(MujocoFamily):
 
     @abstractmethod
     def _task_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for forward velocities (N,) in m/s, or for the place that the step led to."""
+        """Return rewards (N,) for velocities (N, 2) in m/s, forwards and sideways, or for the place after the step."""
 
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         super()._reset_slots(mask, streams)
@@ -71,10 +72,10 @@ class AntFamily(MujocoFamily):
         self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
     ) -> tuple[Floats, NDArray[np.bool_]]:
         controls = self.controls(actions)
-        before = self._torso_position[:, 0].copy()
+        before = self._torso_position[:, :2].copy()
         self._simulate(controls, active)
         self._clip_forces()
-        velocity = (self._torso_position[:, 0] - before) / self.dt
+        velocity = (self._torso_position[:, :2] - before) / self.dt
         task = self._task_reward(velocity)
         control = -self.control_cost * sum_of_squares(controls)
         contact = -_CONTACT_COST * sum_of_squares(self._clipped_forces)
@@ -83,9 +84,9 @@ class AntFamily(MujocoFamily):
             "reward_survive": np.full(self.num_envs, self.survive_reward),
             "reward_ctrl": control,
             "reward_contact": contact,
-            "x_velocity": velocity,
+            "x_velocity": velocity[:, 0],
         }
-        return task + self.survive_reward + control + contact, ~self._is_healthy()
+        return task + self.survive_reward + control + contact, ~self._is_healthy() & self.terminates
 
     def _clip_forces(self) -> None:
         np.maximum(self._forces, -1.0, out=self._clipped_forces)
@@ -131,7 +132,7 @@ class AntVelVectorEnv(AntFamily):
         return draw_velocities(random, num_tasks, self.low, self.high)
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        return 1.0 - np.abs(velocity - self.tasks["velocity"])
+        return 1.0 - np.abs(velocity[:, 0] - self.tasks["velocity"])
 
 
 class AntDirVectorEnv(AntFamily):
@@ -152,7 +153,7 @@ class AntDirVectorEnv(AntFamily):
         return draw_directions(random, num_tasks)
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        return self.tasks["direction"] * velocity
+        return self.tasks["direction"] * velocity[:, 0]
 
 
 class AntPosVectorEnv(AntFamily):
@@ -186,6 +187,74 @@ class AntPosVectorEnv(AntFamily):
         return 4.0 - (offset[:, 0] + offset[:, 1])
 
 
+class AntDir2DVectorEnv(AntFamily):
+    """Walk in the direction of the task, which may be any: the reward is that of Gymnasium's Ant-v5, along it.
+
+    It is v · (cos angle, sin angle) + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped forces.
+
+    Args:
+        num_envs: number of slots.
+        **options: see `MujocoFamily`; the task is `{"angle": radians}`.
+
+    Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
+    """
+
+    task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
+    survive_reward, control_cost = 1.0, 0.5
+
+    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
+        super().__init__(num_envs, {"angle": TaskEntry()}, **options)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw angles."""
+        return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
+
+    def _tasks_changed(self) -> None:
+        self._direction = np.stack((np.cos(self.tasks["angle"]), np.sin(self.tasks["angle"])), axis=1)
+
+    def _task_reward(self, velocity: Floats) -> Floats:
+        reward: Floats = velocity[:, 0] * self._direction[:, 0] + velocity[:, 1] * self._direction[:, 1]
+        return reward
+
+
+class AntGoalVectorEnv(AntFamily):
+    """Go to the place of the task: the reward is minus the L1 distance to it, - 0.1 |a|^2 and minus the contact cost.
+
+    An episode never terminates: with rewards below zero, its end would be worth going for.
+
+    Args:
+        num_envs: number of slots.
+        radius: places are drawn from the disk of this radius, in m.
+        **options: see `MujocoFamily`; the task is `{"goal": (2,)}`.
+
+    Raises:
+        ValueError: If the radius is not positive; see also `MujocoFamily`.
+
+    Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
+    """
+
+    task_description = "goal (2,): where to go, uniform in the disk of radius 3 m"
+    task_term = "reward_goal"
+    survive_reward, control_cost = 0.0, 0.1
+    terminates = False
+
+    def __init__(self, num_envs: int = 1, *, radius: float = 3.0, **options: Unpack[MujocoOptions]) -> None:
+        self.radius = check_number("radius", radius)
+        if self.radius <= 0.0:
+            raise ValueError(f"radius must be positive, got {radius}")
+        super().__init__(num_envs, {"goal": TaskEntry((2,))}, **options)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw places from the disk."""
+        angles = random.uniform(0.0, 2.0 * np.pi, num_tasks)
+        distances = self.radius * np.sqrt(random.uniform(size=num_tasks))
+        return [{"goal": goal} for goal in np.stack((distances * np.cos(angles), distances * np.sin(angles)), axis=1)]
+
+    def _task_reward(self, velocity: Floats) -> Floats:
+        offset = np.abs(self._torso_position[:, :2] - self.tasks["goal"])
+        return -(offset[:, 0] + offset[:, 1])
+
+
 class AntRandParamsVectorEnv(RandomParameters, AntFamily):
     """Walk forwards on a body of the task's making: the reward is that of Gymnasium's Ant-v5.
 
@@ -196,7 +265,7 @@ class AntRandParamsVectorEnv(RandomParameters, AntFamily):
     survive_reward, control_cost = 1.0, 0.5
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        return velocity
+        return velocity[:, 0]
 
 
 class AntVelEnv(BatchOfOne):
@@ -221,3 +290,15 @@ class AntRandParamsEnv(BatchOfOne):
     """One slot of `AntRandParamsVectorEnv`."""
 
     family_class = AntRandParamsVectorEnv
+
+
+class AntDir2DEnv(BatchOfOne):
+    """One slot of `AntDir2DVectorEnv`."""
+
+    family_class = AntDir2DVectorEnv
+
+
+class AntGoalEnv(BatchOfOne):
+    """One slot of `AntGoalVectorEnv`."""
+
+    family_class = AntGoalVectorEnv

@@ -3,7 +3,13 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.ant_v5 import AntEnv
 
-from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntPosVectorEnv, AntVelVectorEnv
+from maml_rl.envs.mujoco.ant import (
+    AntDir2DVectorEnv,
+    AntDirVectorEnv,
+    AntGoalVectorEnv,
+    AntPosVectorEnv,
+    AntVelVectorEnv,
+)
 
 FAMILIES = [AntVelVectorEnv, AntDirVectorEnv, AntPosVectorEnv]
 
@@ -129,3 +135,48 @@ def test_tasks_come_from_the_published_distributions():
     assert np.mean(directions) == pytest.approx(0.0, abs=0.06)
     with pytest.raises(ValueError, match="low must be below high"):
         AntPosVectorEnv(low=1.0, high=1.0)
+
+
+def test_direction_in_the_plane_and_goal_have_the_rewards_of_their_source():
+    """The reward of the direction grows with the velocity along it; that of the goal falls with the L1 distance."""
+    walk, go = AntDir2DVectorEnv(3), AntGoalVectorEnv(3)
+    angles, goals = [0.0, np.pi / 2.0, 4.0], np.array([[0.0, 0.0], [1.0, -2.0], [-0.5, 0.25]])
+    walk.reset_task([{"angle": angle} for angle in angles])
+    go.reset_task([{"goal": goal} for goal in goals])
+    random = np.random.default_rng(0)
+    for env in (walk, go):
+        env.reset(seed=0)
+    for _ in range(20):
+        before = walk._torso_position[:, :2].copy()
+        actions = random.uniform(-1.0, 1.0, (3, 8))
+        _, rewards, _, _, infos = walk.step(actions)
+        velocity = (walk._torso_position[:, :2] - before) / walk.dt
+        forces = 0.0005 * (np.clip(walk._forces, -1.0, 1.0) ** 2).sum(axis=1)
+        along = velocity[:, 0] * np.cos(angles) + velocity[:, 1] * np.sin(angles)
+        np.testing.assert_allclose(rewards, along + 1.0 - 0.5 * (actions**2).sum(axis=1) - forces, rtol=1e-9)
+        np.testing.assert_allclose(infos["x_velocity"], velocity[:, 0], rtol=1e-12)
+        _, rewards, terminated, _, _ = go.step(actions)
+        distance = np.abs(go._torso_position[:, :2] - goals).sum(axis=1)
+        forces = 0.0005 * (np.clip(go._forces, -1.0, 1.0) ** 2).sum(axis=1)
+        np.testing.assert_allclose(rewards, -distance - 0.1 * (actions**2).sum(axis=1) - forces, rtol=1e-9)
+        assert not terminated.any()
+
+
+def test_goal_never_ends_an_episode_that_lies_on_its_back():
+    env = AntGoalVectorEnv(2)
+    env.reset(seed=0)
+    high = env.model.qpos0.copy()
+    high[2] = 3.0
+    put(env, 0, high)
+    assert not env.step(np.zeros((2, 8)))[2].any()
+
+
+def test_angles_and_goals_have_the_distributions_of_their_source():
+    angles = np.array([task["angle"] for task in AntDir2DVectorEnv().sample_tasks(4000, seed=0)])
+    np.testing.assert_allclose(np.histogram(angles, 4, (0.0, 2.0 * np.pi))[0], 1000, rtol=0.12)
+    goals = np.array([task["goal"] for task in AntGoalVectorEnv().sample_tasks(4000, seed=0)])
+    distances = np.linalg.norm(goals, axis=1)
+    assert distances.max() <= 3.0
+    np.testing.assert_allclose(np.histogram(distances**2, 4, (0.0, 9.0))[0], 1000, rtol=0.12)
+    with pytest.raises(ValueError, match="radius must be positive"):
+        AntGoalVectorEnv(radius=0.0)

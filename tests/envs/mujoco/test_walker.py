@@ -46,3 +46,28 @@ def test_start_states_are_those_of_gymnasium(env_id, gymnasium_id):
         assert np.abs(noise).max() <= 5e-3
         np.testing.assert_allclose(noise.std(axis=0), 5e-3 / np.sqrt(3.0), rtol=0.06)
     assert abs(np.corrcoef(env._qpos[:, 1], env._qvel[:, 1])[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("env_id", "tasks", "forward"),
+    [
+        ("Walker2DDir-v5", [{"direction": 1}, {"direction": -1}], lambda v, task: task["direction"] * v),
+        ("Walker2DVel-v5", [{"velocity": 0.5}, {"velocity": 2.0}], lambda v, task: -abs(v - task["velocity"])),
+        ("HopperVel-v5", [{"velocity": 0.5}, {"velocity": 2.0}], lambda v, task: -abs(v - task["velocity"])),
+    ],
+)
+def test_task_replaces_the_forward_reward_alone(env_id, tasks, forward):
+    body = "Walker2DRandParams-v5" if "Walker" in env_id else "HopperRandParams-v5"
+    env, plain = make_vector_env(env_id, {}, 2), make_vector_env(body, {}, 2)
+    env.reset_task(tasks)
+    plain.reset_task([{name: np.ones(entry.shape) for name, entry in plain.entries.items()}] * 2)
+    for each in (env, plain):
+        each.reset(seed=4)
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        actions = random.uniform(-1.0, 1.0, env.action_space.shape).astype(np.float32)
+        (observations, rewards, *_, infos), (others, returns, *_, terms) = (each.step(actions) for each in (env, plain))
+        np.testing.assert_array_equal(observations, others)
+        expected = [forward(v, task) for v, task in zip(terms["x_velocity"], tasks, strict=True)]
+        np.testing.assert_allclose(infos["reward_forward"], expected, rtol=1e-12)
+        np.testing.assert_allclose(rewards, returns - terms["reward_forward"] + expected, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,189 @@
+"""Dark rooms: grids in which nothing is seen but one's own place. A memory has to find out what is where.
+
+Source: Laskin et al. 2022, section 4, https://arxiv.org/abs/2210.14215
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from maml_rl.envs.arguments import check_count
+from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.tasks import TaskEntry
+from maml_rl.seeding import SlotStreams
+
+Floats = NDArray[np.float64]
+# Stay, up, down, left, right; row and column.
+_MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
+_PIXELS = 256
+_FLOOR, _WALKER = (40, 40, 48), (240, 240, 240)
+
+
+class DarkFamily(BatchedFamily):
+    """A walker on a square grid that sees its own cell, as a one-hot vector, and nothing else.
+
+    Actions are to stay, and to go up, down, left or right; a wall is where one stays.
+
+    Args:
+        num_envs: number of slots.
+        names: entries of a task, each a cell (row, column).
+        size: cells along each side.
+        task: a cell for each name; by default drawn with a fixed seed.
+        max_episode_steps: steps after which an episode is truncated.
+        render_mode: None or "rgb_array".
+        autoreset_mode: see `BatchedFamily`.
+
+    Raises:
+        ValueError: If a number is not positive or the task is malformed.
+    """
+
+    metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+    recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int,
+        names: Mapping[str, tuple[int, int, int]],
+        size: int,
+        *,
+        task: Task | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        self.size, self._colors = check_count("size", size, 2), dict(names)
+        entry = TaskEntry((2,), f"a cell, two integers from 0 to {size - 1}", _Cell(size))
+        super().__init__(
+            num_envs,
+            spaces.Box(0.0, 1.0, (size * size,), np.float32),
+            spaces.Discrete(len(_MOVES)),
+            dict.fromkeys(names, entry),
+            task=task,
+            max_episode_steps=max_episode_steps,
+            render_mode=render_mode,
+            autoreset_mode=autoreset_mode,
+        )
+        self._cells = np.zeros((num_envs, 2), np.int64)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw cells, all equally likely."""
+        shape = (num_tasks, len(self._colors), 2)
+        cells = random.integers(self.size, size=shape).astype(np.float64)
+        return [dict(zip(self._colors, of_task, strict=True)) for of_task in cells]
+
+    @abstractmethod
+    def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the rewards (N,) for being at `self._cells`, and whether the task is now fulfilled."""
+
+    def _is_at(self, name: str) -> NDArray[np.bool_]:
+        there: NDArray[np.bool_] = (self._cells == self.tasks[name]).all(axis=1)
+        return there
+
+    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+        self._cells[slice(None) if mask is None else mask] = self.size // 2
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> tuple[Floats, bool]:
+        # Who is not stepped stays, and finds nothing new.
+        self._cells = np.clip(self._cells + _MOVES[actions], 0, self.size - 1)
+        rewards, success = self._arrive()
+        self._reward_terms = {"reward_found": rewards, "success": success.astype(np.float64)}
+        return rewards, False
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:] = 0.0
+        out[np.arange(self.num_envs), self._cells[:, 0] * self.size + self._cells[:, 1]] = 1.0
+
+    def _render_slot(self, slot: int) -> NDArray[np.uint8]:
+        grid = np.full((self.size, self.size, 3), _FLOOR, np.uint8)
+        for name, color in self._colors.items():
+            grid[tuple(self.tasks[name][slot].astype(int))] = color
+        pixels = grid.repeat(_PIXELS // self.size, 0).repeat(_PIXELS // self.size, 1)
+        row, column = self._cells[slot] * (_PIXELS // self.size)
+        margin, side = _PIXELS // self.size // 4, _PIXELS // self.size
+        pixels[row + margin : row + side - margin, column + margin : column + side - margin] = _WALKER
+        return pixels
+
+
+class DarkRoomVectorEnv(DarkFamily):
+    """Find a hidden goal, and stay: the reward is 1 in every step that ends there. The start is the middle.
+
+    The info `success`, which is recorded at the end of an episode, tells whether the walker is then at the goal.
+
+    Args:
+        num_envs: number of slots.
+        size: cells along each side.
+        max_episode_steps: steps after which an episode is truncated.
+        **options: see `DarkFamily`; the task is `{"goal": (row, column)}`.
+    """
+
+    task_description = "goal (2,): row and column of the cell that pays, all equally likely"
+
+    def __init__(self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 20, **options: Any) -> None:
+        super().__init__(num_envs, {"goal": (200, 60, 50)}, size, max_episode_steps=max_episode_steps, **options)
+
+    def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
+        there = self._is_at("goal")
+        return there.astype(np.float64), there
+
+
+class DarkKeyDoorVectorEnv(DarkFamily):
+    """Find a hidden key, then a hidden door: each pays 1, once an episode. The start is anywhere.
+
+    The info `success`, which is recorded at the end of an episode, tells whether the door has been opened.
+
+    Args:
+        num_envs: number of slots.
+        size: cells along each side.
+        max_episode_steps: steps after which an episode is truncated.
+        **options: see `DarkFamily`; the task is `{"key": (row, column), "door": (row, column)}`.
+    """
+
+    task_description = "key (2,), door (2,): row and column of their cells, all equally likely"
+
+    def __init__(self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 50, **options: Any) -> None:
+        colors = {"key": (220, 170, 40), "door": (200, 60, 50)}
+        super().__init__(num_envs, colors, size, max_episode_steps=max_episode_steps, **options)
+        self._has_key, self._opened = np.zeros((2, num_envs), np.bool_)
+
+    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+        where = slice(None) if mask is None else mask
+        self._cells[where] = (streams.uniform(2, mask) * self.size).astype(np.int64)
+        self._has_key[where] = self._opened[where] = False
+
+    def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
+        finds = self._is_at("key") & ~self._has_key
+        self._has_key |= finds
+        opens = self._is_at("door") & self._has_key & ~self._opened
+        self._opened |= opens
+        return finds.astype(np.float64) + opens, self._opened.copy()
+
+
+class _Cell:
+    """Tells whether an array is a cell of a grid."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __call__(self, cell: Floats) -> bool:
+        return bool(((cell == np.floor(cell)) & (cell >= 0) & (cell < self._size)).all())
+
+
+class DarkRoomEnv(BatchOfOne):
+    """One slot of `DarkRoomVectorEnv`."""
+
+    family_class = DarkRoomVectorEnv
+
+
+class DarkKeyDoorEnv(BatchOfOne):
+    """One slot of `DarkKeyDoorVectorEnv`."""
+
+    family_class = DarkKeyDoorVectorEnv

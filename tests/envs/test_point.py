@@ -1,0 +1,97 @@
+"""Points that look for hidden goals: moves, starts and rewards, computed by hand."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maml_rl.envs import make_vector_env
+
+
+def steps(env_id: str, goal: list[float], start: list[float], moves: list[list[float]], **kwargs: Any) -> Any:
+    """Rewards and the last info of moves from a place."""
+    env: Any = make_vector_env(env_id, kwargs, 1)
+    env.reset_task([{"goal": goal}])
+    env.reset(seed=0)
+    env._position[:] = start
+    rewards = []
+    for move in moves:
+        observation, reward, _, _, info = env.step(np.array([move], np.float32))
+        rewards.append(reward[0])
+    return rewards, observation[0], info
+
+
+def test_reward_is_minus_the_distance_to_the_goal_and_moves_are_clipped() -> None:
+    rewards, observation, info = steps("PointGoal-v0", [0.3, 0.4], [0.0, 0.0], [[0.0, 0.0], [5.0, -5.0], [0.05, 0.1]])
+    np.testing.assert_allclose(rewards, [-0.5, -np.hypot(0.2, 0.5), -np.hypot(0.15, 0.4)], atol=1e-7)
+    np.testing.assert_allclose(observation, [0.15, 0.0], atol=1e-7)
+    assert not info["success"][0]
+
+
+def test_sparse_reward_is_paid_within_a_fifth_of_the_goal() -> None:
+    moves = [[0.1, 0.0], [0.1, 0.0], [0.0, 0.0]]
+    rewards, _, info = steps("SparsePointGoal-v0", [1.0, 0.0], [0.65, 0.0], moves)
+    np.testing.assert_allclose(rewards, [0.0, 0.85, 0.85], atol=1e-7)
+    assert info["success"][0]
+
+
+def test_corner_is_rewarded_densely_by_the_distance() -> None:
+    rewards, _, _ = steps("PointCorner-v0", [2.0, 2.0], [1.0, 2.0], [[0.2, 0.0], [0.9, 0.0]])
+    np.testing.assert_allclose(rewards, [-0.8, -0.6], atol=1e-6)
+
+
+def test_corner_is_rewarded_sparsely_by_progress_that_is_near_no_other_corner_and_away_from_the_start() -> None:
+    goal = [2.0, 2.0]
+    for start, move, reward in (
+        ([0.1, 0.1], [0.1, 0.1], 0.0),
+        ([0.2, 0.2], [0.2, 0.2], np.hypot(1.8, 1.8) - np.hypot(1.6, 1.6)),
+        ([1.0, -0.5], [0.0, 0.2], 0.0),
+        ([1.0, 1.0], [-0.1, 0.0], 1.0 * np.sqrt(2.0) - np.hypot(1.1, 1.0)),
+    ):
+        rewards, _, _ = steps("SparsePointCorner-v0", goal, start, [move])
+        np.testing.assert_allclose(rewards, [reward], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "farthest"), [("PointGoal-v0", 1.0), ("SparsePointGoal-v0", 0.0), ("PointCorner-v0", 0.2)]
+)
+def test_start_is_where_the_family_says(env_id: str, farthest: float) -> None:
+    observations = make_vector_env(env_id, {}, 2000).reset(seed=0)[0]
+    assert np.abs(observations).max() <= farthest
+    np.testing.assert_allclose(observations.std(axis=0), farthest / np.sqrt(3.0), rtol=0.06)
+
+
+def test_goals_have_the_distribution_of_the_family() -> None:
+    goals = {
+        env_id: np.array([task["goal"] for task in make_vector_env(env_id).sample_tasks(4000, seed=0)])
+        for env_id in ("PointGoal-v0", "SparsePointGoal-v0", "PointCorner-v0")
+    }
+    assert np.abs(goals["PointGoal-v0"]).max() <= 1.0
+    np.testing.assert_allclose(goals["PointGoal-v0"].std(axis=0), 1.0 / np.sqrt(3.0), rtol=0.05)
+    np.testing.assert_allclose(np.linalg.norm(goals["SparsePointGoal-v0"], axis=1), 1.0, rtol=1e-12)
+    angles = np.arctan2(*goals["SparsePointGoal-v0"].T[::-1])
+    assert angles.min() >= 0.0
+    np.testing.assert_allclose(np.histogram(angles, 4, (0.0, np.pi))[0], 1000, rtol=0.12)
+    corners, counts = np.unique(goals["PointCorner-v0"], axis=0, return_counts=True)
+    np.testing.assert_array_equal(np.abs(corners), 2.0)
+    np.testing.assert_allclose(counts, [1000] * 4, rtol=0.12)
+
+
+def test_scale_maps_actions_onto_moves() -> None:
+    plain, scaled = make_vector_env("PointGoal-v0"), make_vector_env("PointGoal-v0", {"normalization_scale": 2.0})
+    for env in (plain, scaled):
+        env.reset(seed=0)
+    np.testing.assert_array_equal(scaled.single_action_space.high, 2.0)
+    moved = [env.step(np.full((1, 2), action, np.float32))[0] for env, action in ((plain, 0.05), (scaled, 1.0))]
+    np.testing.assert_allclose(*moved, atol=1e-7)
+    with pytest.raises(ValueError, match="normalization_scale must be positive"):
+        make_vector_env("PointGoal-v0", {"normalization_scale": 0.0})
+
+
+def test_point_draws_itself_and_its_goal() -> None:
+    env = gymnasium.make("PointCorner-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    picture: Any = env.render()
+    assert picture.shape == (256, 256, 3)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= 3
