@@ -1,6 +1,6 @@
 """Takes the screenshots of a report that the documentation shows, in headless Chromium.
 
-    python -m scripts.picture_report runs/halfcheetah-dir/report.html docs/images
+    python -m scripts.picture_report runs/finn2017/2d-navigation/report.html docs/images
 
 It writes report.png (a desktop in light colors) and report-phone.png (a phone in dark ones).
 """
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
             browser.picture(options.folder / name)
             # A quarter of the size, and no difference to see.
             with Image.open(options.folder / name) as picture:
-                small = picture.convert("RGB").quantize(128)
+                small = picture.convert("RGB").quantize(256)
             small.save(options.folder / name, optimize=True)
 
 

@@ -123,14 +123,15 @@ def _lines(findings: Sequence[Findings]) -> list[Line]:
 
 
 def _which_tasks(lines: Sequence[Line]) -> str:
-    first, *others = (evaluation for _, _, evaluations in lines for evaluation in evaluations)
+    evaluations = [evaluation for _, _, each in lines for evaluation in each]
+    first = evaluations[0]
     origin = "of a file" if first.fixed_tasks else "that training never drew"
+    episodes = sorted({evaluation.returns.shape[2] // evaluation.repetitions for evaluation in evaluations})
+    how = f"with {' or '.join(map(str, episodes))} new episodes before each step"
     if _same(lines):
-        return (
-            f"On {'the same ' if others else ''}{len(first.tasks)} tasks {origin}, with new episodes before each step."
-        )
+        return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."
     count = sum(len(evaluation.tasks) for evaluation in lines[0][2])
-    return f"On {count} tasks {origin}, not the same for all, with new episodes before each step."
+    return f"On {count} tasks {origin}, not the same for all, {how}."
 
 
 def _same(lines: Sequence[Line]) -> bool:

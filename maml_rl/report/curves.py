@@ -11,7 +11,7 @@ from maml_rl.report.runs import Curve, RunGroup
 from maml_rl.report.scales import Span, decimals, readable
 
 _SEEDS_FOR_A_BAND = 3
-# The style sheet has as many colours for gradient steps and for groups.
+# The style sheet has as many colors for gradient steps and for groups.
 _STEP_COLOURS, _GROUP_COLOURS = 6, 6
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
 _STAGES = {"time/sample_s": "sampling", "time/update_s": "update"}
@@ -28,12 +28,12 @@ _DETAILED_STAGES = {
 
 
 def step_css(step: int, last: int) -> str:
-    """Return the class of the colour for returns after `step` of `last` gradient steps; the last is always the same."""
+    """Return the class of the color for returns after `step` of `last` gradient steps; the last is always the same."""
     return f"step{_STEP_COLOURS - 1 if step == last and step else min(step, _STEP_COLOURS - 2)}"
 
 
 def group_css(group: RunGroup) -> str:
-    """Return the class of a group's colour, the same on the whole page."""
+    """Return the class of a group's color, the same on the whole page."""
     return f"group{group.index % _GROUP_COLOURS}"
 
 
@@ -51,7 +51,7 @@ def group_names(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Return names with their colours; each entry is (class, name)."""
+    """Return names with their colors; each entry is (class, name)."""
     return element("ul", [element("li", element("i", class_=css), name) for css, name in entries], class_="legend")
 
 

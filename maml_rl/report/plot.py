@@ -1,4 +1,4 @@
-"""A chart as SVG: axes, lines, bands, dots. Colours come from the page's style sheet, by class, for dark and light."""
+"""A chart as SVG: axes, lines, bands, dots. Colors come from the page's style sheet, by class, for dark and light."""
 
 from collections.abc import Sequence
 from typing import Any

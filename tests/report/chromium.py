@@ -35,7 +35,7 @@ class Browser:
         self.driver = driver
 
     def open(self, page: Path, *, width: int, dark: bool) -> None:
-        """Show a page as a device of this width, in light or dark colours."""
+        """Show a page as a device of this width, in light or dark colors."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
