@@ -260,11 +260,8 @@ def _how_to_go_on(options: argparse.Namespace) -> str:
         return ""
     has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
     instead = " in place of --overwrite" if options.overwrite else ""
-    return (
-        f"; finished iterations are saved, and the same command with --resume{instead} continues the run"
-        if has_run
-        else ""
-    )
+    advice = f"; finished iterations are saved, and the same command with --resume{instead} continues the run"
+    return advice if has_run else ""
 
 
 def _test(options: argparse.Namespace) -> None:

@@ -507,7 +507,7 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     assert monotonic() - pressed < 5.0
     assert code == 130
     assert output == ""
-    advice = "finished iterations are saved, and the same command with --resume continues"
+    advice = "finished iterations are saved, and the same command with --resume continues the run"
     assert errors.splitlines() == [f"train.py: interrupted; {advice}"]
     assert script.survivors() == []
     assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 3
