@@ -41,6 +41,8 @@ def main() -> None:
         ("Walker2DDir-v5", {"direction": -1}, 15, "direction: -1", (-0.5, 0)),
         ("Walker2DVel-v5", {"velocity": 1.5}, 15, "velocity: 1.5 m/s", (0.5, 0)),
         ("HopperVel-v5", {"velocity": 0.8}, 15, "velocity: 0.8 m/s", (0.5, 0)),
+        ("SwimmerVel-v5", {"velocity": 0.15}, 30, "velocity: 0.15 m/s", (0.5, 0)),
+        ("HumanoidDir-v5", {"angle": 0.6}, 12, "angle: 0.6", (0.41, 0.28)),
         ("AntDir2D-v5", {"angle": 0.6}, 14, "angle: 0.6", (0.41, 0.28)),
         ("AntGoal-v5", {"goal": np.array([2.0, 1.0])}, 14, "goal: (2, 1)", (0.5, 0.25)),
     ):

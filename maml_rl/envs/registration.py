@@ -57,6 +57,8 @@ FAMILIES: dict[str, FamilySpec] = {
     "Walker2DDir-v5": _mujoco("walker", "Walker2DDir"),
     "Walker2DVel-v5": _mujoco("walker", "Walker2DVel"),
     "HopperVel-v5": _mujoco("walker", "HopperVel"),
+    "SwimmerVel-v5": _mujoco("swimmer", "SwimmerVel"),
+    "HumanoidDir-v5": _mujoco("humanoid", "HumanoidDir"),
     "AntDir2D-v5": _mujoco("ant", "AntDir2D"),
     "AntGoal-v5": _mujoco("ant", "AntGoal"),
     "PointGoal-v0": FamilySpec("maml_rl.envs.point", "PointGoal", 20),

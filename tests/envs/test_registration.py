@@ -32,6 +32,8 @@ IDS = {
         "Walker2DDir-v5",
         "Walker2DVel-v5",
         "HopperVel-v5",
+        "SwimmerVel-v5",
+        "HumanoidDir-v5",
         "AntDir2D-v5",
         "AntGoal-v5",
         "PointGoal-v0",

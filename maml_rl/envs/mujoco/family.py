@@ -21,8 +21,6 @@ from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
-_START_NOISE = 0.1
-
 
 class MujocoOptions(TypedDict, total=False):
     """Keyword arguments that every MuJoCo family takes; see `MujocoFamily`."""
@@ -70,6 +68,9 @@ class MujocoFamily(BatchedFamily):
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     substeps: ClassVar[int] = 5
+    # Of start states: in positions, and in velocities, whose noise is normal or uniform.
+    start_noise: ClassVar[float] = 0.1
+    uniform_velocities: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -153,8 +154,10 @@ class MujocoFamily(BatchedFamily):
 
     def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
         """Draw positions (n, nq) and velocities (n, nv) for the masked slots (None: all)."""
-        qpos = self.model.qpos0 + _START_NOISE * (2.0 * streams.uniform(self.model.nq, mask) - 1.0)
-        return qpos, _START_NOISE * streams.normal(self.model.nv, mask)
+        qpos = self.model.qpos0 + self.start_noise * (2.0 * streams.uniform(self.model.nq, mask) - 1.0)
+        if self.uniform_velocities:
+            return qpos, self.start_noise * (2.0 * streams.uniform(self.model.nv, mask) - 1.0)
+        return qpos, self.start_noise * streams.normal(self.model.nv, mask)
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         if self._renderer is None:

@@ -18,7 +18,6 @@ from maml_rl.envs.mujoco.run_tasks import DIRECTION, VELOCITY, draw_directions, 
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
-_START_NOISE = 5e-3
 _CONTROL_COST = 1e-3
 _FASTEST_SHOWN = 10.0
 
@@ -37,7 +36,7 @@ class PlanarWalkerFamily(MujocoFamily):
         **options: see `MujocoFamily`.
     """
 
-    substeps = 4
+    substeps, start_noise, uniform_velocities = 4, 5e-3, True
     model_file: ClassVar[str]
     # Of the torso, in m and radians; and of all positions and velocities from the torso's height on.
     lowest: ClassVar[float]
@@ -57,10 +56,6 @@ class PlanarWalkerFamily(MujocoFamily):
     def _forward_reward(self, velocity: Floats) -> Floats:
         """Return rewards (N,) for forward velocities (N,) in m/s."""
         return velocity
-
-    def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
-        qpos = self.model.qpos0 + _START_NOISE * (2.0 * streams.uniform(self.model.nq, mask) - 1.0)
-        return qpos, _START_NOISE * (2.0 * streams.uniform(self.model.nv, mask) - 1.0)
 
     def _step_slots(
         self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams

@@ -1,0 +1,106 @@
+"""Humanoid family: a body on two legs that must walk in any direction of the plane.
+
+Source: Rakelly et al. 2019 (PEARL), https://arxiv.org/abs/1903.08254, and the environments that came with it.
+"""
+
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.meta_env import Task
+from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
+from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.tasks import TaskEntry
+from maml_rl.seeding import SlotStreams
+
+_FORWARD_REWARD = 1.25
+_SURVIVE_REWARD = 5.0
+_CONTROL_COST = 0.1
+_CONTACT_COST, _LARGEST_CONTACT_COST = 5e-7, 10.0
+_LOWEST, _HIGHEST = 1.0, 2.0
+
+
+class HumanoidDirVectorEnv(MujocoFamily):
+    """Walk in the direction of the task: the reward is that of Gymnasium's Humanoid-v5, along the direction.
+
+    It is 1.25 times the velocity of the center of mass along (cos angle, sin angle), and 5 for a healthy state, less
+    0.1 |a|^2 and 5e-7 times the sum of the squares of the contact forces, 10 at most. An episode terminates when the
+    torso's height leaves (1, 2) m. Start states and observations (348,) are those of Humanoid-v5, a step is five
+    substeps, 0.015 s; contact forces are those at the start of the last substep.
+
+    Args:
+        num_envs: number of slots.
+        **options: see `MujocoFamily`; the task is `{"angle": radians}`.
+    """
+
+    task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
+    start_noise, uniform_velocities = 1e-2, True
+
+    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
+        model = load_model("humanoid.xml", contact_forces=True)
+        super().__init__(num_envs, model, 348, {"angle": TaskEntry()}, **options)
+        self._mass_fractions = model.body_mass / model.body_mass.sum()
+
+    def _bind_fields(self) -> None:
+        super()._bind_fields()
+        self._centers = self.physics.bind("xipos")
+        self._forces = self.physics.bind("cfrc_ext").reshape(self.num_envs, -1)
+        # All but the world, and in the actuators' forces all but the free joint.
+        bodies = [self.physics.bind(name)[:, 1:] for name in ("cinert", "cvel")]
+        self._seen = [*bodies, self.physics.bind("qfrc_actuator")[:, 6:], self.physics.bind("cfrc_ext")[:, 1:]]
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw angles."""
+        return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
+
+    def _tasks_changed(self) -> None:
+        self._direction = np.stack((np.cos(self.tasks["angle"]), np.sin(self.tasks["angle"])), axis=1)
+
+    def _center_of_mass(self) -> Floats:
+        """Return the center of mass (N, 2) in the plane."""
+        center = np.zeros((self.num_envs, 2))
+        # Body by body: a sum over an axis may be rounded otherwise for another number of slots.
+        for body, fraction in enumerate(self._mass_fractions.tolist()):
+            center += fraction * self._centers[:, body, :2]
+        return center
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        controls = self.controls(actions)
+        before = self._center_of_mass()
+        self._simulate(controls, active)
+        velocity = (self._center_of_mass() - before) / self.dt
+        along = velocity[:, 0] * self._direction[:, 0] + velocity[:, 1] * self._direction[:, 1]
+        forward = _FORWARD_REWARD * along
+        control = -_CONTROL_COST * sum_of_squares(controls)
+        contact: Floats = -np.minimum(_CONTACT_COST * sum_of_squares(self._forces), _LARGEST_CONTACT_COST)
+        healthy = (self._qpos[:, 2] > _LOWEST) & (self._qpos[:, 2] < _HIGHEST)
+        survive: Floats = _SURVIVE_REWARD * healthy.astype(np.float64)
+        self._reward_terms = {
+            "reward_forward": forward,
+            "reward_survive": survive,
+            "reward_ctrl": control,
+            "reward_contact": contact,
+            "x_velocity": velocity[:, 0],
+            "y_velocity": velocity[:, 1],
+        }
+        return forward + survive + control + contact, ~healthy
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:, :22] = self._qpos[:, 2:]
+        out[:, 22:45] = self._qvel
+        start = 45
+        for values in self._seen:
+            flat = values.reshape(self.num_envs, -1)
+            out[:, start : start + flat.shape[1]] = flat
+            start += flat.shape[1]
+
+
+class HumanoidDirEnv(BatchOfOne):
+    """One slot of `HumanoidDirVectorEnv`."""
+
+    family_class = HumanoidDirVectorEnv
