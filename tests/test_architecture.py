@@ -22,6 +22,7 @@ ROOMS = (
     "episode",
     "envs",
     "config",
+    "memory",
     "profiling",
     "functional",
     "seeding",
