@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field, ValidationError
-from torch import nn
+from torch import Tensor, nn
 
-from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, as_rule, check_advantages
+from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_advantages
 from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
@@ -123,6 +123,24 @@ class MAMLTRPO(MetaLearner):
         )
         train = [_stacked(episodes) for episodes in train_episodes]
         return self._step(train, _stacked(valid_episodes), settings)
+
+    def adapt(
+        self, train_episodes: Sequence[Episodes | BatchEpisodes], first_order: bool | None = None
+    ) -> dict[str, Tensor]:
+        """Adapt the policy to episodes, as in pytorch-maml-rl; differentiable with respect to its parameters.
+
+        Args:
+            train_episodes: for each inner step the episodes before it, with advantages, of one task or of all.
+            first_order: treat the inner gradients as constants; None for the setting.
+
+        Returns:
+            {name: tensor} of the policy's own shapes for one task, (M, ...) for M of them.
+        """
+        single = any(isinstance(episodes, BatchEpisodes) for episodes in train_episodes)
+        train = [_stacked([each] if isinstance(each, BatchEpisodes) else each) for each in train_episodes]
+        first_order = self.settings.first_order if first_order is None else first_order
+        adapted = adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
+        return {name: value.squeeze(0) for name, value in adapted.items()} if single else adapted
 
     def _step(self, train: Sequence[TaskEpisodes], valid: TaskEpisodes, settings: Settings) -> dict[str, Any]:
         _check_episodes(train, valid, self.rule)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.reference_update import ReferenceUpdate
-from maml_rl.adaptation import adapt
+from maml_rl.adaptation import adapt, adapt_steps
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners import MAMLTRPO
@@ -248,3 +248,23 @@ def test_step_on_cuda_does_what_the_cpu_does(kind: str) -> None:
     expected = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
     logs = MAMLTRPO(other, 0.1, device="cuda").step(train, valid, **SETTINGS)
     assert logs == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_adapt_of_one_task_is_a_row_of_that_of_all_and_differentiable(num_steps: int) -> None:
+    policy, train, _ = make_problem("normal", num_steps)
+    learner = MAMLTRPO(policy, fast_lr=0.1)
+    expected = adapt_steps(policy, train, rule=0.1)
+    for name, value in learner.adapt(train).items():
+        torch.testing.assert_close(value, expected[name])
+    alone = learner.adapt([episodes[1] for episodes in train])
+    for name, value in alone.items():
+        torch.testing.assert_close(value, expected[name][1])
+    second, first = (
+        torch.autograd.grad(
+            sum(value.sum() for value in learner.adapt([train[0][1]] * num_steps, first_order=first_order).values()),
+            policy.layer1.weight,
+        )[0]
+        for first_order in (False, True)
+    )
+    assert (second != first).any()
