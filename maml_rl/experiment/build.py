@@ -238,7 +238,9 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
             torch.manual_seed(config.seed)
             policy = as_policy(make(*spaces))
         policy.check_spaces(*spaces)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise config.error(
             f"{config.policy} makes no policy for {config.env_name}: {explain(error)}", "policy"
         ) from error

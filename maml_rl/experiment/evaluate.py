@@ -33,6 +33,8 @@ REPETITIONS = 3
 # Repetitions of an adaptation, so far apart in the iterations of the random streams, share none.
 _BETWEEN_REPETITIONS = 2**20
 _MOST_REPETITIONS = 2**12
+# The smallest numbers of float32 are about so many halvings below 1.
+_MOST_HALVINGS = 126
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,11 @@ def evaluate(
     ):
         if number < least:
             raise ConfigError(f"{name} must be at least {least}, got {number}")
+    if rule is not None and rule.halve == "always" and num_steps > _MOST_HALVINGS:
+        raise ConfigError(
+            f"num-steps is {num_steps}, but a step size that is halved more than {_MOST_HALVINGS} times vanishes; take "
+            "fewer steps, or halve it once or never"
+        )
     if not 1 <= repetitions <= _MOST_REPETITIONS:
         raise ConfigError(f"repetitions must lie in [1, {_MOST_REPETITIONS}], got {repetitions}")
     experiment.check_memory(meta_batch_size if tasks is None else min(meta_batch_size, len(tasks)), num_steps)

@@ -19,6 +19,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import explain
 from maml_rl.policies import Policy, as_policy, get_policy_for_env
 
 # What a metalearner keeps: tensors, and what JSON holds, under flat names.
@@ -292,12 +293,14 @@ def find_metalearner(name: str) -> type[MetaLearner]:
             raise ValueError(f"unknown algorithm {name!r}{suggest(name, algorithms())}")
         try:
             found = getattr(import_module(module), attribute)
-        except ImportError as error:
-            raise ValueError(
-                f"cannot import the algorithm {name!r} ({error}); put the folder of the module into PYTHONPATH"
-            ) from error
         except AttributeError:
             raise ValueError(f"the module {module} has no {attribute!r}") from None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # A module may raise anything.
+            hint = "; put the folder of the module into PYTHONPATH" if isinstance(error, ImportError) else ""
+            raise ValueError(f"cannot import the algorithm {name!r} ({explain(error)}){hint}") from error
     if not (isinstance(found, type) and issubclass(found, MetaLearner)):
         raise ValueError(f"{name!r} is no metalearner; make it a subclass of maml_rl.metalearners.MetaLearner")
     clash = [key for key in _keys(found) if key in _keys(Config)]

@@ -246,6 +246,8 @@ class ProcessBackend(_VectorEnvBackend):
         super().__init__(recipe, slots_per_task, device)
         # Refused here rather than in the first phase.
         recipe.pickled()
+        if start_method != "fork":
+            recipe.require_importable()
         self._num_workers, self._recv_timeout, self._num_groups = num_workers, recv_timeout, num_groups
         self._processes: dict[str, Any] = {
             "start_method": start_method,

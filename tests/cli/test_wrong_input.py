@@ -478,6 +478,20 @@ VALUE_CASES: list[Case] = [
     ],
     (train("--env-kwargs", "{low: -1.0e308, high: 1.0e308}"), ["high - low must be finite"]),
     (train("--fast-lr", "1e39"), ["fast-lr", "at most"]),
+    (evaluate("--num-steps", "2000", "--halve-step-size", "always"), ["num-steps is 2000", "vanishes"]),
+    *[
+        (train(f"--{key}", f"{module}:Any"), [key, *words])
+        for key in ("algorithm", "policy")
+        for module, words in (
+            ("wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1"]),
+            ("wrong_name", ["NameError in wrong_name.py, line 3"]),
+            ("wrong_exit", ["SystemExit in wrong_exit.py, line 2"]),
+            ("wrong_base", ["BaseException in wrong_base.py, line 1"]),
+            (".relative", ["relative import"]),
+            ("nowhere", ["No module named 'nowhere'"]),
+            ("json", ["json"]),
+        )
+    ],
     (evaluate("--fast-lr", "1e308"), ["fast-lr", "at most"]),
     (train("--fast-lr", "\udcff"), ["--fast-lr", "no valid YAML"]),
     (train("--fast-lr", "["), ["--fast-lr", "no valid YAML"]),
@@ -518,3 +532,12 @@ def test_seeds_may_be_separated_by_commas(place: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     assert run_command_line(train("--output-folder", str(runs), "--seeds", "2,0", "1")) == 0
     assert sorted(run.name for run in runs.iterdir()) == ["seed-0", "seed-1", "seed-2"]
+
+
+def test_task_that_overflows_is_named_without_warnings(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tasks = '{"env-name": "2DNavigation-v0", "tasks": [{"goal": [1e308, 1e308]}]}'
+    (place / "tasks.json").write_text(tasks)
+    assert run_command_line(evaluate("--tasks", "tasks.json")) == 1
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert "the reward of task 0, episode 0, step 0 is not finite" in line
+    (place / "tasks.json").unlink()

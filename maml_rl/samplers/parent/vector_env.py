@@ -95,6 +95,8 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
 
         recipe = Recipe.of(env, env_kwargs, max_episode_steps)
         start_method = start_method or START_METHODS[0]
+        if start_method != "fork":
+            recipe.require_importable()
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None

@@ -61,7 +61,8 @@ def collect(
     num_tasks = recorder.num_tasks
     slots_per_task = vector_env.num_envs // num_tasks
     # One thread: the products are small, and waiting OpenMP threads would spin on the cores that the physics needs.
-    with torch.inference_mode(), intra_op_threads(1):
+    # Of a number that is not finite the error tells more than NumPy's warnings, which would come before it.
+    with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
         actor = Actor(policy, params, vector_env.buffers.observations, num_tasks, device, streams.first_task)
         for first in range(0, recorder.episodes_per_task, slots_per_task):
             episodes = range(first, first + slots_per_task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker, env_id, make_vector_env
+from maml_rl.envs.making import EnvMaker, ObservedTask, env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import find_spec
 from maml_rl.samplers.wire.describing import describe_env, describe_task
@@ -78,6 +79,23 @@ class Recipe:
             num_threads=num_threads,
             current_slots=current_slots,
         )
+
+    def require_importable(self) -> None:
+        """Refuse a callable that no worker could import, because it is of a notebook or an interactive session.
+
+        Workers that are forked inherit it.
+
+        Raises:
+            TypeError: If it is; the message says what to do.
+        """
+        made_by = self.env.env if isinstance(self.env, ObservedTask) else self.env
+        module = getattr(getattr(made_by, "func", made_by), "__module__", None)
+        if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+            raise TypeError(
+                f"the environment callable {describe_env(self.env)} is defined in a notebook or interactive session, "
+                "which workers cannot import; move it to a module and import it from there, or pass num_workers=0 or "
+                "start_method='fork'"
+            )
 
     def pickled(self) -> bytes:
         """Return the recipe as bytes.

@@ -81,3 +81,13 @@ def test_registration_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(TypeError, match="what 'Lambda-v0' is registered with cannot be pickled"):
         ParallelVectorEnv("Lambda-v0")
     del gymnasium.registry["Lambda-v0"]
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, partial], ids=["class", "partial"])
+def test_environment_of_a_notebook_is_refused_with_the_remedy(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FaultyEnv, "__module__", "__main__")
+    recipe = Recipe.of(wrap(FaultyEnv), {}, 5)
+    recipe.require_importable()
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(TypeError, match=r"notebook.*move it to a module.*num_workers=0 or start_method='fork'"):
+        recipe.require_importable()
