@@ -62,7 +62,7 @@ def test_algorithm_is_found_by_name_and_by_module_and_class() -> None:
         ("maml-trop", "unknown algorithm 'maml-trop'; did you mean 'maml-trpo'?"),
         (
             "nowhere:Learner",
-            "cannot import the algorithm 'nowhere:Learner' (ModuleNotFoundError: No module named 'nowhere'); put the folder",
+            "cannot import the algorithm 'nowhere:Learner' (ModuleNotFoundError: No module named 'nowhere'); put",
         ),
         ("math:Learner", "the module math has no 'Learner'"),
         ("math:pi", "'math:pi' is no metalearner; make it a subclass"),
