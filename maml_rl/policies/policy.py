@@ -4,7 +4,11 @@ Every method takes `params`, a mapping from parameter names to tensors. Left out
 tensors of the policy's own shapes, observations have any leading axes. Given stacked tensors (M, ...), observations
 are (M, ..., *observation shape), and row m of every tensor belongs to task m.
 
-A parametrised distribution is handed around as a tuple of tensors, the distribution parameters, so that hot paths never
+A policy that keeps a memory of its own has `stateless = False`, and samplers refuse it where copies of it would act.
+Memory that a sampler carries from step to step (`initial_memory(num)`, a step that takes and returns it) is not part of
+the contract yet.
+
+A parametrized distribution is handed around as a tuple of tensors, the distribution parameters, so that hot paths never
 build distribution objects.
 """
 
