@@ -319,3 +319,15 @@ def test_signal_that_is_ignored_stays_ignored() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.timeout(60)
+def test_renderer_that_mujoco_cannot_load_is_named_with_the_remedy(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": "nonsense"}
+    command = [sys.executable, "-m", "maml_rl", "check-env", "AntDir-v5"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "MUJOCO_GL is 'nonsense': unset it" in line

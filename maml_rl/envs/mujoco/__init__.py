@@ -1,1 +1,15 @@
 """The families whose dynamics MuJoCo computes."""
+
+import os
+
+try:
+    import mujoco  # noqa: F401
+# MuJoCo loads the renderer that MUJOCO_GL names, and where that is missing its binding raises anything.
+except Exception as error:
+    chosen = os.environ.get("MUJOCO_GL")
+    remedy = (
+        f"MUJOCO_GL is {chosen!r}: unset it, as nothing needs it but drawing, or run scripts/install-system-packages"
+        if chosen
+        else "install it anew: pip install mujoco"
+    )
+    raise ImportError(f"cannot import MuJoCo ({type(error).__name__}: {error}); {remedy}") from error
