@@ -33,7 +33,32 @@ FAMILIAR = {
 
 def test_there_is_a_config_for_every_experiment() -> None:
     bandits = {f"maml/bandit/bandit-k{k}-n{n}.yaml" for k in (5, 10, 50) for n in (10, 100, 500)}
-    families = ("2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "ant-vel", "ant-goal", "tabular-mdp")
+    families = {
+        "2d-navigation",
+        "halfcheetah-dir",
+        "halfcheetah-vel",
+        "ant-dir",
+        "ant-vel",
+        "ant-goal",
+        "tabular-mdp",
+        "walker2d-rand-params",
+        "hopper-rand-params",
+        "halfcheetah-rand-params",
+        "ant-rand-params",
+        "walker2d-dir",
+        "walker2d-vel",
+        "hopper-vel",
+        "swimmer-vel",
+        "humanoid-dir",
+        "ant-dir-2d",
+        "ant-goal-in-disk",
+        "point-goal",
+        "sparse-point-goal",
+        "point-corner",
+        "sparse-point-corner",
+        "dark-room",
+        "dark-key-door",
+    }
     published = {"finn2017/2d-navigation.yaml", "finn2017/halfcheetah-dir.yaml"}
     assert set(NAMES) == bandits | published | {f"maml/{family}.yaml" for family in families}
 
