@@ -17,7 +17,7 @@ Measurements = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """Whoever takes a turn.
+    """A contender, or another participant that takes turns.
 
     Attributes:
         name: for progress messages.

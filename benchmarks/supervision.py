@@ -20,7 +20,7 @@ from benchmarks.reporting import Report, Row, check_packages, chosen, common_opt
 
 RATES = "Environment steps per second"
 SHARES = "Share that supervision and transport leave"
-SUPERVISED, ALONE = "maml_rl, supervised children", "processes that nobody watches"
+SUPERVISED, ALONE = "maml_rl, supervised workers", "unsupervised processes"
 
 
 class Unwatched:

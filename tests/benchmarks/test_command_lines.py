@@ -33,7 +33,7 @@ def run(main, files, *arguments, positive=True):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_sampling_measures_us_the_limits_and_whoever_is_installed(files, capsys):
+def test_sampling_measures_us_the_limits_and_what_is_installed(files, capsys):
     result, rows = run(sampling.main, files)
 
     for workload in ("HalfCheetahDir-v5 2 x 2 x 5", "AntDir-v5 2 x 2 x 5"):
@@ -139,7 +139,7 @@ def test_horizons_for_other_sizes_than_there_are_are_refused(capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_supervision_compares_children_with_processes_that_nobody_watches(files):
+def test_supervision_compares_workers_with_unsupervised_processes(files):
     _, rows = run(supervision.main, files)
 
     share = rows[supervision.SUPERVISED]["median"] / rows[supervision.ALONE]["median"]
