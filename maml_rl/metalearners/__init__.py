@@ -5,6 +5,9 @@ from maml_rl.metalearners.maml_trpo import MAMLTRPO
 from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner, algorithms, find_metalearner, register
 
 register("maml-trpo", MAMLTRPO)
+register("maml-vpg", "maml_rl.metalearners.maml_vpg:MAMLVPG")
+register("maml-ppo", "maml_rl.metalearners.maml_ppo:MAMLPPO")
+register("promp", "maml_rl.metalearners.promp:ProMP")
 
 __all__ = [
     "MAMLTRPO",

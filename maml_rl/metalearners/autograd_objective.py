@@ -73,7 +73,7 @@ class AutogradObjective:
         phases: the episodes of all tasks before each inner step and after the last, with advantages.
         rule: of the inner loop.
         objective: of a chunk of tasks.
-        learned: further leaves that are differentiated in, such as the step sizes of `rule`.
+        learned: leaves that are differentiated in besides, such as the step sizes of `rule`; doubles count once.
         first_order: treat the inner gradients as constants.
         device: where to compute.
     """
@@ -90,7 +90,8 @@ class AutogradObjective:
         device: torch.device | str = "cpu",
     ) -> None:
         self._policy, self._rule, self._objective, self._first_order = policy, rule, objective, first_order
-        self._leaves = [param for param in (*policy.parameters(), *learned) if param.requires_grad]
+        leaves = dict.fromkeys((*policy.parameters(), *learned))
+        self._leaves = [param for param in leaves if param.requires_grad]
         self._num_tasks, self._device = len(phases[0]), torch.device(device)
         dtype = next(policy.parameters()).dtype
         largest = max(episodes.rewards[0].numel() for episodes in phases)
@@ -119,8 +120,6 @@ class AutogradObjective:
             NonFiniteError: If the objective or its gradient is not finite.
             RuntimeError: If there are no old parameters yet.
         """
-        if not self._old:
-            raise RuntimeError("anchor must be called first")
 
         def differentiate(old: Sequence[PhaseOutcome], workspace: Workspace) -> tuple[Tensor, list[Tensor]]:
             with torch.enable_grad():
@@ -129,7 +128,7 @@ class AutogradObjective:
             return losses.detach(), [gradient.double() for gradient in gradients]
 
         with ChunkWorkers(self._device) as workers:
-            parts, gradients = zip(*workers.map(differentiate, self._old), strict=True)
+            parts, gradients = zip(*workers.map(differentiate, self._anchored()), strict=True)
         losses = torch.cat(parts).double()
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
@@ -140,6 +139,28 @@ class AutogradObjective:
         for leaf, mean in zip(self._leaves, means, strict=True):
             leaf.grad = mean.to(leaf)
         return losses.mean().item()
+
+    def measure(self, statistics: PhaseObjective) -> list[float]:
+        """Return means over tasks at the present parameters.
+
+        Args:
+            statistics: like an objective, but (k, n): n numbers for each task.
+
+        Raises:
+            RuntimeError: If there are no old parameters yet.
+        """
+
+        def of_chunk(old: Sequence[PhaseOutcome], workspace: Workspace) -> Tensor:
+            return statistics([_detached(new) for new in self._outcomes([outcome.samples for outcome in old])], old)
+
+        with ChunkWorkers(self._device) as workers:
+            means: list[float] = torch.cat(workers.map(of_chunk, self._anchored())).double().mean(0).tolist()
+        return means
+
+    def _anchored(self) -> list[list[PhaseOutcome]]:
+        if not self._old:
+            raise RuntimeError("anchor must be called first")
+        return self._old
 
     def _outcomes(self, phases: Sequence[Samples]) -> list[PhaseOutcome]:
         with torch.enable_grad():

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from maml_rl import functional
@@ -14,3 +15,18 @@ OuterObjective = Callable[[Tensor, Tensor, Any], Tensor]
 def surrogate(log_probs: Tensor, old_log_probs: Tensor, samples: Any) -> Tensor:
     """Return -mean(pi(a|s) / pi_old(a|s) * A) over the real steps of each task, the objective of TRPO."""
     return functional.surrogate_loss(log_probs, old_log_probs, samples.advantages, samples.mask)
+
+
+def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, samples: Any, *, clip: float) -> Tensor:
+    """Return -mean(min(r * A, clamp(r, 1 - clip, 1 + clip) * A)) over the real steps of each task: PPO's objective.
+
+    r is pi(a|s) / pi_old(a|s).
+
+    Source: Schulman et al. 2017, eq. 7, https://arxiv.org/abs/1707.06347
+    """
+    # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
+    ratio = torch.exp(torch.where(samples.mask > 0, log_probs - old_log_probs, 0.0))
+    clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
+    return -functional.masked_mean(
+        torch.minimum(ratio * samples.advantages, clipped * samples.advantages), samples.mask
+    )

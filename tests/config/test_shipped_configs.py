@@ -5,6 +5,7 @@ import torch
 
 from maml_rl.config import load_config
 from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners import algorithms, find_metalearner
 
 ROOT = Path(__file__).resolve().parents[2] / "configs"
 PATHS = sorted(ROOT.rglob("*.yaml"))
@@ -15,7 +16,6 @@ FAMILIAR = {
     "env-name",
     "gamma",
     "gae-lambda",
-    "first-order",
     "hidden-sizes",
     "nonlinearity",
     "fast-batch-size",
@@ -23,12 +23,11 @@ FAMILIAR = {
     "fast-lr",
     "num-batches",
     "meta-batch-size",
-    "max-kl",
-    "cg-iters",
-    "cg-damping",
-    "ls-max-steps",
-    "ls-backtrack-ratio",
 }
+# Those among them that are settings of maml-trpo.
+FAMILIAR_OF_TRPO = {"first-order", "max-kl", "cg-iters", "cg-damping", "ls-max-steps", "ls-backtrack-ratio"}
+# Every other algorithm has a folder of its own name.
+ALGORITHMS = [name for name in algorithms() if name != "maml-trpo"]
 
 
 def test_there_is_a_config_for_every_experiment() -> None:
@@ -60,14 +59,23 @@ def test_there_is_a_config_for_every_experiment() -> None:
         "dark-key-door",
     }
     published = {"finn2017/2d-navigation.yaml", "finn2017/halfcheetah-dir.yaml"}
-    assert set(NAMES) == bandits | published | {f"maml/{family}.yaml" for family in families}
+    others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
+    assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 
 
 @pytest.mark.parametrize("path", PATHS, ids=NAMES)
 def test_config_spells_out_the_familiar_keys_under_comments(path: Path) -> None:
     lines = path.read_text().splitlines()
     keys = [line.split(":")[0] for line in lines if line and line[0] not in "# "]
-    assert set(keys) >= FAMILIAR
+    config = load_config(path)
+    algorithm = path.parent.name if path.parent.name in ALGORITHMS else "maml-trpo"
+    assert config.algorithm == algorithm
+    if algorithm == "maml-trpo":
+        assert set(keys) >= FAMILIAR | FAMILIAR_OF_TRPO
+    else:
+        assert set(keys) >= FAMILIAR
+        settings = find_metalearner(algorithm).Settings.model_fields.values()
+        assert set(config.algorithm_settings) == {field.alias for field in settings}
     for number, line in enumerate(lines):
         if line and not line.startswith("#"):
             # A comment may serve for the next key or two as well, but nothing follows an empty line without one.

@@ -1,0 +1,113 @@
+"""What the algorithms have in common whose meta-policy takes steps of Adam: the steps, their settings and metrics."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from maml_rl import functional
+from maml_rl.adaptation import AdaptationRule, InnerLoss, check_advantages, reinforce
+from maml_rl.config import Config, SettingsModel
+from maml_rl.config.config import Positive
+from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
+from maml_rl.metalearners.metalearner import Batch, MetaLearner
+from maml_rl.policies import Policy
+
+
+class AdamSettings(SettingsModel):
+    """Settings of every such algorithm."""
+
+    learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 1e-3
+    first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
+
+
+class AdamLearner(MetaLearner):
+    """A learner whose meta-policy takes steps of Adam down the gradient of an objective through the inner loop.
+
+    A subclass writes `objective`.
+
+    Attributes:
+        inner_loss: of the rule that a config makes.
+    """
+
+    Settings = AdamSettings
+    inner_loss: InnerLoss = staticmethod(reinforce)
+    settings: AdamSettings
+    rule: AdaptationRule
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.optimizer = torch.optim.Adam(self.learned(), lr=self.settings.learning_rate)
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> AdaptationRule:
+        """Make gradient steps of the algorithm's inner loss."""
+        return AdaptationRule(config.fast_lr, inner_loss=cls.inner_loss)
+
+    @abstractmethod
+    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+        """Return the loss of k tasks, (k,).
+
+        Args:
+            new: what the policy does in every phase, differentiable. Its samples have log-probabilities.
+            old: the same at the parameters before the update, without gradient.
+        """
+
+    def learned(self) -> list[Tensor]:
+        """Return the tensors that Adam changes."""
+        return list(self.policy.parameters())
+
+    def num_updates(self) -> int:
+        """Return how many steps of Adam one batch is good for."""
+        return 1
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Take steps of Adam.
+
+        Returns:
+            `loss/before`, `loss/after`; `kl`, the mean divergence of the adapted policies from the old ones;
+            `grad_norm` of the first step; `inner_kl/step_k`, the mean divergence of the policies before inner step k.
+
+        Raises:
+            ValueError: If episodes have no advantages.
+            NonFiniteError: If the objective or its gradient is not finite; the step is not taken.
+        """
+        for index, episodes in enumerate(batch.phases):
+            check_advantages(episodes, f"phases[{index}]")
+        learned = self.learned()
+        objective = AutogradObjective(
+            self.policy,
+            batch.phases,
+            rule=self.rule,
+            objective=self.objective,
+            learned=learned,
+            first_order=self.settings.first_order,
+            device=self.device,
+        )
+        objective.anchor()
+        losses, norms = [], []
+        for _ in range(self.num_updates()):
+            losses.append(objective.backward())
+            norms.append(float(torch.stack([x.grad.norm() for x in learned if x.grad is not None]).norm()))
+            self.optimizer.step()
+        after, *inner_kls, kl = objective.measure(
+            lambda new, old: torch.stack([self.objective(new, old), *self.divergences(new, old)], dim=1)
+        )
+        return {
+            "loss/before": losses[0],
+            "loss/after": after,
+            "kl": kl,
+            "grad_norm": norms[0],
+            **{f"inner_kl/step_{step}": value for step, value in enumerate(inner_kls)},
+        }
+
+    def divergences(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> list[Tensor]:
+        """Return KL(old, new) in every phase, (k,) each: the mean over the real steps of a task."""
+        return [
+            functional.masked_mean(self.policy.kl(one.distribution, other.distribution), other.samples.mask)
+            for one, other in zip(old, new, strict=True)
+        ]

@@ -1,0 +1,24 @@
+"""MAML with a plain policy gradient as the outer objective."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from maml_rl.adaptation import reinforce
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings
+from maml_rl.metalearners.autograd_objective import PhaseOutcome
+
+
+class MAMLVPG(AdamLearner):
+    """MAML whose meta-policy takes one step of Adam down the policy gradient after adaptation.
+
+    Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400; with Adam as in the code of Rothfuss et al. 2019,
+    https://arxiv.org/abs/1810.06784
+    """
+
+    class Settings(AdamSettings):
+        """Settings of MAML-VPG."""
+
+    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+        """Return -mean(log pi(a|s) * A) over the episodes after adaptation, (k,)."""
+        return reinforce(new[-1].log_probs, new[-1].samples)

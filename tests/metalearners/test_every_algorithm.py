@@ -1,0 +1,101 @@
+"""What every registered algorithm promises, whatever it is: runs repeat, resume, and can be tested and adapted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from maml_rl.config import Config, load_config
+from maml_rl.errors import CheckpointError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.train import train
+from maml_rl.metalearners import algorithms
+from maml_rl.report import write_report
+from maml_rl.runs.checkpoint import latest_intact
+from maml_rl.runs.metrics import Metrics
+from tests.small_runs import config_of, untimed
+
+
+class Interruption(Exception):
+    """Stands for whatever ends a run in the middle."""
+
+
+def small(algorithm: str, **values: object) -> Config:
+    keys = {key.replace("_", "-"): value for key, value in values.items()}
+    return config_of(num_steps=2, num_batches=3).override({"algorithm": algorithm, **keys})
+
+
+@pytest.fixture(scope="module", params=algorithms())
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """An algorithm, and a finished run of it; tests must not write to it."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    train(small(request.param), folder, num_workers=0)
+    return request.param, folder
+
+
+def assert_same_run(found: Path, wanted: Path) -> None:
+    assert untimed(found) == untimed(wanted)
+    mine, theirs = (latest_intact(folder / "checkpoints")[1] for folder in (found, wanted))
+    assert mine.state == theirs.state
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    for name, tensor in theirs.tensors.items():
+        assert torch.equal(mine.tensors[name], tensor), name
+
+
+def test_policy_has_moved(run: tuple[str, Path]) -> None:
+    algorithm, folder = run
+    initial = make_experiment(small(algorithm)).policy.state_dict()
+    trained = load_policy(folder).state_dict()
+    assert any(not torch.equal(initial[name], tensor) for name, tensor in trained.items())
+
+
+def test_run_broken_off_and_resumed_is_bit_identical(run: tuple[str, Path], tmp_path: Path) -> None:
+    algorithm, folder = run
+
+    def stop(metrics: Metrics) -> None:
+        raise Interruption
+
+    with pytest.raises(Interruption):
+        train(small(algorithm, checkpoint_every=1), tmp_path / "run", num_workers=0, on_iteration=stop)
+    train(small(algorithm), tmp_path / "run", num_workers=0, resume=True)
+    assert_same_run(tmp_path / "run", folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_workers_change_nothing(run: tuple[str, Path], tmp_path: Path) -> None:
+    algorithm, folder = run
+    train(small(algorithm), tmp_path / "run", num_workers=2)
+    assert_same_run(tmp_path / "run", folder)
+
+
+def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tuple[str, Path]) -> None:
+    algorithm, folder = run
+    experiment = make_experiment(load_config(folder / "config.json"))
+    experiment.restore("latest", folder)
+    assert evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0).returns.shape == (2, 3, 4)
+    policy = load_policy(folder)
+    assert policy.adaptation_rule.name() == make_experiment(small(algorithm)).metalearner.rule.name()
+    adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}).state_dict()
+    changed = {name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, adapted[name])}
+    names = policy.adaptation_rule.parameters
+    assert changed
+    assert names is None or changed <= set(names)
+
+
+@pytest.mark.slow
+def test_report_of_a_run_names_the_algorithm(run: tuple[str, Path], tmp_path: Path) -> None:
+    algorithm, folder = run
+    page = tmp_path / "report.html"
+    write_report([folder], page)
+    assert algorithm in page.read_text(encoding="utf-8")
+
+
+def test_checkpoint_of_another_algorithm_is_refused(run: tuple[str, Path], tmp_path: Path) -> None:
+    algorithm, folder = run
+    other = next(name for name in algorithms() if name != algorithm)
+    with pytest.raises(CheckpointError, match=f"is of the algorithm '{algorithm}', not '{other}'") as caught:
+        make_experiment(small(other)).restore("latest", folder)
+    assert "\n" not in str(caught.value)
