@@ -30,9 +30,9 @@ import torch
 from benchmarks.chaos import KINDS, Chaos, RecoveryClock
 from benchmarks.contenders.layouts import Workload
 from benchmarks.contenders.own_training import Training, make_training
-from benchmarks.findings import Findings, Obituaries, growth
 from benchmarks.measuring import Samples, machine
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
+from benchmarks.soak_record import RestartCounter, SoakRecord, growth
 from maml_rl.errors import ChildEnvTimeout
 
 FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
@@ -55,8 +55,8 @@ class Soak:
         self._tell = progress(options)
         self.clock = RecoveryClock()
         self.clock.pids = self.pids
-        self.findings = Findings()
-        self.obituaries = Obituaries()
+        self.record = SoakRecord()
+        self.restarts = RestartCounter()
         self._training: Training | None = None
         self._ended = threading.Event()
         kills_only = options.kills is not None
@@ -80,9 +80,9 @@ class Soak:
         workloads = [
             replace(family, options={"inference": mode}) for mode in ("auto", "central") for family in families
         ]
-        self.findings = Findings()
+        self.record = SoakRecord()
         log = logging.getLogger("maml_rl")
-        log.addHandler(self.obituaries)
+        log.addHandler(self.restarts)
         log.propagate, propagated = False, log.propagate
         self.chaos.start()
         started = time.monotonic()
@@ -90,30 +90,30 @@ class Soak:
             for workload in itertools.cycle(workloads):
                 with closing(self._digests(workload)) as digests:
                     for digest, expected in zip(digests, undisturbed[workload.env], strict=True):
-                        self.findings.mismatches += digest != expected
+                        self.record.mismatches += digest != expected
                         # Every family takes its turn before the end.
-                        if self.findings.runs >= len(workloads) and self._over(started):
+                        if self.record.runs >= len(workloads) and self._over(started):
                             return
-                self.findings.runs += 1
-                self.findings.take_stock()
+                self.record.runs += 1
+                self.record.take_stock()
                 self._tell(
-                    f"{time.monotonic() - started:6.0f} s  run {self.findings.runs}, {workload.env}, "
+                    f"{time.monotonic() - started:6.0f} s  run {self.record.runs}, {workload.env}, "
                     f"inference {workload.options['inference']}: "
-                    f"{self.chaos.total} faults, {self.findings.timeouts} reported as hung, "
-                    f"{self.findings.mismatches} digest mismatches"
+                    f"{self.chaos.total} faults, {self.record.timeouts} reported as hung, "
+                    f"{self.record.mismatches} digest mismatches"
                 )
         finally:
             self._ended.set()
             self.chaos.end()
-            log.removeHandler(self.obituaries)
+            log.removeHandler(self.restarts)
             log.propagate = propagated
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """Call `give_up` when no iteration has ended for too long; the work of a thread."""
-        while time.monotonic() - self.findings.last_progress < self._options.patience:
+        while time.monotonic() - self.record.last_progress < self._options.patience:
             if self._ended.wait(0.5):
                 return
-        self.findings.hangs += 1
+        self.record.hangs += 1
         faulthandler.dump_traceback(all_threads=True)
         give_up()
 
@@ -131,8 +131,8 @@ class Soak:
         try:
             for iteration in range(self._options.iterations):
                 yield self._iterate(training, iteration)
-                self.findings.iterations += 1
-                self.findings.last_progress = time.monotonic()
+                self.record.iterations += 1
+                self.record.last_progress = time.monotonic()
         finally:
             self._training = None
             self.clock.forget()
@@ -144,7 +144,7 @@ class Soak:
                 train, valid = training.sample()
                 break
             except ChildEnvTimeout:
-                self.findings.timeouts += 1
+                self.record.timeouts += 1
                 training.sampler.seek(iteration - 1)
         training.update(train, valid)
         digest = hashlib.sha256("".join(episodes.digest() for episodes in [*train, valid]).encode())
@@ -170,13 +170,13 @@ def main(arguments: list[str] | None = None) -> None:
     left = len(psutil.Process().children(recursive=True)) - processes
     files = len(_shared_files() - shared_memory)
     _report(soak, facts, options, left, files)
-    findings = soak.findings
-    if findings.mismatches or findings.hangs or left or files:
+    record = soak.record
+    if record.mismatches or record.hangs or left or files:
         raise SystemExit(1)
 
 
 def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, left: int, files: int) -> None:
-    findings, chaos = soak.findings, soak.chaos
+    record, chaos = soak.record, soak.chaos
     report = Report("soak", facts, chosen(options))
 
     def found(name: str, value: float, note: str = "") -> None:
@@ -184,20 +184,20 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
 
     for kind in KINDS:
         found(f"faults injected: {kind}", chaos.injected[kind])
-    found("children replaced", soak.obituaries.count, "after a warning that named each")
-    found("training runs", findings.runs, ", ".join(options.families))
-    found("iterations", findings.iterations)
-    found("children reported as hung", findings.timeouts, "then the iteration was repeated")
-    found("digest mismatches", findings.mismatches)
-    found("hangs", findings.hangs)
+    found("children replaced", soak.restarts.count, "after a warning that named each")
+    found("training runs", record.runs, ", ".join(options.families))
+    found("iterations", record.iterations)
+    found("children reported as hung", record.timeouts, "then the iteration was repeated")
+    found("digest mismatches", record.mismatches)
+    found("hangs", record.hangs)
     found("processes left", left)
     found("files left in /dev/shm", files)
     if soak.clock.latencies:
         report.add(RECOVERY, Row("seconds", Samples(soak.clock.latencies), "s"))
     for name, values, scale, unit in (
-        ("memory of the parent", findings.memory, 1e6, "MB"),
-        ("open files", findings.files, 1, "count"),
-        ("processes", findings.children, 1, "count"),
+        ("memory of the parent", record.memory, 1e6, "MB"),
+        ("open files", record.files, 1, "count"),
+        ("processes", record.children, 1, "count"),
     ):
         if len(values) >= 3:
             report.add(GROWTH, Row(name, Samples([growth(values) / scale]), unit))
@@ -212,7 +212,7 @@ def _chart(soak: Soak, report: Report, options: argparse.Namespace) -> None:
     recovery.hist(soak.clock.latencies, bins=40, color="#4c72b0")
     recovery.set_xlabel("seconds from a kill to sampling again", fontsize=8)
     recovery.set_ylabel("kills", fontsize=8)
-    memory.plot([value / 1e6 for value in soak.findings.memory], color="#4c72b0")
+    memory.plot([value / 1e6 for value in soak.record.memory], color="#4c72b0")
     memory.set_xlabel("training runs", fontsize=8)
     memory.set_ylabel("memory of the parent, MB", fontsize=8)
     memory.set_ylim(bottom=0.0)

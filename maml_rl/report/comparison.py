@@ -7,27 +7,27 @@ import numpy as np
 from maml_rl.experiment.evaluate import Evaluation, interval_scope, pooled_intervals, same_tasks
 from maml_rl.experiment.statistics import interquartile_mean, mean
 from maml_rl.report.curves import METHODS, figure, group_css, group_names, legend, scrolling
+from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.published import published_returns
 from maml_rl.report.scales import Span, decimals, readable, readable_interval
-from maml_rl.report.trial import Findings
 
 Line = tuple[str, str, Sequence[Evaluation]]
 
 
-def step_returns(findings: Sequence[Findings]) -> Markup | None:
+def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     """Return the chart of returns on new tasks after each gradient step; None where nothing was evaluated.
 
     An oracle takes no steps; it is a level that the others may reach.
 
     Source: Finn et al. 2017, figures 4 and 5, https://arxiv.org/abs/1703.03400
     """
-    lines = _lines(findings)
+    lines = _lines(results)
     if not lines:
         return None
     intervals = [pooled_intervals(evaluations) for _, _, evaluations in lines]
-    evaluated = [(found.group.config, evaluation) for found in findings for evaluation in found.evaluations]
+    evaluated = [(result.group.config, evaluation) for result in results for evaluation in result.evaluations]
     published = next((returns for each in evaluated if (returns := published_returns(*each))), None)
     steps = max([len(values) for values in intervals] + [len(published or ())])
     # The interval of two seeds is so wide that it would flatten the chart: the table has it.
@@ -66,9 +66,9 @@ def step_returns(findings: Sequence[Findings]) -> Markup | None:
     return figure("Return after each gradient step", note, legend(entries), plot.svg())
 
 
-def step_table(findings: Sequence[Findings]) -> Markup | None:
+def step_table(results: Sequence[GroupResult]) -> Markup | None:
     """Return the numbers of `step_returns`, with interquartile means; None where nothing was evaluated."""
-    lines = _lines(findings)
+    lines = _lines(results)
     if not lines:
         return None
     steps = max(evaluation.returns.shape[1] for _, _, evaluations in lines for evaluation in evaluations)
@@ -102,21 +102,21 @@ def step_table(findings: Sequence[Findings]) -> Markup | None:
     return figure("Returns in numbers", note, table, css="wide")
 
 
-def _lines(findings: Sequence[Findings]) -> list[Line]:
+def _lines(results: Sequence[GroupResult]) -> list[Line]:
     """Return (class, name, evaluations) of every policy that was evaluated."""
-    known = [(index, found) for index, found in enumerate(findings) if found.evaluations]
-    several = len(findings) > 1
-    names = group_names([found.group for found in findings])
+    known = [(index, result) for index, result in enumerate(results) if result.evaluations]
+    several = len(results) > 1
+    names = group_names([result.group for result in results])
     lines: list[Line] = [
         (
-            group_css(found.group) if several else "run",
-            names[index] if several else f"this policy, {METHODS[found.group.config.method]}",
-            found.evaluations,
+            group_css(result.group) if several else "run",
+            names[index] if several else f"this policy, {METHODS[result.group.config.method]}",
+            result.evaluations,
         )
-        for index, found in known
+        for index, result in known
     ]
     # One of each is enough: what is untrained does not depend on how the others were trained.
-    untrained = next((found.untrained for _, found in known if found.untrained is not None), None)
+    untrained = next((result.untrained for _, result in known if result.untrained is not None), None)
     if untrained is not None:
         lines.append(("untrained", "random initialization", [untrained]))
     return lines

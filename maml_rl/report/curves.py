@@ -12,7 +12,7 @@ from maml_rl.report.scales import Span, decimals, readable
 
 _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colors for gradient steps and for groups.
-_STEP_COLOURS, _GROUP_COLOURS = 6, 6
+_STEP_COLORS, _GROUP_COLORS = 6, 6
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
 _STAGES = {"time/sample_s": "sampling", "time/update_s": "update"}
 _DETAILED_STAGES = {
@@ -29,12 +29,12 @@ _DETAILED_STAGES = {
 
 def step_css(step: int, last: int) -> str:
     """Return the class of the color for returns after `step` of `last` gradient steps; the last is always the same."""
-    return f"step{_STEP_COLOURS - 1 if step == last and step else min(step, _STEP_COLOURS - 2)}"
+    return f"step{_STEP_COLORS - 1 if step == last and step else min(step, _STEP_COLORS - 2)}"
 
 
 def group_css(group: RunGroup) -> str:
     """Return the class of a group's color, the same on the whole page."""
-    return f"group{group.index % _GROUP_COLOURS}"
+    return f"group{group.index % _GROUP_COLORS}"
 
 
 def after(steps: int) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.runs import RunGroup
-from maml_rl.report.trial import Findings
 
 # Both tables begin with this column.
 FIRST_COLUMN = "experiment"
@@ -25,17 +25,17 @@ def training_table(groups: Sequence[RunGroup]) -> str:
     )
 
 
-def returns_table(findings: Sequence[Findings]) -> str:
+def returns_table(results: Sequence[GroupResult]) -> str:
     """Return the mean return of every task after every gradient step, for each policy and repetition."""
     evaluations = [
-        (found.group.name, policy, evaluation)
-        for found in findings
-        for policy, evaluation in enumerate(found.evaluations)
+        (result.group.name, policy, evaluation)
+        for result in results
+        for policy, evaluation in enumerate(result.evaluations)
     ]
     evaluations += [
-        (f"{found.group.name}: random initialization", 0, found.untrained)
-        for found in findings
-        if found.untrained is not None
+        (f"{result.group.name}: random initialization", 0, result.untrained)
+        for result in results
+        if result.untrained is not None
     ]
     return _table(
         {

@@ -15,17 +15,17 @@ from maml_rl.experiment.evaluate import Evaluation, pooled_intervals
 from maml_rl.metalearners.metalearner import find_metalearner
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
+from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.runs import Run, RunGroup
 from maml_rl.report.scales import decimals, readable, readable_count, readable_interval, readable_seconds
-from maml_rl.report.trial import Findings
 from maml_rl.runs.system import package_versions
 
 GENERATOR = "maml_rl.report"
 
 
 def page(
-    findings: Sequence[Findings],
+    results: Sequence[GroupResult],
     videos: Sequence[Markup | None],
     notices: Sequence[str],
     *,
@@ -35,17 +35,17 @@ def page(
     """Return the whole report as HTML.
 
     Args:
-        findings: one per group of runs.
+        results: one per group of runs.
         videos: of each group.
         notices: what the reader has to know first.
         title: of the page; by default the names of the groups.
         data: names of the files beside the page that hold its numbers.
     """
-    groups = [found.group for found in findings]
+    groups = [result.group for result in results]
     title = title or " and ".join(group.name for group in groups)
-    families: dict[str, list[Findings]] = {}
-    for found in findings:
-        families.setdefault(found.group.config.env_name, []).append(found)
+    families: dict[str, list[GroupResult]] = {}
+    for result in results:
+        families.setdefault(result.group.config.env_name, []).append(result)
     body = element(
         "main",
         _header(title, groups),
@@ -108,47 +108,47 @@ def _trained_on(run: Run) -> str:
 
 
 def _family(
-    name: str, members: Sequence[Findings], videos: Sequence[Markup | None], *, alone: bool
+    name: str, members: Sequence[GroupResult], videos: Sequence[Markup | None], *, alone: bool
 ) -> Iterable[Markup | None]:
     """Return the sections about the groups of one family; returns of different families are not comparable."""
-    groups = [found.group for found in members]
+    groups = [result.group for result in members]
     if len(members) == 1:
-        (found,) = members
+        (result,) = members
         yield None if alone else element("h2", f"{groups[0].name}: {name}")
-        yield _tiles(found)
-        yield _section("Learning" if alone else None, *_about_one(found, videos[groups[0].index], compared=False))
+        yield _tiles(result)
+        yield _section("Learning" if alone else None, *_about_one(result, videos[groups[0].index], compared=False))
         yield _section("Speed" if alone else None, curves.time_per_stage(groups[0]), curves.throughput(groups))
         return
     yield None if alone else element("h2", name)
     yield _comparison(members)
     yield _section(None, curves.compared_learning_curves(groups), step_returns(members), step_table(members))
-    for found in members:
-        yield _section(found.group.name, *_about_one(found, videos[found.group.index], compared=True))
+    for result in members:
+        yield _section(result.group.name, *_about_one(result, videos[result.group.index], compared=True))
     spread = curves.policy_spread(groups)
     yield _section("Training", curves.throughput(groups), curves.divergence(groups), *spread)
 
 
-def _about_one(found: Findings, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
-    yield curves.learning_curve(found.group)
-    yield from curves.info_curves(found.group)
+def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
+    yield curves.learning_curve(result.group)
+    yield from curves.info_curves(result.group)
     if not compared:
-        yield step_returns([found])
-    if found.evaluations:
-        yield tasks.task_returns(found.evaluations[0])
+        yield step_returns([result])
+    if result.evaluations:
+        yield tasks.task_returns(result.evaluations[0])
     if not compared:
-        yield curves.divergence([found.group])
-        yield from curves.policy_spread([found.group])
-        yield step_table([found])
-    if found.trial is not None:
-        yield tasks.navigation_paths(found.trial)
+        yield curves.divergence([result.group])
+        yield from curves.policy_spread([result.group])
+        yield step_table([result])
+    if result.sampled is not None:
+        yield tasks.navigation_paths(result.sampled)
     yield films
 
 
-def _tiles(found: Findings) -> Markup:
-    group = found.group
+def _tiles(result: GroupResult) -> Markup:
+    group = result.group
     tiles = []
-    if found.evaluations:
-        intervals = pooled_intervals(found.evaluations)
+    if result.evaluations:
+        intervals = pooled_intervals(result.evaluations)
         digits = decimals(intervals[:, 0])
         for step in dict.fromkeys((0, 1, len(intervals) - 1)):
             if step < len(intervals):
@@ -156,8 +156,8 @@ def _tiles(found: Findings) -> Markup:
                 css = "before" if step == 0 else "after"
                 label = curves.after(step) if len(intervals) > 1 else "without adaptation"
                 tiles.append(_tile(label, mean, f"return on new tasks {interval}", css))
-        for name in found.evaluations[0].infos:
-            means = [readable(_info_mean(found.evaluations, name, step)) for step in (0, len(intervals) - 1)]
+        for name in result.evaluations[0].infos:
+            means = [readable(_info_mean(result.evaluations, name, step)) for step in (0, len(intervals) - 1)]
             detail = f"on new tasks {curves.after(len(intervals) - 1)}; {means[0]} before" if len(intervals) > 1 else ""
             tiles.append(_tile(f"mean {name}", means[1], detail))
     for label, value, detail in _amounts(group):
@@ -203,15 +203,15 @@ def _totals(group: RunGroup) -> tuple[float, float, float, float]:
     )
 
 
-def _comparison(findings: Sequence[Findings]) -> Markup:
+def _comparison(results: Sequence[GroupResult]) -> Markup:
     """Return a table of what several groups reached, and at what cost."""
-    returns = [pooled_intervals(found.evaluations)[:, 0] if found.evaluations else np.zeros(0) for found in findings]
+    returns = [pooled_intervals(result.evaluations)[:, 0] if result.evaluations else np.zeros(0) for result in results]
     columns: dict[str, list[float]] = {
         f"return {curves.after(step)}": [values[step] if step < len(values) else np.nan for values in returns]
         for step in range(max(map(len, returns)))
     }
     totals = [
-        _totals(found.group) if any(run.metrics for run in found.group.runs) else (np.nan,) * 4 for found in findings
+        _totals(result.group) if any(run.metrics for run in result.group.runs) else (np.nan,) * 4 for result in results
     ]
     columns |= {
         "iterations": [total[0] for total in totals],
@@ -219,17 +219,17 @@ def _comparison(findings: Sequence[Findings]) -> Markup:
         "minutes of training": [(total[2] + total[3]) / 60.0 for total in totals],
     }
     digits = {label: 0 if label == "iterations" else decimals(values) for label, values in columns.items()}
-    names = curves.group_names([found.group for found in findings])
+    names = curves.group_names([result.group for result in results])
     rows = [
         element(
             "tr",
-            element("th", element("b", name, class_=curves.group_css(found.group))),
+            element("th", element("b", name, class_=curves.group_css(result.group))),
             [
                 element("td", readable(values[index], digits[label]) if np.isfinite(values[index]) else "")
                 for label, values in columns.items()
             ],
         )
-        for index, (name, found) in enumerate(zip(names, findings, strict=True))
+        for index, (name, result) in enumerate(zip(names, results, strict=True))
     ]
     head = element("tr", element("th", "experiment"), [element("th", label) for label in columns])
     table = element("table", element("thead", head), element("tbody", rows), class_="compared")

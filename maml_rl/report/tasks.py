@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from maml_rl.envs.meta_env import Task
 from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.report.curves import after, figure, legend
+from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.scales import Span, decimals, readable
-from maml_rl.report.trial import Trial
 
 NAVIGATION = "2DNavigation-v0"
 _FEW_VALUES = 4
@@ -164,20 +164,20 @@ def _one_by_one(evaluation: Evaluation) -> Markup:
     )
 
 
-def navigation_paths(trial: Trial) -> Markup | None:
+def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
     """Return the paths of the point in some tasks, before and after adaptation; None where there are none."""
-    if trial.config.env_name != NAVIGATION or len(trial.phases) < 2:
+    if sampled.config.env_name != NAVIGATION or len(sampled.phases) < 2:
         return None
-    tasks = trial.evaluation.tasks
+    tasks = sampled.evaluation.tasks
     chosen = range(min(_PATH_TASKS, len(tasks)))
     goals = [np.asarray(tasks[task]["goal"], np.float64) for task in chosen]
-    last = len(trial.phases) - 1
-    returns = trial.evaluation.task_returns()[: len(goals)][:, [0, -1]]
+    last = len(sampled.phases) - 1
+    returns = sampled.evaluation.task_returns()[: len(goals)][:, [0, -1]]
     digits = decimals(returns)
     maps = []
     for task, goal in zip(chosen, goals, strict=True):
         before, later = (readable(value, digits) for value in returns[task])
-        paths = {css: _paths(trial, phase, task) for css, phase in (("before", 0), ("after", last))}
+        paths = {css: _paths(sampled, phase, task) for css, phase in (("before", 0), ("after", last))}
         across, up = _square(np.concatenate([[[0.0, 0.0], goal], *paths["before"], *paths["after"]]))
         plot = Plot(
             across,
@@ -209,9 +209,9 @@ def _square(points: NDArray[np.float64]) -> tuple[Span, Span]:
     return Span(middle[0] - half, middle[0] + half), Span(middle[1] - half, middle[1] + half)
 
 
-def _paths(trial: Trial, phase: int, task: int) -> list[NDArray[np.float64]]:
+def _paths(sampled: SampledEvaluation, phase: int, task: int) -> list[NDArray[np.float64]]:
     """Return positions (steps + 1, 2) of some episodes."""
-    episodes = trial.phases[phase]
+    episodes = sampled.phases[phase]
     return [
         np.concatenate(
             [

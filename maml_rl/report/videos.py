@@ -1,4 +1,4 @@
-"""Videos of a policy before and after adaptation: the episodes of a trial, rendered while they are stepped again."""
+"""Videos of a policy before and after adaptation: episodes of an evaluation, rendered while they are stepped again."""
 
 import base64
 import io
@@ -18,10 +18,10 @@ from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import MamlRLError
 from maml_rl.report.curves import after, figure
+from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.scales import readable
 from maml_rl.report.tasks import NAVIGATION, describe, spread_out
-from maml_rl.report.trial import Trial
 
 Frames = NDArray[np.uint8]
 
@@ -35,33 +35,33 @@ _OVER = 0.55
 logger = logging.getLogger(__name__)
 
 
-def videos(trial: Trial, count: int) -> tuple[Markup | None, list[str]]:
-    """Draw some tasks of a trial.
+def videos(sampled: SampledEvaluation, count: int) -> tuple[Markup | None, list[str]]:
+    """Draw some tasks of an evaluation.
 
     Args:
-        trial: whose median episodes are shown.
+        sampled: whose median episodes are shown.
         count: of tasks.
 
     Returns:
         The videos, None where the family draws no pictures or nothing is adapted, and sentences about what could not
         be drawn.
     """
-    if not count or len(trial.phases) < 2 or not _has_pictures(trial.config):
+    if not count or len(sampled.phases) < 2 or not _has_pictures(sampled.config):
         return None, []
-    last = len(trial.phases) - 1
+    last = len(sampled.phases) - 1
     cards = []
-    for task in spread_out(trial.evaluation.tasks, count):
-        description = describe(trial.evaluation.tasks[task])
+    for task in spread_out(sampled.evaluation.tasks, count):
+        description = describe(sampled.evaluation.tasks[task])
         logger.info("drawing a video of the task %s", description)
         try:
-            before, fps = replay(trial, 0, task)
-            later, _ = replay(trial, last, task)
+            before, fps = replay(sampled, 0, task)
+            later, _ = replay(sampled, last, task)
             picture = _picture(
                 side_by_side(before, later), fps, f"The policy before and after adaptation: {description}"
             )
         except (gymnasium.error.Error, MamlRLError, OSError, ValueError, subprocess.SubprocessError) as error:
             return None, [f"There are no videos: {' '.join(str(error).split())}."]
-        returns = [trial.evaluation.returns[task, phase, trial.median_episode(phase, task)] for phase in (0, last)]
+        returns = [sampled.evaluation.returns[task, phase, sampled.median_episode(phase, task)] for phase in (0, last)]
         cards.append(
             element(
                 "div",
@@ -89,21 +89,21 @@ def videos(trial: Trial, count: int) -> tuple[Markup | None, list[str]]:
     return figure("Before and after adaptation", note, element("div", cards, class_="videos"), css="wide"), notices
 
 
-def replay(trial: Trial, phase: int, task: int) -> tuple[Frames, int]:
+def replay(sampled: SampledEvaluation, phase: int, task: int) -> tuple[Frames, int]:
     """Step the median episode of a phase again, and return pictures (n, height, width, 3) and how many make a second.
 
     Raises:
         gymnasium.error.Error: If nothing can be drawn on this machine.
-        MamlRLError: If the environment does not repeat what it did in the trial.
+        MamlRLError: If the environment does not repeat what it did when it was sampled.
     """
-    episode = trial.median_episode(phase, task)
-    episodes = trial.phases[phase]
+    episode = sampled.median_episode(phase, task)
+    episodes = sampled.phases[phase]
     actions = episodes.actions[task, : episodes.lengths[task, episode], episode].numpy()
-    env = _make_env(trial.config)
+    env = _make_env(sampled.config)
     try:
-        env.reset_task([trial.evaluation.tasks[task]])
-        env.reset_buffers([trial.episode_seed(phase, task, episode)])
-        every = -(-trial.phases[phase].rewards.shape[1] // (_MOST_PICTURES - 1))
+        env.reset_task([sampled.evaluation.tasks[task]])
+        env.reset_buffers([sampled.episode_seed(phase, task, episode)])
+        every = -(-sampled.phases[phase].rewards.shape[1] // (_MOST_PICTURES - 1))
         frames, total = [_draw(env)], 0.0
         for step, action in enumerate(actions, start=1):
             env.step_send(0, action[None])
@@ -114,11 +114,11 @@ def replay(trial: Trial, phase: int, task: int) -> tuple[Frames, int]:
         fps = round(_metadata(env).get("render_fps", _DEFAULT_FPS) / every)
     finally:
         env.close()
-    expected = float(trial.evaluation.returns[task, phase, episode])
+    expected = float(sampled.evaluation.returns[task, phase, episode])
     if not np.isclose(total, expected, rtol=1e-3, atol=1e-3):
         raise MamlRLError(
-            f"{trial.config.env_name} does not repeat an episode that is stepped again (return {total:.3f} instead of "
-            f"{expected:.3f}); it must draw from its own np_random alone"
+            f"{sampled.config.env_name} does not repeat an episode that is stepped again (return {total:.3f} instead "
+            f"of {expected:.3f}); it must draw from its own np_random alone"
         )
     return np.stack(frames), fps
 

@@ -10,10 +10,10 @@ from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.task_files import load_tasks
 from maml_rl.report.data import FIRST_COLUMN, returns_table, training_table
+from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.runs import RunGroup, read_runs
-from maml_rl.report.trial import Findings, find_out
 from maml_rl.report.videos import videos
 from maml_rl.runs.atomic_files import check_writable, replace_file
 
@@ -51,7 +51,7 @@ def write_report(
         num_tasks: new tasks on which each policy is tried; 0 for none.
         task_file: tasks on which each is tried instead; see `test.py --save-tasks`.
         num_videos: tasks of which a video is made, for families that draw themselves.
-        num_workers: worker processes for the trial; see `MultiTaskSampler`.
+        num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
 
     Returns:
         The file.
@@ -65,39 +65,39 @@ def write_report(
     held_out = None if task_file is None else Path(task_file)
     if held_out is not None:
         _check_tasks(held_out, groups)
-    findings: list[Findings] = []
+    results: list[GroupResult] = []
     films: list[Markup | None] = []
     for group in groups:
-        found, complaints = find_out(
+        result, complaints = evaluate_group(
             group,
             num_tasks=num_tasks,
             num_workers=num_workers,
             task_file=held_out,
             # The policies of one family, which are compared, begin alike.
-            try_untrained=all(
+            with_untrained=all(
                 earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
-                for earlier in findings
+                for earlier in results
             ),
         )
         notices += complaints
-        film, complaints = videos(found.trial, num_videos) if found.trial is not None else (None, [])
+        film, complaints = videos(result.sampled, num_videos) if result.sampled is not None else (None, [])
         notices += complaints
-        findings.append(found)
+        results.append(result)
         films.append(film)
     notices = list(dict.fromkeys(notices))
     for notice in notices:
         logger.warning("%s", notice)
-    data = {path.with_suffix(suffix): table for suffix, table in _data(findings).items()}
+    data = {path.with_suffix(suffix): table for suffix, table in _data(results).items()}
     for file, table in data.items():
         replace_file(file, table.encode())
     names = [file.name for file in data]
-    replace_file(path, page(findings, films, notices, title=title, data=names).encode())
+    replace_file(path, page(results, films, notices, title=title, data=names).encode())
     return path
 
 
-def _data(findings: Sequence[Findings]) -> dict[str, str]:
+def _data(results: Sequence[GroupResult]) -> dict[str, str]:
     """Return the tables behind the page, by the ends of their names."""
-    tables = training_table([found.group for found in findings]), returns_table(findings)
+    tables = training_table([result.group for result in results]), returns_table(results)
     return dict(zip(_DATA, tables, strict=True))
 
 

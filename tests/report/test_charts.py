@@ -11,18 +11,18 @@ from maml_rl.config.config import Config, load_config
 from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.report import curves, tasks, write_report
 from maml_rl.report.comparison import step_returns, step_table
+from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.published import published_returns
 from maml_rl.report.runs import read_runs
 from maml_rl.report.scales import readable
-from maml_rl.report.trial import Findings, find_out
 from tests.report.conftest import NAVIGATION, make_run
 
 
 @pytest.fixture(scope="module")
-def navigation(navigation_runs: Path) -> Findings:
+def navigation(navigation_runs: Path) -> GroupResult:
     (group,), _ = read_runs([navigation_runs])
-    return find_out(group, num_tasks=5, num_workers=0)[0]
+    return evaluate_group(group, num_tasks=5, num_workers=0)[0]
 
 
 def read(markup: Markup | None) -> ElementTree.Element:
@@ -46,7 +46,7 @@ BEFORE_AND_AFTER = np.array([[-3.0, 1.0], [-2.0, 2.0], [-1.0, 3.0], [0.0, 4.0], 
 
 
 @pytest.mark.slow
-def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_step(navigation: Findings) -> None:
+def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_step(navigation: GroupResult) -> None:
     first, second = navigation.group.runs
     root = read(curves.learning_curve(replace(navigation.group, runs=[first, second, first])))
     assert (count(root, "path", "line"), count(root, "path", "band")) == (2, 2)
@@ -55,7 +55,7 @@ def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_ste
     assert "the mean over 3 seeds, the band its 95 % interval" in words(root)
 
 
-def test_learning_curve_of_two_seeds_shows_both_in_place_of_a_band(navigation: Findings) -> None:
+def test_learning_curve_of_two_seeds_shows_both_in_place_of_a_band(navigation: GroupResult) -> None:
     root = read(curves.learning_curve(navigation.group))
     assert (count(root, "path", "line"), count(root, "path", "seed"), count(root, "path", "band")) == (6, 4, 0)
     assert "the mean over 2 seeds, the thin ones are the seeds" in words(root)
@@ -68,7 +68,7 @@ def test_learning_curve_of_one_seed_has_no_band(navigation_runs: Path) -> None:
     assert "--seeds" in words(root)
 
 
-def test_step_returns_compare_with_the_untrained_policy(navigation: Findings) -> None:
+def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult) -> None:
     root = read(step_returns([navigation]))
     for css, intervals in (("run", 0), ("untrained", 3)):
         assert count(root, "circle", css) == 3
@@ -81,12 +81,12 @@ def test_step_returns_compare_with_the_untrained_policy(navigation: Findings) ->
 
 
 @pytest.fixture(scope="module")
-def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[Findings]:
+def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[GroupResult]:
     groups, _ = read_runs([navigation_runs / "seed-0", *compared_runs])
-    return [find_out(group, num_tasks=4, num_workers=0)[0] for group in groups]
+    return [evaluate_group(group, num_tasks=4, num_workers=0)[0] for group in groups]
 
 
-def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[Findings]) -> None:
+def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[GroupResult]) -> None:
     root = read(step_returns(compared))
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
         "seed-0: meta-trained",
@@ -100,8 +100,8 @@ def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[Fin
     assert "On the same 4 tasks that training never drew" in words(root)
 
 
-def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(compared: list[Findings]) -> None:
-    groups = [found.group for found in compared]
+def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(compared: list[GroupResult]) -> None:
+    groups = [result.group for result in compared]
     root = read(curves.compared_learning_curves(groups))
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
         "seed-0: meta-trained, after 1 step",
@@ -120,25 +120,25 @@ def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(
     np.testing.assert_allclose((np.array(ends) - left) / (max(ends) - left), np.array(used) / max(used), atol=0.01)
 
 
-def test_numbers_of_a_column_have_the_same_decimals(compared: list[Findings]) -> None:
+def test_numbers_of_a_column_have_the_same_decimals(compared: list[GroupResult]) -> None:
     # 79.6 decides for one decimal, and -0.6 gets no more.
     evaluations = [
         evaluation([{"goal": [0.0, 0.1 * n]} for n in range(4)], np.full((4, 2), value)) for value in (-79.6, -0.6)
     ]
-    findings = [
-        replace(found, evaluations=[each], untrained=None) for found, each in zip(compared, evaluations, strict=False)
+    results = [
+        replace(result, evaluations=[each], untrained=None) for result, each in zip(compared, evaluations, strict=False)
     ]
-    cells = [cell.text for cell in read(step_table(findings)).iter("td")]
+    cells = [cell.text for cell in read(step_table(results)).iter("td")]
     assert cells == ["\N{MINUS SIGN}79.6"] * 4 + ["\N{MINUS SIGN}0.6"] * 4
 
 
-def test_policies_on_different_tasks_are_said_to_be(compared: list[Findings]) -> None:
+def test_policies_on_different_tasks_are_said_to_be(compared: list[GroupResult]) -> None:
     first, second, _ = compared
     moved = replace(second.evaluations[0], tasks=[{"goal": [0.0, 0.0]}] * 4)
     assert "not the same for all" in words(read(step_returns([first, replace(second, evaluations=[moved])])))
 
 
-def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[Findings]) -> None:
+def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[GroupResult]) -> None:
     root = read(step_table(compared))
     rows = [[" ".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
     assert rows[0] == ["gradient steps", "", "0", "1", "2"]
@@ -148,27 +148,27 @@ def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[
     assert "for this policy on the family" in words(root)
 
 
-def test_table_of_a_file_of_tasks_says_that_they_stay(compared: list[Findings]) -> None:
+def test_table_of_a_file_of_tasks_says_that_they_stay(compared: list[GroupResult]) -> None:
     fixed = [
-        replace(found, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in found.evaluations])
-        for found in compared
+        replace(result, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in result.evaluations])
+        for result in compared
     ]
     assert "4 tasks of a file" in words(read(step_table(fixed)))
     assert "tells no interval" in words(read(step_table(fixed)))
 
 
-def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: list[Findings]) -> None:
+def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: list[GroupResult]) -> None:
     oracle = compared[-1]
     assert oracle.untrained is None
     root = read(step_returns([oracle]))
     assert (count(root, "circle", "run"), count(root, "path", "level")) == (1, 0)
     assert "this policy, oracle, knows the task" in words(root)
     assert "training does not adapt" in words(read(curves.learning_curve(oracle.group)))
-    assert oracle.trial is not None
-    assert tasks.navigation_paths(oracle.trial) is None
+    assert oracle.sampled is not None
+    assert tasks.navigation_paths(oracle.sampled) is None
 
 
-def test_time_of_a_run_is_shown_by_sampling_and_update(navigation: Findings) -> None:
+def test_time_of_a_run_is_shown_by_sampling_and_update(navigation: GroupResult) -> None:
     root = read(curves.time_per_stage(navigation.group))
     assert {"sampling", "update"} <= set(words(root).split())
     widths = [float(re.findall(r"[\d.]+", bar.get("style", ""))[0]) for bar in root.iter("i")]
@@ -181,7 +181,7 @@ def test_charts_of_runs_without_metrics_are_left_out(navigation_runs: Path, tmp_
     (group,), _ = read_runs([tmp_path / "run"])
     made = [curves.learning_curve(group), curves.compared_learning_curves([group]), curves.time_per_stage(group)]
     made += [curves.throughput([group]), curves.divergence([group])]
-    made += [chart([Findings(group, [], None, None)]) for chart in (step_returns, step_table)]
+    made += [chart([GroupResult(group, [], None, None)]) for chart in (step_returns, step_table)]
     assert made == [None] * 7
 
 
@@ -278,9 +278,9 @@ def test_evaluation_without_steps_has_no_chart_of_tasks() -> None:
     assert tasks.task_returns(evaluation([{"velocity": 1.0}] * 5, BEFORE_AND_AFTER[:, :1])) is None
 
 
-def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: Findings) -> None:
-    assert navigation.trial is not None
-    root = read(tasks.navigation_paths(navigation.trial))
+def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: GroupResult) -> None:
+    assert navigation.sampled is not None
+    root = read(tasks.navigation_paths(navigation.sampled))
     maps = [plot for plot in root.iter("svg") if plot.get("role") == "img"]
     assert len(maps) == 5
     (line, *_), (start,) = (
@@ -289,25 +289,25 @@ def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: Find
     )
     points = [tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")]
     assert points[0] == pytest.approx((float(start.get("cx", 0)), float(start.get("cy", 0))), abs=0.1)
-    length = int(navigation.trial.phases[0].lengths[0, 0])
+    length = int(navigation.sampled.phases[0].lengths[0, 0])
     assert len(points) == length + 1
     (goal,) = [mark for mark in maps[0].iter("circle") if "goal" in mark.get("class", "")]
     # The same scale leads from metres to pixels for the goal and for where the path ended.
     metres = np.stack(
-        [navigation.trial.phases[0].final_observations[0, 0].numpy(), navigation.trial.evaluation.tasks[0]["goal"]]
+        [navigation.sampled.phases[0].final_observations[0, 0].numpy(), navigation.sampled.evaluation.tasks[0]["goal"]]
     )
     pixels = np.array([points[-1], (float(goal.get("cx", 0)), float(goal.get("cy", 0)))]) - points[0]
     np.testing.assert_allclose(pixels[:, 0] / metres[:, 0], -pixels[:, 1] / metres[:, 1], rtol=0.05)
 
 
-def test_paths_lie_whole_within_axes_with_numbers(navigation: Findings) -> None:
-    assert navigation.trial is not None
-    first, second = navigation.trial.phases[:2]
+def test_paths_lie_whole_within_axes_with_numbers(navigation: GroupResult) -> None:
+    assert navigation.sampled is not None
+    first, second = navigation.sampled.phases[:2]
     # A walk that goes far away.
     moved = copy.copy(first)
     moved.observations = first.observations * 30.0
-    trial = replace(navigation.trial, phases=[moved, second, second])
-    for plot in read(tasks.navigation_paths(trial)).iter("svg"):
+    sampled = replace(navigation.sampled, phases=[moved, second, second])
+    for plot in read(tasks.navigation_paths(sampled)).iter("svg"):
         _, _, width, height = map(float, plot.get("viewBox", "").split())
         for line in (mark for mark in plot.iter("path") if "line" in mark.get("class", "").split()):
             points = np.array([tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")])

@@ -30,8 +30,8 @@ return [...document.querySelectorAll('*')].filter((element) =>
     getComputedStyle(element).backgroundImage.split('linear-gradient').length - 1, element.tabIndex, element.ariaLabel
 ])
 """
-TEXT_COLOUR = "return getComputedStyle(document.querySelector('h1')).color"
-PAGE_COLOUR = "return getComputedStyle(document.body).backgroundColor"
+TEXT_COLOR = "return getComputedStyle(document.querySelector('h1')).color"
+PAGE_COLOR = "return getComputedStyle(document.body).backgroundColor"
 SMALLEST_TEXT = """
 return Math.min(...[...document.querySelectorAll('svg text')].map((text) => text.getBoundingClientRect().height))
 """
@@ -49,8 +49,8 @@ def page_without_comparison(navigation_runs: Path, tmp_path_factory: pytest.Temp
     return write_report([navigation_runs], folder / "report.html", num_tasks=4, num_workers=0)
 
 
-def brightness(colour: str) -> float:
-    channels = colour[colour.index("(") + 1 : -1].split(",")[:3]
+def brightness(color: str) -> float:
+    channels = color[color.index("(") + 1 : -1].split(",")[:3]
     return sum(float(channel) for channel in channels) / (3 * 255)
 
 
@@ -104,7 +104,7 @@ def test_page_is_dark_where_the_reader_wants_it_so(page_without_comparison: Path
     shades = {}
     for dark in (False, True):
         browser.open(page_without_comparison, width=1280, dark=dark)
-        shades[dark] = [brightness(browser.run(script)) for script in (PAGE_COLOUR, TEXT_COLOUR)]
+        shades[dark] = [brightness(browser.run(script)) for script in (PAGE_COLOR, TEXT_COLOR)]
     assert shades[False][0] > 0.9 > 0.3 > shades[False][1]
     assert shades[True][0] < 0.2 < 0.8 < shades[True][1]
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import videos
+from maml_rl.report.evaluations import SampledEvaluation, evaluate_group
 from maml_rl.report.runs import read_runs
-from maml_rl.report.trial import Trial, find_out
 
 
 def moving_square(count: int, size: int = 64) -> np.ndarray:
@@ -23,11 +23,11 @@ def moving_square(count: int, size: int = 64) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def cheetah_trial(cheetah_run: Path) -> Trial:
+def cheetah_episodes(cheetah_run: Path) -> SampledEvaluation:
     (group,), _ = read_runs([cheetah_run])
-    found, _ = find_out(group, num_tasks=3, num_workers=0)
-    assert found.trial is not None
-    return found.trial
+    result, _ = evaluate_group(group, num_tasks=3, num_workers=0)
+    assert result.sampled is not None
+    return result.sampled
 
 
 def test_h264_holds_every_frame_as_it_was_but_for_compression() -> None:
@@ -74,7 +74,9 @@ def test_shorter_film_waits_on_its_last_picture_darker() -> None:
     assert (both[:, :, 4:] == 200).all()
 
 
-def test_replay_draws_the_very_episode_that_was_sampled(cheetah_trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_draws_the_very_episode_that_was_sampled(
+    cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendering.Renderer, "__init__", lambda self, model: None)
     monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
     drawn: list[np.ndarray] = []
@@ -84,9 +86,9 @@ def test_replay_draws_the_very_episode_that_was_sampled(cheetah_trial: Trial, mo
         return np.zeros((8, 8, 3), np.uint8)
 
     monkeypatch.setattr(rendering.Renderer, "draw", draw)
-    last = len(cheetah_trial.phases) - 1
-    frames, fps = videos.replay(cheetah_trial, last, 1)
-    episodes, episode = cheetah_trial.phases[last], cheetah_trial.median_episode(last, 1)
+    last = len(cheetah_episodes.phases) - 1
+    frames, fps = videos.replay(cheetah_episodes, last, 1)
+    episodes, episode = cheetah_episodes.phases[last], cheetah_episodes.median_episode(last, 1)
     assert (len(frames), fps) == (13, 20)
     # Observations are the joints from the second on; the last picture is the final state.
     seen = np.concatenate([episodes.observations[1, :, episode, :8], episodes.final_observations[1, episode, None, :8]])
@@ -110,49 +112,51 @@ def cheap_pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 def test_long_episode_is_drawn_in_fewer_pictures_and_takes_as_long(
-    cheetah_trial: Trial, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(videos, "_MOST_PICTURES", 5)
-    frames, fps = videos.replay(cheetah_trial, 0, 0)
+    frames, fps = videos.replay(cheetah_episodes, 0, 0)
     assert len(frames) == cheap_pictures() == 5
     assert fps == 7
 
 
 def test_environment_that_does_not_repeat_itself_is_no_video(
-    cheetah_trial: Trial, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trial, "episode_seed", lambda self, phase, task, episode: 0)
-    picture, (notice,) = videos.videos(cheetah_trial, 1)
+    monkeypatch.setattr(SampledEvaluation, "episode_seed", lambda self, phase, task, episode: 0)
+    picture, (notice,) = videos.videos(cheetah_episodes, 1)
     assert picture is None
     assert "does not repeat an episode" in notice
 
 
-def test_machine_that_cannot_draw_gets_a_sentence(cheetah_trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_that_cannot_draw_gets_a_sentence(
+    cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_opengl(self: object, model: Any) -> None:
         raise gymnasium.error.DependencyNotInstalled("cannot draw: no usable OpenGL; set MUJOCO_GL")
 
     monkeypatch.setattr(rendering.Renderer, "__init__", no_opengl)
     monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
-    picture, notices = videos.videos(cheetah_trial, 2)
+    picture, notices = videos.videos(cheetah_episodes, 2)
     assert picture is None
     assert notices == ["There are no videos: cannot draw: no usable OpenGL; set MUJOCO_GL."]
 
 
 def test_without_an_encoder_the_videos_are_animated_pictures(
-    cheetah_trial: Trial, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(videos, "_has_encoder", lambda: False)
-    picture, (notice,) = videos.videos(cheetah_trial, 1)
+    picture, (notice,) = videos.videos(cheetah_episodes, 1)
     assert picture is not None
     assert 'src="data:image/webp;base64,' in picture
     assert "pip install 'maml-rl[report]'" in notice
 
 
 def test_no_video_is_made_where_none_is_wanted_or_the_family_has_paths(
-    navigation_runs: Path, cheetah_trial: Trial
+    navigation_runs: Path, cheetah_episodes: SampledEvaluation
 ) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    found, _ = find_out(group, num_tasks=1, num_workers=0)
-    assert found.trial is not None
-    assert videos.videos(found.trial, 2) == (None, [])
-    assert videos.videos(cheetah_trial, 0) == (None, [])
+    result, _ = evaluate_group(group, num_tasks=1, num_workers=0)
+    assert result.sampled is not None
+    assert videos.videos(result.sampled, 2) == (None, [])
+    assert videos.videos(cheetah_episodes, 0) == (None, [])

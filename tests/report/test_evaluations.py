@@ -8,8 +8,8 @@ import pytest
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate
 from maml_rl.experiment.task_files import save_tasks
+from maml_rl.report.evaluations import evaluate_group
 from maml_rl.report.runs import read_runs
-from maml_rl.report.trial import find_out
 
 
 def made_up(returns: np.ndarray) -> Evaluation:
@@ -22,24 +22,24 @@ def made_up(returns: np.ndarray) -> Evaluation:
 
 def test_trial_samples_what_the_evaluation_samples(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    found, notices = find_out(group, num_tasks=3, num_workers=0)
+    result, notices = evaluate_group(group, num_tasks=3, num_workers=0)
     assert not notices
-    assert found.trial is not None
+    assert result.sampled is not None
     config = group.config
     experiment = make_experiment(config)
     untrained = evaluate(experiment, meta_batch_size=3, num_steps=2, num_workers=0)
-    assert found.untrained is not None
-    np.testing.assert_array_equal(found.untrained.returns, untrained.returns)
-    assert found.trial.evaluation.returns.shape == (3, 3, 4)
-    assert (found.trial.evaluation.returns != untrained.returns).any()
+    assert result.untrained is not None
+    np.testing.assert_array_equal(result.untrained.returns, untrained.returns)
+    assert result.sampled.evaluation.returns.shape == (3, 3, 4)
+    assert (result.sampled.evaluation.returns != untrained.returns).any()
 
 
 def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs])
-    found, _ = find_out(group, num_tasks=2, num_workers=0)
-    assert [evaluation.seed for evaluation in found.evaluations] == [0, 1]
-    assert found.trial is not None
-    assert found.trial.config.seed == 0
+    result, _ = evaluate_group(group, num_tasks=2, num_workers=0)
+    assert [evaluation.seed for evaluation in result.evaluations] == [0, 1]
+    assert result.sampled is not None
+    assert result.sampled.config.seed == 0
 
 
 def test_saved_evaluation_is_taken_as_it_is(navigation_runs: Path, tmp_path: Path) -> None:
@@ -47,11 +47,11 @@ def test_saved_evaluation_is_taken_as_it_is(navigation_runs: Path, tmp_path: Pat
     saved = made_up(np.array([[1.0, 2.0], [3.0, 4.0]]))
     saved.save(tmp_path / "run" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    found, notices = find_out(group, num_tasks=0, num_workers=0)
+    result, notices = evaluate_group(group, num_tasks=0, num_workers=0)
     assert not notices
-    assert found.trial is None
-    np.testing.assert_array_equal(found.evaluations[0].returns, saved.returns)
-    assert found.evaluations[0].tasks == saved.tasks
+    assert result.sampled is None
+    np.testing.assert_array_equal(result.evaluations[0].returns, saved.returns)
+    assert result.evaluations[0].tasks == saved.tasks
 
 
 def test_newest_of_several_saved_evaluations_is_taken(navigation_runs: Path, tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_newest_of_several_saved_evaluations_is_taken(navigation_runs: Path, tmp
     for name, value in (("evaluation", 1.0), ("evaluation-2", 2.0), ("evaluation-10", 3.0)):
         made_up(np.full((2, 2), value)).save(tmp_path / "run" / f"{name}.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    found, _ = find_out(group, num_tasks=0, num_workers=0)
-    assert (found.evaluations[0].returns == 3.0).all()
+    result, _ = evaluate_group(group, num_tasks=0, num_workers=0)
+    assert (result.evaluations[0].returns == 3.0).all()
 
 
 def test_policies_are_tried_on_the_tasks_of_a_file(navigation_runs: Path, tmp_path: Path) -> None:
@@ -72,28 +72,28 @@ def test_policies_are_tried_on_the_tasks_of_a_file(navigation_runs: Path, tmp_pa
     on_these.save(tmp_path / "runs" / "seed-0" / "evaluation.npz")
     made_up(np.ones((3, 3))).save(tmp_path / "runs" / "seed-1" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "runs"])
-    found, notices = find_out(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
+    result, notices = evaluate_group(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
     assert not notices
-    assert [evaluation.tasks for evaluation in found.evaluations] == [goals, goals]
-    assert [evaluation.fixed_tasks for evaluation in found.evaluations] == [True, True]
-    np.testing.assert_array_equal(found.evaluations[0].returns, on_these.returns)
+    assert [evaluation.tasks for evaluation in result.evaluations] == [goals, goals]
+    assert [evaluation.fixed_tasks for evaluation in result.evaluations] == [True, True]
+    np.testing.assert_array_equal(result.evaluations[0].returns, on_these.returns)
     # Of fixed tasks an interval takes several adaptations.
-    assert [evaluation.repetitions for evaluation in found.evaluations] == [1, 3]
-    assert found.evaluations[1].returns.shape == (3, 3, 12)
-    assert found.trial is not None
-    assert found.trial.phases[0].rewards.shape[2] == 4
-    assert found.trial.median_episode(1, 2) < 4
-    assert found.untrained is not None
-    assert found.untrained.tasks == goals
+    assert [evaluation.repetitions for evaluation in result.evaluations] == [1, 3]
+    assert result.evaluations[1].returns.shape == (3, 3, 12)
+    assert result.sampled is not None
+    assert result.sampled.phases[0].rewards.shape[2] == 4
+    assert result.sampled.median_episode(1, 2) < 4
+    assert result.untrained is not None
+    assert result.untrained.tasks == goals
 
 
 def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
     save_tasks(tmp_path / "tasks.json", "AntPos-v5", [{"position": [1.0, 1.0]}])
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    found, (notice,) = find_out(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
+    result, (notice,) = evaluate_group(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
     assert "could not be tried" in notice
     assert "tasks of 'AntPos-v5'" in notice
-    assert (found.evaluations, found.trial) == ([], None)
+    assert (result.evaluations, result.sampled) == ([], None)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
@@ -103,10 +103,10 @@ def test_broken_evaluation_is_a_notice_and_the_policy_is_tried_instead(
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     (tmp_path / "run" / "evaluation.npz").write_bytes(content)
     (group,), _ = read_runs([tmp_path / "run"])
-    found, (notice,) = find_out(group, num_tasks=2, num_workers=0)
+    result, (notice,) = evaluate_group(group, num_tasks=2, num_workers=0)
     assert "evaluation.npz cannot be read" in notice
     assert "test.py --overwrite" in notice
-    assert len(found.evaluations[0].tasks) == 2
+    assert len(result.evaluations[0].tasks) == 2
 
 
 def test_evaluation_of_another_family_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
@@ -114,24 +114,24 @@ def test_evaluation_of_another_family_is_a_notice(navigation_runs: Path, tmp_pat
     other = dataclasses.replace(made_up(np.ones((2, 2))), env_name="AntDir-v5")
     other.save(tmp_path / "run" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    found, (notice,) = find_out(group, num_tasks=0, num_workers=0)
+    result, (notice,) = evaluate_group(group, num_tasks=0, num_workers=0)
     assert "no evaluation of this run" in notice
-    assert not found.evaluations
+    assert not result.evaluations
 
 
 def test_run_without_a_checkpoint_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (group,), _ = read_runs([tmp_path / "run"])
-    found, (notice,) = find_out(group, num_tasks=2, num_workers=0)
+    result, (notice,) = evaluate_group(group, num_tasks=2, num_workers=0)
     assert "could not be tried on new tasks" in notice
     assert "no intact checkpoint" in notice
-    assert (found.evaluations, found.trial) == ([], None)
+    assert (result.evaluations, result.sampled) == ([], None)
 
 
 def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    found, _ = find_out(group, num_tasks=1, num_workers=0)
-    assert found.trial is not None
-    returns = found.trial.evaluation.returns[0, 1]
-    assert (returns < returns[found.trial.median_episode(1, 0)]).sum() == 1
+    result, _ = evaluate_group(group, num_tasks=1, num_workers=0)
+    assert result.sampled is not None
+    returns = result.sampled.evaluation.returns[0, 1]
+    assert (returns < returns[result.sampled.median_episode(1, 0)]).sum() == 1

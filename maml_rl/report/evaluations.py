@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SampledEvaluation:
     """Episodes of one policy on tasks that training never drew.
 
     Attributes:
@@ -51,30 +51,30 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class GroupResult:
     """What is known of how a group's policies adapt.
 
     Attributes:
         group: the runs.
         evaluations: of those runs that could be evaluated.
         untrained: the first run's initial policy on the same tasks, if it was tried; an oracle's would tell nothing.
-        trial: the first run's episodes, for pictures.
+        sampled: the first run's episodes, for pictures.
     """
 
     group: RunGroup
     evaluations: list[Evaluation]
     untrained: Evaluation | None
-    trial: Trial | None
+    sampled: SampledEvaluation | None
 
 
-def find_out(
+def evaluate_group(
     group: RunGroup,
     *,
     num_tasks: int,
     num_workers: int | None,
     task_file: Path | None = None,
-    try_untrained: bool = True,
-) -> tuple[Findings, list[str]]:
+    with_untrained: bool = True,
+) -> tuple[GroupResult, list[str]]:
     """Adapt the policies of a group to new tasks; what `test.py` has left in a run's folder is taken as it is.
 
     Args:
@@ -82,14 +82,14 @@ def find_out(
         num_tasks: new tasks to try; 0 for none.
         num_workers: worker processes; see `MultiTaskSampler`.
         task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
-        try_untrained: whether to try the initial policy, too, unless it is an oracle's.
+        with_untrained: whether to try the initial policy, too, unless it is an oracle's.
 
     Returns:
-        The findings, and sentences about runs that could not be tried.
+        The results, and sentences about runs that could not be tried.
     """
     evaluations: list[Evaluation] = []
     notices: list[str] = []
-    trial = untrained = held_out = None
+    sampled = untrained = held_out = None
     for run in group.runs:
         evaluation, complaint = _saved_evaluation(run)
         notices += complaint
@@ -101,23 +101,23 @@ def find_out(
                 continue
             if evaluation is not None and not same_tasks(evaluation.tasks, held_out):
                 evaluation = None
-        if (num_tasks or held_out) and (evaluation is None or trial is None):
+        if (num_tasks or held_out) and (evaluation is None or sampled is None):
             logger.info("trying the policy of %s on %d tasks", run.path, len(held_out or ()) or num_tasks)
             try:
-                tried = _try(run, held_out or num_tasks, num_workers, trained=True)
-                if trial is None:
-                    trial = tried
-                    if try_untrained and run.config.method != "oracle":
-                        untrained = _try(run, held_out or num_tasks, num_workers, trained=False).evaluation
+                tried = _evaluate(run, held_out or num_tasks, num_workers, trained=True)
+                if sampled is None:
+                    sampled = tried
+                    if with_untrained and run.config.method != "oracle":
+                        untrained = _evaluate(run, held_out or num_tasks, num_workers, trained=False).evaluation
                 evaluation = evaluation or tried.evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
         if evaluation is not None:
             evaluations.append(evaluation)
-    return Findings(group, evaluations, untrained, trial), notices
+    return GroupResult(group, evaluations, untrained, sampled), notices
 
 
-def _try(run: Run, tasks: int | list[Task], num_workers: int | None, *, trained: bool) -> Trial:
+def _evaluate(run: Run, tasks: int | list[Task], num_workers: int | None, *, trained: bool) -> SampledEvaluation:
     """Adapt a run's policy, or its initial one, to new or given tasks, and keep the episodes."""
     experiment = make_experiment(run.config)
     if trained:
@@ -133,7 +133,7 @@ def _try(run: Run, tasks: int | list[Task], num_workers: int | None, *, trained:
         on_batch=batches.append,
     )
     # Pictures show the first repetition.
-    return Trial(experiment.config, list(batches[0].phases), evaluation)
+    return SampledEvaluation(experiment.config, list(batches[0].phases), evaluation)
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:

@@ -1,4 +1,4 @@
-"""What a soak run finds out about itself: deaths, mismatches, hangs, and what grows."""
+"""What a soak run records of itself: restarts, mismatches, hangs, and what grows."""
 
 import gc
 import logging
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import psutil
 
 
-class Obituaries(logging.Handler):
-    """Counts the warnings that tell of a child that died and was replaced, in the place of printing them."""
+class RestartCounter(logging.Handler):
+    """Counts the warnings about replaced workers instead of printing them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -22,7 +22,7 @@ class Obituaries(logging.Handler):
 
 
 @dataclass(slots=True)
-class Findings:
+class SoakRecord:
     """What has happened so far.
 
     Attributes:
