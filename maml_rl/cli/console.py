@@ -68,7 +68,7 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="what to say on standard error (default: info)",
+        help="what to log on standard error (default: info)",
     )
 
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="maml-rl",
         usage="maml-rl [--version] COMMAND ...",
-        description=f"Meta-reinforcement learning. Commands:\n\n{lines}\n\nmaml-rl COMMAND --help tells more.",
+        description=f"Meta-reinforcement learning. Commands:\n\n{lines}\n\nmaml-rl COMMAND --help shows more.",
     )
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--version", action="version", version=f"maml-rl {__version__}")
@@ -81,8 +81,10 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
         metavar="COUNT|FILE",
         help="new tasks to try, 0 for none, or those in a file (default: 40)",
     )
-    parser.add_argument("--videos", type=not_negative, default=2, help="tasks to film; 0 for none (default: 2)")
-    parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
+    parser.add_argument(
+        "--videos", type=not_negative, default=2, help="tasks to make videos of; 0 for none (default: 2)"
+    )
+    parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
     add_log_level(parser)
     return run_command(parser, arguments, _report)
 
@@ -108,7 +110,7 @@ def _count_or_file(text: str) -> int | Path:
 
 def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs") -> int:
     """List the families, and return the exit code."""
-    parser = Parser(prog=prog, description="List the task families and what their tasks mean.")
+    parser = Parser(prog=prog, description="List the task families and their tasks.")
     add_log_level(parser)
     return run_command(parser, arguments, _envs)
 
@@ -286,7 +288,7 @@ COMMANDS = {
     "train": Command("meta-train a policy", run_train),
     "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
     "report": Command("write an HTML page about training runs", run_report),
-    "envs": Command("list the task families and what their tasks mean", run_envs),
+    "envs": Command("list the task families and their tasks", run_envs),
     "bench": Command("run a benchmark", run_benchmark),
     "configs": Command("list the configs that come with the package", run_configs),
     "check-env": Command("check that your environment is a task family", run_check_env),

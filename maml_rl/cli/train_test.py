@@ -38,28 +38,26 @@ _DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
 
 def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
     """Run train.py, or the command that `prog` names, and return its exit code."""
-    parser = Parser(
-        prog=prog, description="Meta-train a policy by MAML-TRPO on a family of tasks, or one to compare it with."
-    )
+    parser = Parser(prog=prog, description="Meta-train a policy on a family of tasks, or a policy to compare it with.")
     _add_config(parser, "the experiment: a name that `maml-rl configs` lists, a YAML file, or a run", "2d-navigation")
     parser.add_argument(
         "--output-folder",
         type=file_path,
         help="where the run goes (default: runs/<name of the config>, with a new number)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
-    parser.add_argument("--profile", action="store_true", help="measure the share of each stage")
+    parser.add_argument("--profile", action="store_true", help="record the share of time of each stage")
     parser.add_argument(
         "--seeds",
         nargs="+",
         action=_Seeds,
         metavar="SEED",
-        help="train with each, one after the other, in folders seed-... of the output folder",
+        help="train one run per seed, one after the other, in folders seed-... of the output folder",
     )
     parser.set_defaults(prog=prog)
     _add_common(parser)
-    _add_settings(parser, "settings of the config, as YAML, to be replaced for this run", Config)
+    _add_settings(parser, "settings, as in YAML, that replace those of the config", Config)
     try:
         # This imports torch, in the middle of which Ctrl-C may come.
         _add_algorithm_settings(parser, sys.argv[1:] if arguments is None else arguments)
@@ -119,7 +117,7 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
         help="the .npz file to write (default: evaluation.npz in the run, with a new number)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    parser.add_argument("--tasks", type=file_path, metavar="FILE", help="measure on the tasks in this file")
+    parser.add_argument("--tasks", type=file_path, metavar="FILE", help="evaluate on the tasks in this file")
     parser.add_argument(
         "--save-tasks", type=file_path, metavar="FILE", help="write the tasks that are drawn to this file"
     )
@@ -128,7 +126,7 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser.add_argument(
         "--repetitions",
         type=positive,
-        help="adapt to each task so many times, which intervals for fixed tasks need (default: 1; 3 with --tasks)",
+        help="adaptations to each task, for the intervals on fixed tasks (default: 1; 3 with --tasks)",
     )
     parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
     parser.add_argument("--fast-lr", help="step size (default: the config's)")
@@ -146,11 +144,11 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
 def _add_config(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
     suffix = f" (default: {default})" if default else ""
     parser.add_argument("name", nargs="?", type=_path_or_name, metavar="CONFIG", help=meaning + suffix)
-    parser.add_argument("--config", type=_path_or_name, help="the same, after an option")
+    parser.add_argument("--config", type=_path_or_name, help="the same as CONFIG")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-workers", type=not_negative, help="processes (default: the cores; 0: this one alone)")
+    parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
     parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
     add_log_level(parser)
