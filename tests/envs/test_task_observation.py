@@ -105,11 +105,19 @@ class BareEnv(WalkEnv):
         return [1.0] * num_tasks
 
 
+class EmptyEnv(WalkEnv):
+    """Its tasks say nothing."""
+
+    def sample_tasks(self, num_tasks: int) -> Any:
+        return [{} for _ in range(num_tasks)]
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
         (WordEnv, r"entry 'slope' of a task cannot be observed: expected numbers, got 'steep'"),
-        (BareEnv, r"a dict of numbers and arrays can be observed, got 1\.0"),
+        (BareEnv, r"drew 1\.0; a task is a dict of numbers and arrays"),
+        (EmptyEnv, r"a dict of numbers and arrays can be observed, got \{\}"),
     ],
 )
 def test_tasks_that_are_no_numbers_are_refused(env: Any, message: str) -> None:
