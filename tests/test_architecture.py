@@ -22,7 +22,6 @@ ROOMS = (
     "episode",
     "envs",
     "config",
-    "memory",
     "profiling",
     "functional",
     "seeding",

@@ -16,9 +16,9 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.arguments import check_choices, check_count
+from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, read_reset_mask, slot_seeds
 from maml_rl.envs.tasks import TaskArrays, TaskEntry, parse_tasks
-from maml_rl.memory import check_memory
 from maml_rl.seeding import SlotStreams
 
 # What unseeded environments start from: the same task in every process, until `reset_task` gives another.

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.family import BatchedFamily, to_all_slots
+from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.tasks import TaskEntry
-from maml_rl.memory import check_memory
 from maml_rl.seeding import SlotStreams
 
 

@@ -18,11 +18,11 @@ from maml_rl.baseline import make_baseline
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
+from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, explain
-from maml_rl.memory import check_memory
 from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
 from maml_rl.policies import Policy, as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer

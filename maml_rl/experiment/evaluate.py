@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.adaptation import AdaptationRule, StepSize
+from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
@@ -24,7 +25,6 @@ from maml_rl.experiment.statistics import (
     without_each,
     without_each_row,
 )
-from maml_rl.memory import check_memory
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.runs.atomic_files import replace_file
 

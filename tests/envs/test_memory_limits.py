@@ -3,7 +3,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from maml_rl import memory
+from maml_rl.envs import memory
 from maml_rl.errors import ConfigError
 
 
