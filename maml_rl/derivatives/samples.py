@@ -23,6 +23,7 @@ class Samples:
         advantages: (k, T, B).
         mask: (k, T, B) 1 for real steps, 0 for padding.
         log_probs: (k, T, B) log-probabilities recorded while sampling, or None.
+        tasks: (k,) numbers of the tasks in their batch.
     """
 
     observations: Tensor
@@ -30,6 +31,7 @@ class Samples:
     advantages: Tensor
     mask: Tensor
     log_probs: Tensor | None
+    tasks: Tensor
 
     @classmethod
     def of(
@@ -70,6 +72,7 @@ class Samples:
             advantages=take(episodes.advantages).to(dtype),
             mask=real.to(device, dtype),
             log_probs=None if episodes.log_probs is None else take(episodes.log_probs).to(dtype),
+            tasks=torch.arange(len(episodes), device=device)[tasks],
         )
 
     @property

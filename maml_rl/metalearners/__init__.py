@@ -8,6 +8,8 @@ register("maml-trpo", MAMLTRPO)
 register("maml-vpg", "maml_rl.metalearners.maml_vpg:MAMLVPG")
 register("maml-ppo", "maml_rl.metalearners.maml_ppo:MAMLPPO")
 register("promp", "maml_rl.metalearners.promp:ProMP")
+register("e-maml", "maml_rl.metalearners.e_maml:EMAML")
+register("dice-maml", "maml_rl.metalearners.dice_maml:DiceMAML")
 
 __all__ = [
     "MAMLTRPO",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from maml_rl import functional
@@ -20,3 +21,24 @@ def likelihood_ratio(log_probs: Tensor, samples: Any) -> Tensor:
     """
     old = log_probs.detach() if samples.log_probs is None else samples.log_probs
     return functional.surrogate_loss(log_probs, old, samples.advantages, samples.mask)
+
+
+def dice(log_probs: Tensor, samples: Any) -> Tensor:
+    """Return the inner loss of DiCE with a baseline, (M,): in expectation its Hessian is that of the expected return.
+
+    -mean((box(s_t) - box(s_{t-1})) * A_t) over the real steps of each task, where s_t is the sum of the
+    log-probabilities of an episode's actions up to step t, and box(x) = exp(x - x without gradient). Where A is the
+    return from step t on, it is the sum of box(s_t) * r_t of the first source, but for a constant.
+
+    Args:
+        log_probs: (M, T, B).
+        samples: with advantages and mask, (M, T, B).
+
+    Source: Foerster et al. 2018, https://arxiv.org/abs/1802.05098; Farquhar et al. 2019, for advantages,
+    https://arxiv.org/abs/1909.10549
+    """
+    real = torch.where(samples.mask > 0, log_probs, 0.0)
+    up_to = real.cumsum(1)
+    before = up_to - real
+    boxes = torch.exp(up_to - up_to.detach()) - torch.exp(before - before.detach())
+    return -functional.masked_mean(boxes * samples.advantages, samples.mask)

@@ -73,7 +73,7 @@ class Problem:
         Args:
             num_tasks: M.
             columns: (M, B) numbers of trajectories.
-            weights: (M, B) that the returns are multiplied by, which are the advantages.
+            weights: (M, B) of rewards and returns; the advantages are the weighted returns.
         """
         states, actions, _ = self.trajectories()
         count = columns.shape[1]
@@ -86,7 +86,7 @@ class Problem:
         episodes = TaskEpisodes(
             grid(states),
             grid(actions),
-            grid(self.rewards[states, actions]),
+            grid(self.rewards[states, actions]) * weights.unsqueeze(1),
             lengths,
             torch.zeros_like(lengths),
             torch.ones_like(lengths),
@@ -95,10 +95,15 @@ class Problem:
         episodes.advantages = grid(self.returns_to_go()) * weights.unsqueeze(1)
         return episodes
 
-    def all_episodes(self, params: Mapping[str, Tensor]) -> TaskEpisodes:
-        """Return one task with every trajectory once, weighted so that its mean over episodes is the expectation."""
-        weights = self.probabilities(params).detach()
-        return self.episodes(1, torch.arange(len(weights))[None], (len(weights) * weights)[None])
+    def all_episodes(self, *params: Mapping[str, Tensor]) -> TaskEpisodes:
+        """Return every trajectory once for each task, weighted so that the mean over episodes is the expectation.
+
+        Args:
+            params: the policy's parameters, of each task.
+        """
+        weights = torch.stack([self.probabilities(of_task).detach() for of_task in params])
+        count = weights.shape[1]
+        return self.episodes(len(params), torch.arange(count).expand(len(params), count), count * weights)
 
 
 def leaves_of(policy: Policy) -> Parameters:

@@ -4,6 +4,8 @@ Every trajectory is an episode with the weight of its probability. So the means 
 any noise, and what is left of a difference is the bias of an estimator.
 """
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.metalearners import Batch, find_metalearner
 from maml_rl.metalearners.adam import AdamLearner
+from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
+from maml_rl.metalearners.e_maml import EMAML, gains_of
+from maml_rl.metalearners.maml_vpg import MAMLVPG
 from tests.metalearners.enumeration import BANDIT, MDP, Parameters, Problem, leaves_of, step
 
 STEP_SIZE = 1.5
@@ -83,6 +88,61 @@ def test_low_variance_curvature_is_exact_for_one_step_and_biased_for_more() -> N
     assert relative_bias(BANDIT, "promp") < 1e-10
     # It leaves out the products of the scores of different steps.
     assert 0.01 < relative_bias(MDP, "promp") < relative_bias(MDP, "maml-ppo")
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_inner_loss_of_dice_is_exact(name: str) -> None:
+    assert relative_bias(PROBLEMS[name], "dice-maml") < 1e-10
+
+
+def sampled_inner_steps(problem: Problem, theta: Parameters, columns: Tensor) -> list[Parameters]:
+    """Return the parameters after one inner step on each of the batches of trajectories `columns`, (M, B)."""
+    states, actions, _ = problem.trajectories()
+    weight, bias = theta.values()
+    log_probs = torch.log_softmax(weight.T + bias, -1)[states, actions]
+    found = []
+    for batch in columns:
+        loss = -(log_probs * problem.returns_to_go())[:, batch].mean()
+        found.append(step(loss, theta, STEP_SIZE))
+    return found
+
+
+@pytest.mark.parametrize(("name", "num_episodes"), [("bandit", 1), ("bandit", 3), ("mdp", 1)])
+def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name: str, num_episodes: int) -> None:
+    problem = PROBLEMS[name]
+    policy = problem.policy()
+    theta = leaves_of(policy)
+    count = len(problem.probabilities(theta))
+    columns = torch.cartesian_prod(*[torch.arange(count)] * num_episodes).reshape(-1, num_episodes)
+    chances = problem.probabilities(theta)[columns].prod(1)
+    adapted = sampled_inner_steps(problem, theta, columns)
+    losses = torch.stack([problem.expected_loss(params) for params in adapted])
+    exact = flat(torch.autograd.grad((chances * losses).sum(), list(theta.values())))
+
+    num_tasks = len(columns)
+    phases = [
+        problem.episodes(num_tasks, columns, torch.ones(columns.shape, dtype=torch.float64)),
+        problem.all_episodes(*adapted),
+    ]
+    # The other tasks are a baseline that is independent of a task where tasks are sampled. Here they are listed, each
+    # once, and the mean of the others is the mean of all, which would be independent, less a share of the task's own.
+    settings = EMAML.Settings(exploration=(num_tasks - 1) / num_tasks)
+    errors = {}
+    for learner in (EMAML(policy, STEP_SIZE, settings=settings), MAMLVPG(policy, STEP_SIZE)):
+        if isinstance(learner, EMAML):
+            learner._gains = gains_of(Batch(phases))
+
+        def expectation(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome], learner: MAMLVPG = learner) -> Tensor:
+            return num_tasks * chances.detach()[new[0].samples.tasks] * learner.objective(new, old)
+
+        objective = AutogradObjective(policy, phases, rule=learner.rule, objective=expectation)
+        objective.anchor()
+        objective.backward()
+        found = flat([param.grad for param in policy.parameters() if param.grad is not None])
+        errors[type(learner)] = float((found - exact).norm() / exact.norm())
+    # Rewards are float32.
+    assert errors[EMAML] < 1e-5
+    assert errors[MAMLVPG] > 0.05, "the term matters"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

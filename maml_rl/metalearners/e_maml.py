@@ -1,0 +1,56 @@
+"""E-MAML: a policy gradient that credits the episodes before adaptation with the return after it."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from maml_rl.metalearners.adam import AdamSettings
+from maml_rl.metalearners.autograd_objective import PhaseOutcome
+from maml_rl.metalearners.maml_vpg import MAMLVPG
+from maml_rl.metalearners.metalearner import Batch
+
+
+class EMAML(MAMLVPG):
+    """MAML-VPG with the term for the distribution that the episodes before adaptation are sampled from.
+
+    Source: Stadie et al. 2018, https://arxiv.org/abs/1803.01118
+    """
+
+    class Settings(AdamSettings):
+        """Settings of E-MAML."""
+
+        exploration: Annotated[
+            float, Field(ge=0, description="weight of the term for the episodes before adaptation; 1 is without bias")
+        ] = 1.0
+
+    settings: Settings
+    _gains: Tensor
+
+    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+        """Return the loss after adaptation, and the log-probability of all episodes before it times the gain, (k,)."""
+        loss = super().objective(new, old)
+        for outcome in new[:-1]:
+            samples = outcome.samples
+            gains = self._gains.to(loss)[samples.tasks]
+            whole = torch.where(samples.mask > 0, outcome.log_probs, 0.0).sum((1, 2))
+            loss = loss - self.settings.exploration * gains * whole
+        return loss
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Take one step of Adam; see `AdamLearner.update`."""
+        self._gains = gains_of(batch)
+        return super().update(batch)
+
+
+def gains_of(batch: Batch) -> Tensor:
+    """Return by how much each task's mean reward after adaptation exceeds that of the other tasks, (M,).
+
+    The other tasks are a baseline that does not depend on a task's own episodes, so that it adds no bias.
+    """
+    valid = batch.valid_episodes
+    rewards = torch.where(valid.mask > 0, valid.rewards, 0.0).sum((1, 2)) / valid.mask.sum((1, 2)).clamp(min=1.0)
+    others = (rewards.sum() - rewards) / max(1, len(rewards) - 1)
+    return rewards - others
