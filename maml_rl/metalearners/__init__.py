@@ -10,6 +10,9 @@ register("maml-ppo", "maml_rl.metalearners.maml_ppo:MAMLPPO")
 register("promp", "maml_rl.metalearners.promp:ProMP")
 register("e-maml", "maml_rl.metalearners.e_maml:EMAML")
 register("dice-maml", "maml_rl.metalearners.dice_maml:DiceMAML")
+register("reptile", "maml_rl.metalearners.reptile:Reptile")
+register("anil", "maml_rl.metalearners.anil:ANIL")
+register("meta-sgd", "maml_rl.metalearners.meta_sgd:MetaSGD")
 
 __all__ = [
     "MAMLTRPO",

@@ -41,7 +41,7 @@ class AdamLearner(MetaLearner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.optimizer = torch.optim.Adam(self.learned(), lr=self.settings.learning_rate)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> AdaptationRule:
@@ -57,9 +57,9 @@ class AdamLearner(MetaLearner):
             old: the same at the parameters before the update, without gradient.
         """
 
-    def learned(self) -> list[Tensor]:
-        """Return the tensors that Adam changes."""
-        return list(self.policy.parameters())
+    def learning_rule(self) -> AdaptationRule:
+        """Return the inner loop that is differentiated through; its step sizes may be learned, too."""
+        return self.rule
 
     def num_updates(self) -> int:
         """Return how many steps of Adam one batch is good for."""
@@ -78,11 +78,11 @@ class AdamLearner(MetaLearner):
         """
         for index, episodes in enumerate(batch.phases):
             check_advantages(episodes, f"phases[{index}]")
-        learned = self.learned()
+        learned = [param for group in self.optimizer.param_groups for param in group["params"]]
         objective = AutogradObjective(
             self.policy,
             batch.phases,
-            rule=self.rule,
+            rule=self.learning_rule(),
             objective=self.objective,
             learned=learned,
             first_order=self.settings.first_order,

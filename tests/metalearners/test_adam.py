@@ -1,6 +1,6 @@
 """Learners that take steps of Adam: their gradients against an independent implementation, and their steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from maml_rl.metalearners.autograd_objective import AutogradObjective
 from maml_rl.metalearners.metalearner import Collection
 from maml_rl.metalearners.objectives import clipped_surrogate
 from maml_rl.metalearners.promp import ProMP
-from maml_rl.policies import Policy
+from maml_rl.policies import MLPPolicy, Policy
 from tests.synthetic import direction, make_problem
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
@@ -46,9 +46,15 @@ def steps_of(episodes: TaskEpisodes, task: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def independent_gradient(
-    policy: Policy, start: Parameters, phases: list[TaskEpisodes], inner: Loss, outer: Loss, penalty: float
+    policy: MLPPolicy,
+    start: Parameters,
+    phases: list[TaskEpisodes],
+    algorithm: str,
+    sizes: Sequence[float] = SIZES,
 ) -> Tensor:
     """Task by task, with no padding, by two passes of torch.autograd; `start` are the old parameters."""
+    inner, outer, penalty = ALGORITHMS[algorithm]
+    adapted = policy.layer_names[-1] if algorithm == "anil" else tuple(start)
     losses = []
     theta = dict(policy.named_parameters())
     for task in range(len(phases[0])):
@@ -66,9 +72,9 @@ def independent_gradient(
             moved = []
             for params, log_probs in ((old, old_log_probs), (new, new_log_probs)):
                 value = inner(log_probs, old_log_probs.detach(), advantages)
-                slopes = torch.autograd.grad(value, list(params.values()), create_graph=True)
+                slopes = torch.autograd.grad(value, [params[name] for name in adapted], create_graph=True)
                 moved.append(
-                    {name: x - SIZES[index] * slope for (name, x), slope in zip(params.items(), slopes, strict=True)}
+                    params | {name: params[name] - sizes[index] * x for name, x in zip(adapted, slopes, strict=True)}
                 )
             old = {name: x.detach().requires_grad_() for name, x in moved[0].items()}
             new = moved[1]
@@ -81,14 +87,18 @@ ALGORITHMS: dict[str, tuple[Loss, Loss, float]] = {
     "maml-vpg": (score, score, 0.0),
     "maml-ppo": (score, clipped, 0.0),
     "promp": (ratio, clipped, 0.5),
+    "anil": (score, clipped, 0.0),
+    "meta-sgd": (score, clipped, 0.0),
 }
 
 
-def make_learner(algorithm: str, policy: Policy, **settings: float | bool) -> AdamLearner:
+def make_learner(algorithm: str, policy: MLPPolicy, **settings: float | bool) -> AdamLearner:
     kind = find_metalearner(algorithm)
     assert issubclass(kind, AdamLearner)
     chosen = kind.Settings.model_validate({name.replace("_", "-"): value for name, value in settings.items()})
-    rule = AdaptationRule(SIZES, inner_loss=kind.inner_loss)
+    head = policy.layer_names[-1] if algorithm == "anil" else None
+    # One step size for all steps is where Meta-SGD begins.
+    rule = AdaptationRule(SIZES[0] if algorithm == "meta-sgd" else SIZES, parameters=head, inner_loss=kind.inner_loss)
     return kind(policy, rule, settings=chosen, collection=Collection(num_steps=2))
 
 
@@ -103,15 +113,16 @@ def test_gradient_away_from_the_old_parameters_is_that_of_an_independent_impleme
 ) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
     phases = [*train, valid]
-    inner, outer, penalty = ALGORITHMS[algorithm]
+    penalty = ALGORITHMS[algorithm][2]
     learner = make_learner(algorithm, policy, **({"inner_kl_penalty": penalty} if penalty else {}))
-    objective = AutogradObjective(policy, phases, rule=learner.rule, objective=learner.objective)
+    objective = AutogradObjective(policy, phases, rule=learner.learning_rule(), objective=learner.objective)
     objective.anchor()
     start = {name: param.detach().clone().requires_grad_() for name, param in policy.named_parameters()}
     torch.nn.utils.vector_to_parameters(parameters(policy) + 0.15 * direction(policy), policy.parameters())
     objective.backward()
     found = torch.cat([param.grad.flatten() for param in policy.parameters() if param.grad is not None])
-    wanted = independent_gradient(policy, start, phases, inner, outer, penalty)
+    sizes = [SIZES[0]] * 2 if algorithm == "meta-sgd" else SIZES
+    wanted = independent_gradient(policy, start, phases, algorithm, sizes)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 

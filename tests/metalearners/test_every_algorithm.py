@@ -39,9 +39,11 @@ def assert_same_run(found: Path, wanted: Path) -> None:
     assert untimed(found) == untimed(wanted)
     mine, theirs = (latest_intact(folder / "checkpoints")[1] for folder in (found, wanted))
     assert mine.state == theirs.state
-    assert mine.tensors.keys() == theirs.tensors.keys()
-    for name, tensor in theirs.tensors.items():
-        assert torch.equal(mine.tensors[name], tensor), name
+    for found_values, wanted_values in ((mine.tensors, theirs.tensors), (mine.learner, theirs.learner)):
+        assert found_values.keys() == wanted_values.keys()
+        for name, value in wanted_values.items():
+            same = found_values[name]
+            assert torch.equal(same, value) if isinstance(value, torch.Tensor) else same == value, name
 
 
 def test_policy_has_moved(run: tuple[str, Path]) -> None:

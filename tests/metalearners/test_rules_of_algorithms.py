@@ -1,0 +1,112 @@
+"""Algorithms with an inner loop of their own: Reptile, ANIL, Meta-SGD."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maml_rl.adaptation import AdaptationRule, adapt
+from maml_rl.errors import ConfigError, NonFiniteError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.load_policy import load_policy
+from maml_rl.experiment.train import train
+from maml_rl.metalearners import Batch, Collection
+from maml_rl.metalearners.meta_sgd import MetaSGD
+from maml_rl.metalearners.reptile import Reptile
+from maml_rl.policies import Policy
+from maml_rl.runs.checkpoint import latest_intact
+from tests.small_runs import config_of
+from tests.synthetic import make_policy, make_problem
+
+RAGGED = ((5, 2), (1, 3), (4, 4))
+
+
+def copy_of(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: param.detach().clone() for name, param in policy.named_parameters()}
+
+
+def message_of(**values: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_experiment(config_of().override({key.replace("_", "-"): value for key, value in values.items()}))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_reptile_goes_its_share_of_the_way_to_the_mean_of_the_adapted_parameters() -> None:
+    policy, train_episodes, valid = make_problem("normal", 2, RAGGED)
+    before = copy_of(policy)
+    once = adapt(policy, train_episodes[0], step_size=0.3)
+    twice = adapt(policy, train_episodes[1], once, step_size=0.2)
+    settings = Reptile.Settings.model_validate({"meta-step-size": 0.25})
+    metrics = Reptile(policy, [0.3, 0.2], settings=settings).update(Batch([*train_episodes, valid]))
+    squares = 0.0
+    for name, param in copy_of(policy).items():
+        way = twice[name].detach().mean(0) - before[name]
+        torch.testing.assert_close(param, before[name] + 0.25 * way)
+        squares += float(way.square().sum())
+    assert metrics["grad_norm"] == pytest.approx(squares**0.5)
+
+
+def test_reptile_refuses_what_is_not_finite_and_training_without_inner_steps() -> None:
+    policy, train_episodes, valid = make_problem("normal", 1, RAGGED)
+    train_episodes[0].advantages[1] = torch.nan
+    before = copy_of(policy)
+    with pytest.raises(NonFiniteError, match="use a smaller fast-lr"):
+        Reptile(policy, 0.3).update(Batch([*train_episodes, valid]))
+    assert all(torch.equal(param, before[name]) for name, param in copy_of(policy).items())
+    assert "reptile learns from inner steps alone, and pretrain takes none" in message_of(
+        algorithm="reptile", method="pretrain"
+    )
+
+
+def test_anil_adapts_the_output_layer_or_the_head_that_is_named() -> None:
+    rule = make_experiment(config_of().override({"algorithm": "anil"})).metalearner.rule
+    assert rule is not None
+    assert rule.parameters == make_policy("normal", hidden_sizes=(8,)).layer_names[-1]
+    settings = {"head": [rule.parameters[1]]}
+    config = config_of().override({"algorithm": "anil", "algorithm-settings": settings})
+    named = make_experiment(config).metalearner.rule
+    assert named is not None
+    assert named.parameters == rule.parameters[1:]
+    found = message_of(algorithm="anil", algorithm_settings={"head": ["last.weight"]})
+    assert "name the parameters of the head; those of the policy are " in found
+    assert rule.parameters[0] in found
+
+
+def test_meta_sgd_moves_every_step_size_and_keeps_the_rule_of_other_threads_as_it_is() -> None:
+    policy, train_episodes, valid = make_problem("normal", 2, RAGGED)
+    learner = MetaSGD(policy, 0.3, collection=Collection(num_steps=2))
+    before = learner.rule
+    metrics = learner.update(Batch([*train_episodes, valid]))
+    sizes, old = learner.rule.step_size(1), before.step_size(1)
+    assert isinstance(sizes, dict)
+    assert isinstance(old, dict)
+    assert sizes.keys() == dict(policy.named_parameters()).keys()
+    for name, size in sizes.items():
+        assert torch.equal(old[name], torch.full_like(size, 0.3))
+        assert float((size - 0.3).abs().min()) > 0
+        assert not size.requires_grad
+    assert metrics["step_size/mean"] != pytest.approx(0.3, abs=1e-6)
+    with pytest.raises(ValueError, match="step sizes of "):
+        MetaSGD(make_policy("normal", hidden_sizes=())).load_state_dict(learner.state_dict())
+
+
+def test_meta_sgd_of_some_parameters_learns_their_step_sizes_alone() -> None:
+    policy, train_episodes, valid = make_problem("normal", 1, RAGGED)
+    head = policy.layer_names[-1]
+    learner = MetaSGD(policy, AdaptationRule(0.3, parameters=head))
+    learner.update(Batch([*train_episodes, valid]))
+    sizes = learner.rule.step_size(0)
+    assert isinstance(sizes, dict)
+    assert tuple(sizes) == head
+
+
+def test_policy_of_meta_sgd_is_loaded_with_its_step_sizes(tmp_path: Path) -> None:
+    train(config_of(num_batches=1).override({"algorithm": "meta-sgd"}), tmp_path, num_workers=0)
+    saved = latest_intact(tmp_path / "checkpoints")[1].learner
+    sizes = load_policy(tmp_path).adaptation_rule.step_size(0)
+    assert sizes
+    for name, size in sizes.items():
+        assert torch.equal(size, saved[f"step_sizes.{name}"])
+        assert float((size - 0.1).abs().min()) > 0
