@@ -168,7 +168,8 @@ def adapt(
 
     Raises:
         TypeError: If neither `step_size` nor `rule` is given, or both are.
-        ValueError: If the episodes have no advantages, or `params` do not fit the policy.
+        ValueError: If the episodes have no advantages, `params` do not fit the policy, or the rule adapts parameters
+            that the policy does not adapt.
     """
     if (rule is None) == (step_size is None):
         raise TypeError("adapt expects either a step_size or a rule")
@@ -177,6 +178,12 @@ def adapt(
     loss, size = inner_loss or rule.inner_loss, rule.step_size(step)
     check_advantages(episodes, "episodes")
     policy = as_policy(policy, episodes.observations.shape[3:])
+    only = getattr(policy, "adapts_only", ())
+    if only and not (isinstance(size, Mapping) and size.keys() <= set(only)):
+        raise ValueError(
+            f"a {type(policy).__name__} adapts {', '.join(only)} alone; give the rule "
+            f"that it was trained with, or one with parameters={list(only)}"
+        )
     with torch.set_grad_enabled(torch.is_grad_enabled() if create_graph is None else create_graph):
         start = {name: param.to(episodes.device) for name, param in _start(policy, params).items()}
         stacked = policy.stack_parameters(len(episodes), start)

@@ -13,6 +13,7 @@ register("dice-maml", "maml_rl.metalearners.dice_maml:DiceMAML")
 register("reptile", "maml_rl.metalearners.reptile:Reptile")
 register("anil", "maml_rl.metalearners.anil:ANIL")
 register("meta-sgd", "maml_rl.metalearners.meta_sgd:MetaSGD")
+register("cavia", "maml_rl.metalearners.cavia:CAVIA")
 
 __all__ = [
     "MAMLTRPO",

@@ -1,0 +1,120 @@
+"""CAVIA: fast context adaptation. The inner loop changes further inputs of the policy, and no weights."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import gymnasium
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.config import Config
+from maml_rl.config.config import Count
+from maml_rl.metalearners.maml_ppo import ClippedLearner, ClippedSettings
+from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
+from maml_rl.policies.policy import DistributionParams, Params
+
+CONTEXT = "context"
+
+
+class ContextPolicy(Policy):
+    """An MLP with further input units, the parameter `context`: zero for every new task, and never trained.
+
+    Args:
+        inner: the MLP without these inputs.
+        context_size: C, number of the inputs.
+        seed: of the initial weights of these inputs.
+
+    Attributes:
+        adapts_only: names of the only parameters that an inner loop may change.
+    """
+
+    stateless = True
+    adapts_only = (CONTEXT,)
+
+    def __init__(self, inner: MLPPolicy, context_size: int, *, seed: int = 0) -> None:
+        super().__init__()
+        self.noise_kind, self.noise_size = inner.noise_kind, inner.noise_size
+        self.inner = inner
+        first = inner.get_parameter(inner.layer_names[0][0])
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.empty((len(first), context_size), dtype=first.dtype)
+        self.context_weight = nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator))
+        self.context = nn.Parameter(torch.zeros(context_size, dtype=first.dtype), requires_grad=False)
+
+    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """See `Policy.distribution_parameters`."""
+        return self.inner.distribution_parameters(observations, self._of_inner(params))
+
+    def distribution_from(self, parameters: DistributionParams) -> Distribution:
+        """See `Policy.distribution_from`."""
+        return self.inner.distribution_from(parameters)
+
+    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
+        """See `Policy.act`."""
+        return self.inner.act(observations, noise, self._of_inner(params))
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+        """See `Policy.actor`."""
+        return self.inner.actor(self._of_inner(params), first_task)
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """See `Policy.check_spaces`."""
+        self.inner.check_spaces(observation_space, action_space)
+
+    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
+        """See `Policy.log_prob_from`."""
+        return self.inner.log_prob_from(distribution, actions)
+
+    def entropy_from(self, distribution: DistributionParams) -> Tensor:
+        """See `Policy.entropy_from`."""
+        return self.inner.entropy_from(distribution)
+
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """See `Policy.kl`."""
+        return self.inner.kl(old, new)
+
+    def _of_inner(self, params: Params | None) -> dict[str, Tensor]:
+        """Return the parameters of an MLP without the context: constant inputs do what its first bias does."""
+        params = dict(self.named_parameters()) if params is None else params
+        own = {name.removeprefix("inner."): x for name, x in params.items() if name.startswith("inner.")}
+        # Summed row by row, so that the bias of a task does not depend on the tasks beside it.
+        shift = (params["context_weight"] * params[CONTEXT].unsqueeze(-2)).sum(-1)
+        bias = self.inner.layer_names[0][1]
+        return own | {bias: own[bias] + shift}
+
+
+class CAVIA(ClippedLearner):
+    """MAML-PPO whose inner loop adapts the context alone, from zero; all weights are learned for all tasks.
+
+    Source: Zintgraf et al. 2019, https://arxiv.org/abs/1810.03642
+    """
+
+    class Settings(ClippedSettings):
+        """Settings of CAVIA."""
+
+        context_size: Annotated[Count, Field(description="inputs of the policy that are adapted to a task")] = 10
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Settings) -> Policy:
+        """Make an MLP with a context; see `MetaLearner.make_policy`."""
+        inner = get_policy_for_env(env, config.hidden_sizes, config.nonlinearity, seed=config.seed)
+        # A seed of its own: weights from the stream of the first layer would repeat that layer's.
+        return ContextPolicy(inner, settings.context_size, seed=config.seed + 2**32)
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
+        """Make gradient steps on the context.
+
+        Raises:
+            ConfigError: If the policy has none.
+        """
+        if CONTEXT not in dict(policy.named_parameters()):
+            raise config.error(
+                f"cavia adapts a parameter named {CONTEXT!r}, which {type(policy).__name__} does not have; leave out "
+                "the key, or choose another algorithm",
+                "policy",
+            )
+        return AdaptationRule(config.fast_lr, parameters=[CONTEXT], inner_loss=cls.inner_loss)
