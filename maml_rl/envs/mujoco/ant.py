@@ -18,7 +18,7 @@ from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squar
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
-from maml_rl.envs.mujoco.run_tasks import DIRECTION, VELOCITY, draw_directions, draw_velocities
+from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -106,54 +106,27 @@ class AntFamily(MujocoFamily):
         out[:, 122:] = self._torso_position
 
 
-class AntVelVectorEnv(AntFamily):
-    """Walk at the velocity of the task: the reward is 1 - |v - velocity| and the terms common to all ants.
-
-    Args:
-        num_envs: number of slots.
-        low: lowest velocity of a sampled task, in m/s.
-        high: highest.
-        **options: see `MujocoFamily`; the task is `{"velocity": number}`.
-
-    Raises:
-        ValueError: If low is not below high; see also `MujocoFamily`.
-    """
+class AntVelVectorEnv(VelocityTasks, AntFamily):
+    """Walk at the velocity of the task: 1 - |v - velocity| and the terms common to all ants; see `VelocityTasks`."""
 
     task_description = "velocity: forward speed to keep in m/s, uniform in [0, 3]"
 
     def __init__(
         self, num_envs: int = 1, *, low: float = 0.0, high: float = 3.0, **options: Unpack[MujocoOptions]
     ) -> None:
-        self.low, self.high = check_interval(low, high)
-        super().__init__(num_envs, VELOCITY, **options)
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw velocities from the range."""
-        return draw_velocities(random, num_tasks, self.low, self.high)
+        super().__init__(num_envs, low=low, high=high, **options)
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        return 1.0 - np.abs(velocity[:, 0] - self.tasks["velocity"])
+        return 1.0 + self._forward_reward(velocity[:, 0])
 
 
-class AntDirVectorEnv(AntFamily):
-    """Walk forwards or backwards, as the task says: the reward is direction * v and the terms common to all ants.
-
-    Args:
-        num_envs: number of slots.
-        **options: see `MujocoFamily`; the task is `{"direction": -1 or 1}`.
-    """
+class AntDirVectorEnv(DirectionTasks, AntFamily):
+    """Walk forwards or backwards: direction * v and the terms common to all ants; see `DirectionTasks`."""
 
     task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
 
-    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, DIRECTION, **options)
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw directions."""
-        return draw_directions(random, num_tasks)
-
     def _task_reward(self, velocity: Floats) -> Floats:
-        return self.tasks["direction"] * velocity[:, 0]
+        return self._forward_reward(velocity[:, 0])
 
 
 class AntPosVectorEnv(AntFamily):

@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 import mujoco
-import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval
 from maml_rl.envs.batch_of_one import BatchOfOne
-from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
-from maml_rl.envs.mujoco.run_tasks import DIRECTION, VELOCITY, draw_directions, draw_velocities
+from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -65,54 +62,12 @@ class HalfCheetahFamily(MujocoFamily):
         out[:, 17:] = self._torso_position
 
 
-class HalfCheetahVelVectorEnv(HalfCheetahFamily):
-    """Run at the velocity of the task: the reward is -|v - velocity| - 0.05 |a|^2.
-
-    Args:
-        num_envs: number of slots.
-        low: lowest velocity of a sampled task, in m/s.
-        high: highest.
-        **options: see `MujocoFamily`; the task is `{"velocity": number}`.
-
-    Raises:
-        ValueError: If low is not below high; see also `MujocoFamily`.
-    """
-
-    task_description = "velocity: forward speed to keep in m/s, uniform in [0, 2]"
-
-    def __init__(
-        self, num_envs: int = 1, *, low: float = 0.0, high: float = 2.0, **options: Unpack[MujocoOptions]
-    ) -> None:
-        self.low, self.high = check_interval(low, high)
-        super().__init__(num_envs, VELOCITY, **options)
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw velocities from the range."""
-        return draw_velocities(random, num_tasks, self.low, self.high)
-
-    def _forward_reward(self, velocity: Floats) -> Floats:
-        return -np.abs(velocity - self.tasks["velocity"])
+class HalfCheetahVelVectorEnv(VelocityTasks, HalfCheetahFamily):
+    """Run at the velocity of the task: -|v - velocity| - 0.05 |a|^2; see `VelocityTasks` for the arguments."""
 
 
-class HalfCheetahDirVectorEnv(HalfCheetahFamily):
-    """Run forwards or backwards, as the task says: the reward is direction * v - 0.05 |a|^2.
-
-    Args:
-        num_envs: number of slots.
-        **options: see `MujocoFamily`; the task is `{"direction": -1 or 1}`.
-    """
-
-    task_description = "direction: 1 to run forwards, -1 to run backwards, each with probability 1/2"
-
-    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, DIRECTION, **options)
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw directions."""
-        return draw_directions(random, num_tasks)
-
-    def _forward_reward(self, velocity: Floats) -> Floats:
-        return self.tasks["direction"] * velocity
+class HalfCheetahDirVectorEnv(DirectionTasks, HalfCheetahFamily):
+    """Run forwards or backwards: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
 
 
 class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):

@@ -1,9 +1,14 @@
-"""Tasks that several bodies share: keep a velocity, run in a direction."""
+"""Tasks that several bodies share: keep a velocity, run in a direction. Each is put before the family of a body."""
+
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.envs.arguments import check_interval
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions
+from maml_rl.envs.mujoco.physics import Floats
 from maml_rl.envs.tasks import TaskEntry
 
 
@@ -11,15 +16,55 @@ def _is_direction(number: NDArray[np.float64]) -> bool:
     return bool(np.abs(number) == 1.0)
 
 
-VELOCITY = {"velocity": TaskEntry()}
-DIRECTION = {"direction": TaskEntry((), "-1 or 1", _is_direction)}
+class VelocityTasks(MujocoFamily):
+    """Keep the velocity of the task: the body's reward for a velocity v is -|v - velocity|.
+
+    Args:
+        num_envs: number of slots.
+        low: lowest velocity of a sampled task, in m/s.
+        high: highest.
+        **options: see `MujocoFamily`; the task is `{"velocity": number}`.
+
+    Raises:
+        ValueError: If low is not below high; see also `MujocoFamily`.
+    """
+
+    task_description = "velocity: forward speed to keep in m/s, uniform in [0, 2]"
+
+    def __init__(
+        self, num_envs: int = 1, *, low: float = 0.0, high: float = 2.0, **options: Unpack[MujocoOptions]
+    ) -> None:
+        self.low, self.high = check_interval(low, high)
+        # The body's family makes the model itself.
+        super().__init__(num_envs, {"velocity": TaskEntry()}, **options)  # type: ignore[call-arg]
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw velocities from the range."""
+        return [{"velocity": velocity} for velocity in random.uniform(self.low, self.high, num_tasks).tolist()]
+
+    def _forward_reward(self, velocity: Floats) -> Floats:
+        reward: Floats = -np.abs(velocity - self.tasks["velocity"])
+        return reward
 
 
-def draw_velocities(random: np.random.Generator, num_tasks: int, low: float, high: float) -> list[Task]:
-    """Draw tasks {"velocity": number}, uniform in [low, high], in m/s."""
-    return [{"velocity": velocity} for velocity in random.uniform(low, high, num_tasks).tolist()]
+class DirectionTasks(MujocoFamily):
+    """Run forwards or backwards, as the task says: the body's reward for a velocity v is direction * v.
 
+    Args:
+        num_envs: number of slots.
+        **options: see `MujocoFamily`; the task is `{"direction": -1 or 1}`.
+    """
 
-def draw_directions(random: np.random.Generator, num_tasks: int) -> list[Task]:
-    """Draw tasks {"direction": -1.0 or 1.0}, each with probability 1/2."""
-    return [{"direction": direction} for direction in (2.0 * random.integers(2, size=num_tasks) - 1.0).tolist()]
+    task_description = "direction: 1 to run forwards, -1 to run backwards, each with probability 1/2"
+
+    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
+        entries = {"direction": TaskEntry((), "-1 or 1", _is_direction)}
+        super().__init__(num_envs, entries, **options)  # type: ignore[call-arg]
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw directions."""
+        return [{"direction": direction} for direction in (2.0 * random.integers(2, size=num_tasks) - 1.0).tolist()]
+
+    def _forward_reward(self, velocity: Floats) -> Floats:
+        reward: Floats = self.tasks["direction"] * velocity
+        return reward

@@ -3,58 +3,51 @@
 Source: Rothfuss et al. 2019 (ProMP), https://arxiv.org/abs/1810.06784, and the environments that came with it.
 """
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, Unpack
 
-import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval
 from maml_rl.envs.batch_of_one import BatchOfOne
-from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
-from maml_rl.envs.mujoco.run_tasks import VELOCITY, draw_velocities
+from maml_rl.envs.mujoco.run_tasks import VelocityTasks
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 _CONTROL_COST = 1e-4
 
 
-class SwimmerVelVectorEnv(MujocoFamily):
-    """Swim at the velocity of the task: the reward is -|v - velocity| - 0.0001 |a|^2.
+class SwimmerFamily(MujocoFamily):
+    """Base of the swimmer families: everything except the task's part of the reward.
 
     Start states and observations are those of Gymnasium's Swimmer-v5: qpos[2:] (3) and qvel (5); the model's own state
-    with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Nothing terminates.
+    with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Nothing terminates. From the
+    task's reward, 0.0001 |a|^2 is taken.
 
     Args:
         num_envs: number of slots.
-        low: lowest velocity of a sampled task, in m/s.
-        high: highest.
-        **options: see `MujocoFamily`; the task is `{"velocity": number}`.
-
-    Raises:
-        ValueError: If low is not below high; see also `MujocoFamily`.
+        entries: what its tasks look like.
+        **options: see `MujocoFamily`.
     """
 
-    task_description = "velocity: forward speed to keep in m/s, uniform in [0.1, 0.2]"
     substeps, uniform_velocities = 4, True
 
-    def __init__(
-        self, num_envs: int = 1, *, low: float = 0.1, high: float = 0.2, **options: Unpack[MujocoOptions]
-    ) -> None:
-        self.low, self.high = check_interval(low, high)
-        super().__init__(num_envs, load_model("swimmer.xml"), 8, VELOCITY, **options)
+    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
+        super().__init__(num_envs, load_model("swimmer.xml"), 8, entries, **options)
 
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw velocities from the range."""
-        return draw_velocities(random, num_tasks, self.low, self.high)
+    @abstractmethod
+    def _forward_reward(self, velocity: Floats) -> Floats:
+        """Return rewards (N,) for forward velocities (N,) in m/s."""
 
     def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, bool]:
         controls = self.controls(actions)
         before = self._qpos[:, 0].copy()
         self._simulate(controls, active)
         velocity = (self._qpos[:, 0] - before) / self.dt
-        forward = -np.abs(velocity - self.tasks["velocity"])
+        forward = self._forward_reward(velocity)
         control = -_CONTROL_COST * sum_of_squares(controls)
         self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
         return forward + control, False
@@ -62,6 +55,17 @@ class SwimmerVelVectorEnv(MujocoFamily):
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :3] = self._qpos[:, 2:]
         out[:, 3:] = self._qvel
+
+
+class SwimmerVelVectorEnv(VelocityTasks, SwimmerFamily):
+    """Swim at the velocity of the task: -|v - velocity| - 0.0001 |a|^2; see `VelocityTasks` for the arguments."""
+
+    task_description = "velocity: forward speed to keep in m/s, uniform in [0.1, 0.2]"
+
+    def __init__(
+        self, num_envs: int = 1, *, low: float = 0.1, high: float = 0.2, **options: Unpack[MujocoOptions]
+    ) -> None:
+        super().__init__(num_envs, low=low, high=high, **options)
 
 
 class SwimmerVelEnv(BatchOfOne):
