@@ -49,6 +49,8 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert cli.main([*words[1:], *SMALLER.get(words[1], [])]) == 0, command
         elif words[0] == "-m":
             patch.setattr(sys, "argv", words[1:])
+            # Another test may have imported it.
+            patch.delitem(sys.modules, words[1], raising=False)
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             patch.setattr(sys, "argv", words)

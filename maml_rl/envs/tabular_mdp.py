@@ -52,6 +52,7 @@ class TabularMDPVectorEnv(BatchedFamily):
         render_mode: str | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
+        check_count("num_envs", num_envs)
         check_count("num_states", num_states)
         check_count("num_actions", num_actions)
         # The spaces, too, are arrays.

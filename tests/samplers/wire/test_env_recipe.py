@@ -87,6 +87,8 @@ def test_registration_that_cannot_be_pickled_is_named() -> None:
 def test_environment_of_a_notebook_is_refused_with_the_remedy(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FaultyEnv, "__module__", "__main__")
     recipe = Recipe.of(wrap(FaultyEnv), {}, 5)
+    # The main module of a parallel test run has no file.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     recipe.require_importable()
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
     with pytest.raises(TypeError, match=r"notebook.*move it to a module.*num_workers=0 or start_method='fork'"):
