@@ -47,6 +47,8 @@ FAMILIES: dict[str, FamilySpec] = {
     "2DNavigation-v0": FamilySpec("maml_rl.envs.navigation", "Navigation2D", 100),
     "HalfCheetahVel-v5": _mujoco("half_cheetah", "HalfCheetahVel"),
     "HalfCheetahDir-v5": _mujoco("half_cheetah", "HalfCheetahDir"),
+    "HalfCheetahVel-finn2017-v0": _mujoco("finn2017", "Finn2017HalfCheetahVel"),
+    "HalfCheetahDir-finn2017-v0": _mujoco("finn2017", "Finn2017HalfCheetahDir"),
     "AntVel-v5": _mujoco("ant", "AntVel"),
     "AntDir-v5": _mujoco("ant", "AntDir"),
     "AntPos-v5": _mujoco("ant", "AntPos"),

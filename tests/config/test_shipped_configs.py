@@ -95,10 +95,13 @@ def test_configs_of_finn_2017_have_its_network_batch_and_horizon() -> None:
     for config in (navigation, cheetah):
         assert config.hidden_sizes == (100, 100)
         assert config.nonlinearity == "relu"
-        assert (config.fast_batch_size, config.gamma, config.algorithm_settings["max-kl"]) == (20, 0.99, 0.01)
-        assert config.evaluation_steps == 3
+        assert (config.fast_batch_size, config.gamma, config.evaluation_steps) == (20, 0.99, 3)
+        assert config.bootstrap is False
+    assert navigation.algorithm_settings["max-kl"] == 0.01
+    assert cheetah.algorithm_settings["max-kl"] == 0.02
+    assert cheetah.env_name == "HalfCheetahDir-finn2017-v0"
     assert (navigation.max_episode_steps, navigation.meta_batch_size, navigation.num_batches) == (100, 40, 100)
     assert (navigation.fast_lr, navigation.env_kwargs["normalization_scale"]) == (0.5, 1.0)
     assert cheetah.halve_step_size == "once"
-    assert (cheetah.max_episode_steps, cheetah.meta_batch_size, cheetah.num_batches) == (200, 40, 800)
+    assert (cheetah.max_episode_steps, cheetah.meta_batch_size, cheetah.num_batches) == (200, 40, 100)
     assert cheetah.fast_lr == 0.1

@@ -22,6 +22,8 @@ IDS = {
         "2DNavigation-v0",
         "HalfCheetahVel-v5",
         "HalfCheetahDir-v5",
+        "HalfCheetahVel-finn2017-v0",
+        "HalfCheetahDir-finn2017-v0",
         "AntVel-v5",
         "AntDir-v5",
         "AntPos-v5",

@@ -71,6 +71,8 @@ class MujocoFamily(BatchedFamily):
     # Of start states: in positions, and in velocities, whose noise is normal or uniform.
     start_noise: ClassVar[float] = 0.1
     uniform_velocities: ClassVar[bool] = False
+    # Whether what derives from positions and velocities is computed anew after the last substep.
+    forward_after_step: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -144,6 +146,8 @@ class MujocoFamily(BatchedFamily):
     def _simulate(self, controls: Floats, active: Mask | None) -> None:
         start = perf_counter()
         self.physics.step(controls, self.substeps, active)
+        if self.forward_after_step:
+            self.physics.forward(active)
         self.physics_seconds[0] += perf_counter() - start
 
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:

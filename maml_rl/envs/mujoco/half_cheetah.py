@@ -48,13 +48,18 @@ class HalfCheetahFamily(MujocoFamily):
 
     def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, bool]:
         controls = self.controls(actions)
-        before = self._qpos[:, 0].copy()
-        self._simulate(controls, active)
-        velocity = (self._qpos[:, 0] - before) / self.dt
+        velocity = self._move(controls, active)
         forward = self._forward_reward(velocity)
         control = -self.control_cost * sum_of_squares(controls)
         self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
         return forward + control, False
+
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
+        """Take the step and return the forward velocities (N,) of the reward, in m/s."""
+        before = self._qpos[:, 0].copy()
+        self._simulate(controls, active)
+        velocity: Floats = (self._qpos[:, 0] - before) / self.dt
+        return velocity
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :8] = self._qpos[:, 1:]

@@ -11,15 +11,16 @@ _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
 @cache
-def load_model(xml_name: str, *, contact_forces: bool = False) -> mujoco.MjModel:
+def load_model(xml_name: str, *, contact_forces: bool = False, center_of_mass_velocity: bool = False) -> mujoco.MjModel:
     """Return one of Gymnasium's models; every call in a process returns the same object, so do not write to it.
 
     It equals what MuJoCo makes of the file, but for two things: a state that is not finite stays so, where MuJoCo would
-    go on from the model's initial state; and see `contact_forces`.
+    go on from the model's initial state; and there are the sensors that the other arguments need.
 
     Args:
         xml_name: file name, as "ant.xml".
         contact_forces: let every step and every forward pass fill `cfrc_ext` with the forces of the contacts.
+        center_of_mass_velocity: let every forward pass fill `sensordata` with the velocity (3,) of the center of mass.
 
     Raises:
         ValueError: If there is no such file or MuJoCo cannot read it.
@@ -28,7 +29,11 @@ def load_model(xml_name: str, *, contact_forces: bool = False) -> mujoco.MjModel
     # MuJoCo warns of this attribute on the screen and in MUJOCO_LOG.TXT, once per model.
     total_mass, spec.compiler.settotalmass = spec.compiler.settotalmass, -1.0
     if contact_forces:
-        _add_acceleration_sensor(spec)
+        # Never read. MuJoCo computes body accelerations, and with them the contact forces, only for models with a
+        # sensor that needs them; the simulation itself does not.
+        _add_sensor(spec, "needs_body_accelerations", mujoco.mjtSensor.mjSENS_FRAMELINACC)
+    if center_of_mass_velocity:
+        _add_sensor(spec, "center_of_mass_velocity", mujoco.mjtSensor.mjSENS_SUBTREELINVEL)
     model = spec.compile()
     if total_mass > 0.0:
         _set_total_mass(model, total_mass)
@@ -36,15 +41,10 @@ def load_model(xml_name: str, *, contact_forces: bool = False) -> mujoco.MjModel
     return model
 
 
-def _add_acceleration_sensor(spec: mujoco.MjSpec) -> None:
-    # The sensor is never read. MuJoCo computes body accelerations, and with them the contact forces, only for models
-    # with a sensor that needs them; the simulation itself does not.
-    spec.add_sensor(
-        name="needs_body_accelerations",
-        type=mujoco.mjtSensor.mjSENS_FRAMELINACC,
-        objtype=mujoco.mjtObj.mjOBJ_BODY,
-        objname=spec.worldbody.first_body().name,
-    )
+def _add_sensor(spec: mujoco.MjSpec, name: str, kind: mujoco.mjtSensor) -> None:
+    """Add a sensor of the first body, with all that is attached to it where the kind has it so."""
+    first = spec.worldbody.first_body().name
+    spec.add_sensor(name=name, type=kind, objtype=mujoco.mjtObj.mjOBJ_BODY, objname=first)
 
 
 def _set_total_mass(model: mujoco.MjModel, total_mass: float) -> None:

@@ -1,4 +1,4 @@
-"""The only interface to the physics engine: a batch of MuJoCo simulations behind four methods, with two engines.
+"""The only interface to the physics engine: a batch of MuJoCo simulations behind a few methods, with two engines.
 
 `mjbatch` steps them on a pool of C++ threads; plain `mujoco` works with every version. Both keep the whole integration
 state of every simulation, warm start included, and load it into one `MjData` per thread, so both compute the same bits.
@@ -74,6 +74,13 @@ class Physics(Protocol):
             controls: (N, nu); the rows of simulations that are not stepped are ignored.
             num_substeps: how many calls.
             mask: (N,) which simulations to step, the others stay as they are; None for all.
+        """
+
+    def forward(self, mask: Mask | None = None) -> None:
+        """Compute from the present positions and velocities what derives from them: `mj_forward`.
+
+        Args:
+            mask: (N,) which simulations; None for all.
         """
 
     def close(self) -> None:
@@ -192,6 +199,10 @@ class BatchPhysics(_Simulations):
         np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
         self._batch.step(mask, num_substeps)
 
+    def forward(self, mask: Mask | None = None) -> None:
+        """Compute what derives; see `Physics`."""
+        self._batch.forward(mask)
+
     def _derive_constants(self) -> None:
         for name, values in self._fields.items():
             self._batch.expand(name)[...] = values
@@ -244,6 +255,10 @@ class PlainPhysics(_Simulations):
         """Step; see `Physics`."""
         np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
         self._run(num_substeps, mask)
+
+    def forward(self, mask: Mask | None = None) -> None:
+        """Compute what derives; see `Physics`."""
+        self._run(0, mask)
 
     def close(self) -> None:
         """End the threads."""

@@ -34,6 +34,10 @@ class BareSimulations:
                 for _ in range(num_substeps):
                     mujoco.mj_step(self.model, data)
 
+    def forward(self, mask=None):
+        for data in self._chosen(mask):
+            mujoco.mj_forward(self.model, data)
+
     def _chosen(self, mask):
         return self.datas if mask is None else [data for data, step in zip(self.datas, mask, strict=True) if step]
 

@@ -68,6 +68,29 @@ def test_trajectories_are_those_of_bare_mujoco_to_the_bit(
     physics.close()
 
 
+def test_forward_brings_what_derives_level_with_the_state(engine, bare_simulations, ordinary_model):
+    """To the bit, for the masked simulations alone; and the steps that follow are those of bare MuJoCo."""
+    bare = bare_simulations(ordinary_model("half_cheetah.xml"), NUM_SIMS)
+    physics = seam("half_cheetah.xml", engine)
+    physics.bind("subtree_com")
+    random = np.random.default_rng(5)
+    qpos, qvel = start_states(bare.model, random)
+    for simulations in (physics, bare):
+        simulations.set_state(qpos, qvel)
+    for step in range(40):
+        controls = random.uniform(-1.0, 1.0, (NUM_SIMS, bare.model.nu))
+        mask = None if step % 2 == 0 else random.random(NUM_SIMS) < 0.5
+        for simulations in (physics, bare):
+            simulations.step(controls, 1)
+        behind = bare.bind("subtree_com")
+        for simulations in (physics, bare):
+            simulations.forward(mask)
+        assert_same(physics, [bare], ["subtree_com"])
+        moved = (bare.bind("subtree_com") != behind).any(axis=(1, 2))
+        np.testing.assert_array_equal(moved, np.ones(NUM_SIMS, bool) if mask is None else mask)
+    physics.close()
+
+
 def test_engines_agree_to_the_bit_in_every_field_and_through_an_explosion(xml_name, in_empty_folder, capfd):
     pytest.importorskip("mjbatch", exc_type=ImportError)
     first, second = seam(xml_name, "mjbatch", num_threads=2), seam(xml_name, "mujoco")

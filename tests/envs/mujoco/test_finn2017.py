@@ -1,0 +1,128 @@
+"""The half-cheetah of the MAML paper's code against bare MuJoCo on a model that is edited by hand."""
+
+import mujoco
+import numpy as np
+import pytest
+
+from maml_rl.envs import make_vector_env
+
+DIRECTION, VELOCITY = "HalfCheetahDir-finn2017-v0", "HalfCheetahVel-finn2017-v0"
+
+
+@pytest.fixture
+def model(ordinary_model):
+    """Gymnasium's file with rllab's options set by hand."""
+    model = ordinary_model("half_cheetah.xml")
+    model.opt.timestep = 0.01
+    model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER
+    return model
+
+
+def center_of_mass_velocity(model, data):
+    """The mean of the bodies' velocities, each at its center of mass, weighted by mass."""
+    momentum, velocity = np.zeros(3), np.zeros(6)
+    for body in range(1, model.nbody):
+        mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_BODY, body, velocity, 0)
+        momentum += model.body_mass[body] * velocity[3:]
+    return momentum / model.body_mass.sum()
+
+
+def center_of_mass(model, data):
+    return model.body_mass @ data.xipos / model.body_mass.sum()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "tasks"),
+    [
+        (DIRECTION, [{"direction": sign} for sign in (1, -1, 1)]),
+        (VELOCITY, [{"velocity": velocity} for velocity in (0.0, 0.7, 2.0)]),
+    ],
+)
+def test_steps_are_those_of_bare_mujoco(env_id, tasks, engine, model, in_empty_folder):
+    """One step of 0.01 s, then a forward pass; reward and last observations from the center of mass after the step."""
+    env = make_vector_env(env_id, {"engine": engine}, len(tasks))
+    env.reset_task(tasks)
+    observations, _ = env.reset(seed=3)
+    datas = [mujoco.MjData(model) for _ in tasks]
+    for slot, data in enumerate(datas):
+        data.qpos[:], data.qvel[:] = env._qpos[slot], env._qvel[slot]
+        mujoco.mj_forward(model, data)
+    random = np.random.default_rng(0)
+    touched = 0
+    for _ in range(200):
+        for slot, data in enumerate(datas):
+            expected = np.concatenate((data.qpos[1:], data.qvel, data.subtree_com[1])).astype(np.float32)
+            np.testing.assert_array_equal(observations[slot], expected)
+            np.testing.assert_allclose(observations[slot, 17:], center_of_mass(model, data), rtol=1e-5, atol=1e-6)
+        # Some actions lie outside of the actuators' range.
+        actions = random.uniform(-1.3, 1.3, (len(tasks), 6)).astype(np.float32)
+        observations, rewards, terminated, _, infos = env.step(actions)
+        assert not terminated.any()
+        for slot, (data, task) in enumerate(zip(datas, tasks, strict=True)):
+            data.ctrl[:] = np.clip(actions[slot], -1.0, 1.0)
+            mujoco.mj_step(model, data)
+            mujoco.mj_forward(model, data)
+            velocity = center_of_mass_velocity(model, data)[0]
+            forward = task["direction"] * velocity if "direction" in task else -abs(velocity - task["velocity"])
+            control = 0.05 * float((data.ctrl**2).sum())
+            assert rewards[slot] == pytest.approx(forward - control, rel=1e-9, abs=1e-12)
+            assert infos["x_velocity"][slot] == pytest.approx(velocity, rel=1e-9, abs=1e-12)
+            touched += data.ncon > 0
+    assert touched > 100
+    env.close()
+
+
+def test_the_velocity_is_not_that_of_the_torso():
+    env = make_vector_env(DIRECTION, {}, 20)
+    env.reset(seed=0)
+    env.step(np.ones((20, 6), np.float32))
+    assert np.abs(env._center_of_mass_velocity[:, 0] - env._qvel[:, 0]).min() > 1e-3
+
+
+def test_the_body_has_the_numbers_of_rllabs_file():
+    """Read off rllab's half_cheetah.xml."""
+    model = make_vector_env(DIRECTION).model
+    assert model.opt.timestep == 0.01
+    assert model.opt.integrator == mujoco.mjtIntegrator.mjINT_EULER
+    np.testing.assert_array_equal(model.opt.gravity, [0.0, 0.0, -9.81])
+    assert model.body_mass.sum() == pytest.approx(14.0)
+    np.testing.assert_array_equal(model.actuator_gear[:, 0], [120.0, 90.0, 60.0, 120.0, 60.0, 30.0])
+    np.testing.assert_array_equal(model.actuator_ctrlrange, [[-1.0, 1.0]] * 6)
+    np.testing.assert_array_equal(model.jnt_stiffness, [0.0, 0.0, 0.0, 240.0, 180.0, 120.0, 180.0, 120.0, 60.0])
+    np.testing.assert_array_equal(model.dof_damping, [0.0, 0.0, 0.0, 6.0, 4.5, 3.0, 4.5, 3.0, 1.5])
+    np.testing.assert_array_equal(model.dof_armature, [0.0, 0.0, 0.0, *[0.1] * 6])
+    ranges = [[-0.52, 1.05], [-0.785, 0.785], [-0.4, 0.785], [-1.0, 0.7], [-1.2, 0.87], [-0.5, 0.5]]
+    np.testing.assert_array_equal(model.jnt_range[3:], ranges)
+    np.testing.assert_array_equal(model.geom_friction, [[0.4, 0.1, 0.1]] * model.ngeom)
+    np.testing.assert_array_equal(model.geom_solref, [[0.02, 1.0]] * model.ngeom)
+    np.testing.assert_array_equal(model.geom_solimp[:, :3], [[0.0, 0.8, 0.01]] * model.ngeom)
+    lengths = [0.5, 0.15, 0.145, 0.15, 0.094, 0.133, 0.106, 0.07]
+    np.testing.assert_allclose(model.geom_size[1:, :2], [[0.046, length] for length in lengths])
+
+
+def test_start_states_are_normal_around_the_models_own():
+    env = make_vector_env(DIRECTION, {}, 4000)
+    env.reset(seed=0)
+    noise = np.hstack(((env._qpos - env.model.qpos0) / 0.01, env._qvel / 0.1))
+    np.testing.assert_allclose(noise.mean(axis=0), 0.0, atol=0.08)
+    np.testing.assert_allclose(noise.std(axis=0), 1.0, atol=0.05)
+    np.testing.assert_allclose((np.abs(noise) < 1.0).mean(axis=0), 0.6827, atol=0.035)
+    assert np.abs(np.corrcoef(noise.T) - np.eye(18)).max() < 0.08
+
+
+def test_an_episode_is_200_steps_of_a_hundredth_of_a_second():
+    env = make_vector_env(VELOCITY, {}, 2)
+    assert env.dt == 0.01
+    assert env.metadata["render_fps"] == 100
+    env.reset(seed=0)
+    ends = [env.step(np.zeros((2, 6), np.float32))[2:4] for _ in range(200)]
+    assert not any(terminated.any() for terminated, _ in ends)
+    assert [step for step, (_, truncated) in enumerate(ends, 1) if truncated.any()] == [200]
+
+
+def test_tasks_have_the_distributions_of_the_paper():
+    velocities = [task["velocity"] for task in make_vector_env(VELOCITY).sample_tasks(4000, seed=0)]
+    np.testing.assert_allclose(np.quantile(velocities, [0.0, 0.5, 1.0]), [0.0, 1.0, 2.0], atol=0.06)
+    directions = [task["direction"] for task in make_vector_env(DIRECTION).sample_tasks(4000, seed=0)]
+    assert set(directions) == {-1.0, 1.0}
+    assert np.mean(directions) == pytest.approx(0.0, abs=0.06)
