@@ -34,6 +34,7 @@ def main() -> None:
         ("HalfCheetahDir-v5", {"direction": -1}, 16, "direction: -1", (-0.5, 0)),
         ("HalfCheetahVel-finn2017-v0", {"velocity": 1.3}, 40, "velocity: 1.3 m/s", (0.5, 0)),
         ("HalfCheetahDir-finn2017-v0", {"direction": -1}, 60, "direction: -1", (-0.5, 0)),
+        ("AntDir-finn2017-v0", {"direction": -1}, 30, "direction: -1", (-0.5, 0)),
         ("AntVel-v5", {"velocity": 2.1}, 8, "velocity: 2.1 m/s", (0.5, 0)),
         ("AntDir-v5", {"direction": -1}, 20, "direction: -1", (-0.5, 0)),
         ("AntPos-v5", {"position": [2.0, 1.0]}, 14, "position: (2, 1)", (0.5, 0.25)),

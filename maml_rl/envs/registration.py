@@ -49,6 +49,7 @@ FAMILIES: dict[str, FamilySpec] = {
     "HalfCheetahDir-v5": _mujoco("half_cheetah", "HalfCheetahDir"),
     "HalfCheetahVel-finn2017-v0": _mujoco("finn2017", "Finn2017HalfCheetahVel"),
     "HalfCheetahDir-finn2017-v0": _mujoco("finn2017", "Finn2017HalfCheetahDir"),
+    "AntDir-finn2017-v0": _mujoco("finn2017", "Finn2017AntDir"),
     "AntVel-v5": _mujoco("ant", "AntVel"),
     "AntDir-v5": _mujoco("ant", "AntDir"),
     "AntPos-v5": _mujoco("ant", "AntPos"),

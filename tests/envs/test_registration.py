@@ -24,6 +24,7 @@ IDS = {
         "HalfCheetahDir-v5",
         "HalfCheetahVel-finn2017-v0",
         "HalfCheetahDir-finn2017-v0",
+        "AntDir-finn2017-v0",
         "AntVel-v5",
         "AntDir-v5",
         "AntPos-v5",

@@ -72,10 +72,8 @@ class AntFamily(MujocoFamily):
         self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
     ) -> tuple[Floats, NDArray[np.bool_]]:
         controls = self.controls(actions)
-        before = self._torso_position[:, :2].copy()
-        self._simulate(controls, active)
+        velocity = self._move(controls, active)
         self._clip_forces()
-        velocity = (self._torso_position[:, :2] - before) / self.dt
         task = self._task_reward(velocity)
         control = -self.control_cost * sum_of_squares(controls)
         contact = -_CONTACT_COST * sum_of_squares(self._clipped_forces)
@@ -87,6 +85,13 @@ class AntFamily(MujocoFamily):
             "x_velocity": velocity[:, 0],
         }
         return task + self.survive_reward + control + contact, ~self._is_healthy() & self.terminates
+
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
+        """Take the step and return the velocities (N, 2) of the reward in m/s, forwards and sideways."""
+        before = self._torso_position[:, :2].copy()
+        self._simulate(controls, active)
+        velocity: Floats = (self._torso_position[:, :2] - before) / self.dt
+        return velocity
 
     def _clip_forces(self) -> None:
         np.maximum(self._forces, -1.0, out=self._clipped_forces)

@@ -1,14 +1,18 @@
-"""HalfCheetah families with the half-cheetah on which Finn et al. 2017 measured: that of rllab.
+"""HalfCheetah and ant families with the bodies on which Finn et al. 2017 measured: those of rllab.
 
 Source: Finn et al. 2017, section 5.3 and figure 5, https://arxiv.org/abs/1703.03400, and the code that came with it.
 """
 
+import copy
+from functools import cache
 from typing import Any
 
 import mujoco
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.mujoco.ant import AntFamily
+from maml_rl.envs.mujoco.family import MujocoFamily
 from maml_rl.envs.mujoco.half_cheetah import HalfCheetahFamily
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
@@ -16,45 +20,85 @@ from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
 from maml_rl.seeding import SlotStreams
 
 
-class Finn2017HalfCheetahFamily(HalfCheetahFamily):
-    """Base of the families with rllab's half-cheetah: everything except the task's part of the reward.
+class RllabBody(MujocoFamily):
+    """To be put before the family of a body: its start states, velocities and observations as rllab has them.
 
-    The model is Gymnasium's, which has the numbers of rllab's. Other than in the v5 families, a step is one substep,
-    0.01 s. Start states are the model's own with 0.01 N(0, 1) added to the positions and 0.1 N(0, 1) to the velocities.
-    The velocity v in the reward is that of the whole body's center of mass at the end of the step. Observations (20,)
-    are qpos[1:] (8), qvel (9) and the center of mass (3). All of it is computed after the step (`mj_forward`), not up
-    to one substep behind.
+    A step is one substep. Start states are those of `_start_positions` with 0.01 N(0, 1) added to the positions and
+    0.1 N(0, 1) to the velocities. The velocity in the reward is that of the whole body's center of mass at the end of
+    the step, and the last three observations are the center of mass in place of the torso's position. All that is
+    observed is computed after the step (`mj_forward`), not up to one substep behind. The model is one with
+    `center_of_mass_velocity`.
+    """
 
-    Args:
-        num_envs: number of slots.
-        entries: what its tasks look like.
-        **options: see `MujocoFamily`.
+    substeps, start_noise, velocity_noise, forward_after_step = 1, 0.01, 0.1, True
+
+    def _bind_fields(self) -> None:
+        super()._bind_fields()
+        self._center_of_mass: Floats = self.physics.bind("subtree_com")[:, 1]
+        # The sensor of the velocity is the last.
+        self._center_of_mass_velocity: Floats = self.physics.bind("sensordata")[:, -3:]
+
+    def _start_positions(self) -> Floats:
+        positions: Floats = self.model.qpos0
+        return positions
+
+    def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
+        qpos = self._start_positions() + self.start_noise * streams.normal(self.model.nq, mask)
+        return qpos, self.velocity_noise * streams.normal(self.model.nv, mask)
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        # What the body observes.
+        super()._write_observations(out)  # type: ignore[safe-super]
+        out[:, -3:] = self._center_of_mass
+
+
+class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
+    """Base of the families with rllab's half-cheetah; see `RllabBody`. A step is 0.01 s.
+
+    The model is Gymnasium's, which has the numbers of rllab's.
     """
 
     metadata = {**HalfCheetahFamily.metadata, "render_fps": 100}  # noqa: RUF012
-    substeps, start_noise, velocity_noise, forward_after_step = 1, 0.01, 0.1, True
 
     @staticmethod
     def body_model() -> mujoco.MjModel:
         """Return the model."""
         return load_model("half_cheetah.xml", center_of_mass_velocity=True)
 
-    def _bind_fields(self) -> None:
-        super()._bind_fields()
-        self._center_of_mass: Floats = self.physics.bind("subtree_com")[:, 1]
-        self._center_of_mass_velocity: Floats = self.physics.bind("sensordata")
-
-    def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
-        qpos = self.model.qpos0 + self.start_noise * streams.normal(self.model.nq, mask)
-        return qpos, self.velocity_noise * streams.normal(self.model.nv, mask)
-
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
         self._simulate(controls, active)
         return self._center_of_mass_velocity[:, 0].copy()
 
-    def _write_observations(self, out: NDArray[Any]) -> None:
-        super()._write_observations(out)
-        out[:, 17:] = self._center_of_mass
+
+class Finn2017AntFamily(RllabBody, AntFamily):
+    """Base of the family with rllab's ant; see `RllabBody`. A step is 0.02 s, and starts are on bent legs.
+
+    The model is Gymnasium's with the time step and the contact impedance of rllab's, whose actuators have a gear of 1
+    and a range of 150 where Gymnasium's have a gear of 150 and a range of 1.
+    """
+
+    metadata = {**AntFamily.metadata, "render_fps": 50}  # noqa: RUF012
+
+    @staticmethod
+    def body_model() -> mujoco.MjModel:
+        """Return the model."""
+        return _ant_model()
+
+    def _start_positions(self) -> Floats:
+        positions: Floats = self.model.numeric("init_qpos").data
+        return positions
+
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
+        self._simulate(controls, active)
+        return self._center_of_mass_velocity[:, :2].copy()
+
+
+@cache
+def _ant_model() -> mujoco.MjModel:
+    model = copy.copy(load_model("ant.xml", contact_forces=True, center_of_mass_velocity=True))
+    model.opt.timestep = 0.02
+    model.geom_solimp[:, :3] = 0.8, 0.8, 0.01
+    return model
 
 
 class Finn2017HalfCheetahVelVectorEnv(VelocityTasks, Finn2017HalfCheetahFamily):
@@ -63,6 +107,15 @@ class Finn2017HalfCheetahVelVectorEnv(VelocityTasks, Finn2017HalfCheetahFamily):
 
 class Finn2017HalfCheetahDirVectorEnv(DirectionTasks, Finn2017HalfCheetahFamily):
     """Run forwards or backwards: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
+
+
+class Finn2017AntDirVectorEnv(DirectionTasks, Finn2017AntFamily):
+    """Walk forwards or backwards: direction * v and the terms common to all ants; see `DirectionTasks`."""
+
+    task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
+
+    def _task_reward(self, velocity: Floats) -> Floats:
+        return self._forward_reward(velocity[:, 0])
 
 
 class Finn2017HalfCheetahVelEnv(BatchOfOne):
@@ -75,3 +128,9 @@ class Finn2017HalfCheetahDirEnv(BatchOfOne):
     """One slot of `Finn2017HalfCheetahDirVectorEnv`."""
 
     family_class = Finn2017HalfCheetahDirVectorEnv
+
+
+class Finn2017AntDirEnv(BatchOfOne):
+    """One slot of `Finn2017AntDirVectorEnv`."""
+
+    family_class = Finn2017AntDirVectorEnv

@@ -72,6 +72,55 @@ def test_steps_are_those_of_bare_mujoco(env_id, tasks, engine, model, in_empty_f
     env.close()
 
 
+def test_the_ants_steps_are_those_of_bare_mujoco(engine, ordinary_model, in_empty_folder):
+    """One Runge-Kutta step of 0.02 s, then a forward pass and the contact forces of the state after it."""
+    model = ordinary_model("ant.xml")
+    model.opt.timestep = 0.02
+    model.geom_solimp[:, :3] = [0.8, 0.8, 0.01]
+    assert model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4
+    # Torques of at most 150.
+    np.testing.assert_array_equal(model.actuator_gear[:, 0] * model.actuator_ctrlrange[:, 1], [150.0] * 8)
+    env = make_vector_env("AntDir-finn2017-v0", {"engine": engine, "task": {"direction": -1}}, 2)
+    assert env.dt == 0.02
+    assert env.metadata["render_fps"] == 50
+    observations, _ = env.reset(seed=3)
+    datas = [mujoco.MjData(model) for _ in range(2)]
+    for slot, data in enumerate(datas):
+        data.qpos[:], data.qvel[:] = env._qpos[slot], env._qvel[slot]
+        mujoco.mj_forward(model, data)
+    random = np.random.default_rng(0)
+    touched = 0
+    for _ in range(40):
+        actions = random.uniform(-1.0, 1.0, (2, 8)).astype(np.float32)
+        observations, rewards, terminated, _, _ = env.step(actions)
+        for slot, data in enumerate(datas):
+            data.ctrl[:] = actions[slot]
+            mujoco.mj_step(model, data)
+            mujoco.mj_forward(model, data)
+            mujoco.mj_rnePostConstraint(model, data)
+            forces = np.clip(data.cfrc_ext, -1.0, 1.0).ravel()
+            seen = (data.qpos, data.qvel, forces, data.xmat[1], data.subtree_com[1])
+            np.testing.assert_array_equal(observations[slot], np.concatenate(seen).astype(np.float32))
+            reward = -center_of_mass_velocity(model, data)[0] + 0.05
+            reward -= 0.005 * float((data.ctrl**2).sum()) + 0.0005 * float((forces**2).sum())
+            assert rewards[slot] == pytest.approx(reward, rel=1e-9, abs=1e-12)
+            touched += bool(forces.any())
+            assert terminated[slot] == (not 0.2 <= data.qpos[2] <= 1.0)
+        if terminated.any():
+            break
+    assert touched > 5
+    env.close()
+
+
+def test_the_ant_starts_on_bent_legs():
+    env = make_vector_env("AntDir-finn2017-v0", {}, 4000)
+    env.reset(seed=0)
+    start = [0.0, 0.0, 0.55, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, -1.0, 0.0, -1.0, 0.0, 1.0]
+    noise = np.hstack(((env._qpos - start) / 0.01, env._qvel / 0.1))
+    np.testing.assert_allclose(noise.mean(axis=0), 0.0, atol=0.08)
+    np.testing.assert_allclose(noise.std(axis=0), 1.0, atol=0.05)
+
+
 def test_the_velocity_is_not_that_of_the_torso():
     env = make_vector_env(DIRECTION, {}, 20)
     env.reset(seed=0)
