@@ -181,6 +181,7 @@ def test_kernels_compares_every_way_with_the_one_by_hand(files):
             assert rows[f"gain {name}"]["median"] == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
     policy = make_policy("normal")
     samples = Samples.of(

@@ -31,6 +31,7 @@ def test_minute_of_faults_changes_no_result(tmp_path):
     assert growth["processes"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_kills_are_counted_and_timed(tmp_path):
     pytest.importorskip("matplotlib")

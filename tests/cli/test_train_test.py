@@ -513,6 +513,7 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("signals", "codes"),

@@ -504,6 +504,7 @@ def name_of(case: Case) -> str:
     return " ".join(repr(each)[1:-1] for each in (name, *options[4 if name.endswith(".py") else 0 :]))[:80]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*ENVIRONMENT_CASES, *FILE_CASES, *VALUE_CASES], ids=name_of)
 def test_wrong_input_ends_in_one_line(place: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
     arguments, words = case

@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in ROOT.glob("configs/**/*.yaml")}
 
 
+@pytest.mark.slow
 def test_every_config_of_the_repository_is_shipped_under_its_path_and_a_short_name() -> None:
     assert {name_of(find_config(name)) for name in CONFIGS} == CONFIGS
     assert {name_of(path) for path in shipped_configs().values()} == CONFIGS

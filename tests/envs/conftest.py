@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
+from tests.envs.contract import QUICK
 
 
-@pytest.fixture(params=list(FAMILIES))
+@pytest.fixture(params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES])
 def env_id(request: pytest.FixtureRequest) -> Any:
     return request.param
 

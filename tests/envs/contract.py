@@ -7,6 +7,16 @@ from numpy.typing import NDArray
 
 from maml_rl.envs import MetaVectorEnv, Task
 
+# One of each kind; `make test-fast` tries these, and `make test` all.
+QUICK = {
+    "Bandit-K5-v0",
+    "TabularMDP-v0",
+    "2DNavigation-v0",
+    "HalfCheetahVel-v5",
+    "Walker2DRandParams-v5",
+    "DarkRoom-v0",
+}
+
 # Enough steps for every reward to have shown itself, few enough for physics.
 STEPS = 6
 # Actions are drawn for this many slots, whatever the number of slots.

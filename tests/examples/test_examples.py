@@ -96,6 +96,7 @@ def test_saved_policy_is_adapted_to_the_task_that_is_named(
     assert len({value for _, value in found}) == 3
 
 
+@pytest.mark.slow
 def test_single_task_ppo_trains(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     options = ["--env", "2DNavigation-v0", "--task", '{"goal": [0.4, 0.3]}', "--steps", "64", "--horizon", "64"]
@@ -253,6 +254,7 @@ def adam_maml(**values: Any) -> Config:
     return Config.from_mapping(Mapping("the test", settings))
 
 
+@pytest.mark.slow
 def test_custom_algorithm_trains_from_the_command_line_of_the_example(
     example: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +271,7 @@ def test_custom_algorithm_takes_about_sixty_lines() -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_custom_algorithm_resumes_bit_for_bit_with_its_optimizer_on_any_number_of_workers(
     example: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

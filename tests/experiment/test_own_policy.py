@@ -25,6 +25,7 @@ def own(**values: Any) -> Any:
     return config_of(**{"policy": SQUASHED, "num_batches": 3, "baseline": "zero", "checkpoint_every": 1, **values})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_own_policy_is_trained_resumed_evaluated_loaded_adapted_and_reported(tmp_path: Path) -> None:
     folder = tmp_path / "run"

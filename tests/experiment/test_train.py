@@ -271,6 +271,7 @@ def test_means_of_recorded_infos_are_metrics(tmp_path: Path) -> None:
             assert 0.0 < metrics[f"info/success/step_{step}"] < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_environment_is_never_made_in_the_parent_of_children(tmp_path: Path) -> None:
     marker = tmp_path / "marker"

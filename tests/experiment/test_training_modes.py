@@ -18,7 +18,7 @@ from maml_rl.runs.metrics import Metrics
 from tests import small_runs
 from tests.small_runs import untimed
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def config_of(**values: Any) -> Config:

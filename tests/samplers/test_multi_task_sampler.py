@@ -17,7 +17,7 @@ from maml_rl.envs import make_vector_env
 from maml_rl.errors import TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
 # An odd number of slots, in this process unless a test says otherwise.

@@ -20,7 +20,7 @@ from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskE
 from maml_rl.policies import NormalMLPPolicy, Policy
 from maml_rl.seeding import PhaseStreams
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 HORIZON = 5
 GOAL = {"goal": [0.3, -0.2]}

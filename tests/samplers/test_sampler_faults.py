@@ -11,7 +11,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
 from maml_rl.policies import NormalMLPPolicy
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 NUM_TASKS = 3
 

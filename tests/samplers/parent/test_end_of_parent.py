@@ -10,7 +10,7 @@ import pytest
 
 from scripts import Run, are_gone, family_of, finish
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 HANG = """
 if __name__ == "__main__":

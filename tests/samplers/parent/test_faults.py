@@ -25,7 +25,7 @@ from phases import (
 
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 PLACES = ["make", "sample_tasks", "reset_task", "reset", 0, 2, HORIZON - 1]
 

@@ -25,7 +25,7 @@ from maml_rl.samplers.rollout.rollout import rollout
 from maml_rl.seeding import PhaseStreams
 from scripts import Run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
 # Forked children have the torch of this process, and so start at once.
