@@ -28,6 +28,18 @@ def check_number(name: str, number: Any) -> float:
     return float(number)
 
 
+def check_positive(name: str, number: Any) -> float:
+    """Return `number` as a float.
+
+    Raises:
+        ValueError: If it is not a finite real number above zero.
+    """
+    value = check_number(name, number)
+    if value <= 0.0:
+        raise ValueError(f"{name} must be positive, got {number}")
+    return value
+
+
 def check_interval(low: Any, high: Any) -> tuple[float, float]:
     """Return (low, high) as floats.
 

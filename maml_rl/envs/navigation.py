@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval, check_number
+from maml_rl.envs.arguments import check_interval, check_positive
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
@@ -60,9 +60,7 @@ class Navigation2DVectorEnv(BatchedFamily):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         self.low, self.high = check_interval(low, high)
-        scale = _STEP if normalization_scale is None else check_number("normalization_scale", normalization_scale)
-        if scale <= 0.0:
-            raise ValueError(f"normalization_scale must be positive, got {normalization_scale}")
+        scale = _STEP if normalization_scale is None else check_positive("normalization_scale", normalization_scale)
         self._move_gain = _STEP / scale
         super().__init__(
             num_envs,

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_number
+from maml_rl.envs.arguments import check_positive
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
@@ -63,9 +63,7 @@ class PointFamily(BatchedFamily):
     ) -> None:
         scale = self.largest_move
         if normalization_scale is not None:
-            scale = check_number("normalization_scale", normalization_scale)
-        if scale <= 0.0:
-            raise ValueError(f"normalization_scale must be positive, got {normalization_scale}")
+            scale = check_positive("normalization_scale", normalization_scale)
         self._move_gain = self.largest_move / scale
         super().__init__(
             num_envs,

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval, check_number
+from maml_rl.envs.arguments import check_interval, check_positive
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
@@ -217,9 +217,7 @@ class AntGoalVectorEnv(AntFamily):
     terminates = False
 
     def __init__(self, num_envs: int = 1, *, radius: float = 3.0, **options: Unpack[MujocoOptions]) -> None:
-        self.radius = check_number("radius", radius)
-        if self.radius <= 0.0:
-            raise ValueError(f"radius must be positive, got {radius}")
+        self.radius = check_positive("radius", radius)
         super().__init__(num_envs, {"goal": TaskEntry((2,))}, **options)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_number
+from maml_rl.envs.arguments import check_positive
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics
@@ -89,9 +89,7 @@ class MujocoFamily(BatchedFamily):
         render_mode: str | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
-        scale = check_number("normalization_scale", normalization_scale)
-        if scale <= 0.0:
-            raise ValueError(f"normalization_scale must be positive, got {normalization_scale}")
+        scale = check_positive("normalization_scale", normalization_scale)
         super().__init__(
             num_envs,
             spaces.Box(-np.inf, np.inf, (observation_size,), np.float32),

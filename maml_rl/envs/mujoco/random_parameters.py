@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_number
+from maml_rl.envs.arguments import check_positive
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions
 from maml_rl.envs.tasks import TaskEntry
@@ -40,9 +40,7 @@ class RandomParameters(MujocoFamily):
     body_model: ClassVar[Any]
 
     def __init__(self, num_envs: int = 1, *, log_scale_limit: float = 3.0, **options: Unpack[MujocoOptions]) -> None:
-        self.log_scale_limit = check_number("log_scale_limit", log_scale_limit)
-        if self.log_scale_limit <= 0.0:
-            raise ValueError(f"log_scale_limit must be positive, got {log_scale_limit}")
+        self.log_scale_limit = check_positive("log_scale_limit", log_scale_limit)
         model: mujoco.MjModel = self.body_model()
         self._own_parameters: dict[str, NDArray[np.float64]] = {name: getattr(model, name).copy() for name in _BASES}
         entries = {
