@@ -51,6 +51,10 @@ class BatchOfOne(MetaEnv):
         """Draw tasks of the family from `np_random`."""
         return self._family.draw_tasks(self.np_random, num_tasks)
 
+    def sample_test_tasks(self, num_tasks: int) -> list[Task]:
+        """Draw tasks for evaluations from `np_random`; see `MetaEnv`."""
+        return self._family.draw_test_tasks(self.np_random, num_tasks)
+
     def reset_task(self, task: Task) -> None:
         """Become the member of the family that `task` describes, from the next step on and over resets.
 

@@ -71,6 +71,11 @@ def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
     return method
 
 
+def has_method(env: gymnasium.Env[Any, Any], name: str) -> bool:
+    """Tell whether `env` has a method, also where wrappers hide it."""
+    return _method(env, name) is not None
+
+
 def _method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any] | None:
     try:
         method = env.get_wrapper_attr(name)

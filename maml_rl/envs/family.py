@@ -159,13 +159,18 @@ class BatchedFamily(MetaVectorEnv):
         """Return the task of an environment that was given none."""
         return self.draw_tasks(np.random.default_rng(_DEFAULT_TASK_SEED), 1)[0]
 
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
-        """Draw `num_tasks` tasks from `np_random`; `seed` seeds it first, as `reset` would."""
+    def draw_test_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw tasks for evaluations: from the same distribution, unless the family keeps test tasks apart."""
+        return self.draw_tasks(random, num_tasks)
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks from `np_random`; see `MetaVectorEnv`."""
         if num_tasks < 0:
             raise ValueError(f"num_tasks must not be negative, got {num_tasks}")
         if seed is not None:
             self._np_random, self._np_random_seed = seeding.np_random(seed)
-        return self.draw_tasks(self.np_random, num_tasks)
+        draw = self.draw_test_tasks if evaluation else self.draw_tasks
+        return draw(self.np_random, num_tasks)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`, from the next step on and over resets.

@@ -89,6 +89,9 @@ def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
 class MetaEnv(gymnasium.Env[Any, Any], ABC):
     """A `gymnasium.Env` whose task can be changed.
 
+    A family that keeps test tasks apart from those of training has a method `sample_test_tasks(num_tasks)`, too, from
+    which evaluations draw. Any `gymnasium.Env` may have it.
+
     Attributes:
         recorded_infos: which numbers in `info` are recorded with the episodes: "step" for one at every step, "episode"
             for one at the last step of an episode, as `{"success": "episode"}`. Any `gymnasium.Env` may have it.
@@ -132,8 +135,14 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     physics_seconds: NDArray[np.float64]
 
     @abstractmethod
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
-        """Draw `num_tasks` tasks from the generator of the environment; `seed` seeds it first, as `reset` would."""
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks from the generator of the environment.
+
+        Args:
+            num_tasks: how many.
+            seed: seeds the generator first, as `reset` would.
+            evaluation: draw from the test tasks of a family that keeps them apart from those of training.
+        """
 
     @abstractmethod
     def reset_task(self, tasks: Sequence[Task]) -> None:

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.checking import find_method, require_meta_env
+from maml_rl.envs.checking import find_method, has_method, require_meta_env
 from maml_rl.envs.meta_env import (
     InfoKind,
     MetaVectorEnv,
@@ -88,19 +88,23 @@ class SerialVectorEnv(MetaVectorEnv):
                         f"all slots must have the same {kind}: slot 0 has {first[kind]}, slot {slot} has {other[kind]}"
                     )
 
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
-        """Draw tasks from the generator of slot 0; `seed` resets that slot with it first."""
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks from the generator of slot 0; `seed` resets that slot with it first.
+
+        For an evaluation, `sample_test_tasks` draws them where the environment has that method.
+        """
         self.current_slots[0] = 0
         if seed is not None:
             self.envs[0].reset(seed=seed & _SEED_BITS)
             self._ready = False
-        tasks: list[Task] = list(find_method(self.envs[0], "sample_tasks")(num_tasks))
+        name = "sample_test_tasks" if evaluation and has_method(self.envs[0], "sample_test_tasks") else "sample_tasks"
+        tasks: list[Task] = list(find_method(self.envs[0], name)(num_tasks))
         if len(tasks) != num_tasks:
-            raise TaskError(f"sample_tasks({num_tasks}) of {self.envs[0]} returned {len(tasks)} tasks")
+            raise TaskError(f"{name}({num_tasks}) of {self.envs[0]} returned {len(tasks)} tasks")
         for task in tasks:
             if not isinstance(task, Mapping):
                 raise TaskError(
-                    f"sample_tasks of {self.envs[0]} drew {task!r}; a task is a dict of numbers and arrays, as "
+                    f"{name} of {self.envs[0]} drew {task!r}; a task is a dict of numbers and arrays, as "
                     f"{{'task': {task!r}}}"
                 )
         return tasks

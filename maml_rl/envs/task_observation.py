@@ -79,9 +79,9 @@ class TaskObservationVectorEnv(MetaVectorEnv):
     def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
         self.env.physics_seconds = seconds
 
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw the environment's tasks."""
-        return self.env.sample_tasks(num_tasks, seed=seed)
+        return self.env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`, which its next observation shows.

@@ -84,8 +84,13 @@ class RolloutBackend(ABC):
         """Return what one slot looks like."""
 
     @abstractmethod
-    def sample_tasks(self, num_tasks: int, seed: int) -> list[Task]:
+    def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
         """Draw tasks of the family from a generator seeded with `seed`; which worker does it changes nothing.
+
+        Args:
+            num_tasks: how many.
+            seed: of the generator.
+            evaluation: draw from the test tasks of a family that keeps them apart from those of training.
 
         Raises:
             ChildLost: If a worker died.
@@ -152,10 +157,10 @@ class _VectorEnvBackend(RolloutBackend):
         """See `RolloutBackend`."""
         return EnvDescription.of(self._env or self._slots_for(1))
 
-    def sample_tasks(self, num_tasks: int, seed: int) -> list[Task]:
+    def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
         """See `RolloutBackend`."""
         env = self._env or self._slots_for(num_tasks)
-        return env.sample_tasks(num_tasks, seed=seed)
+        return env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         """See `RolloutBackend`."""

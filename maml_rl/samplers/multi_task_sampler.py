@@ -64,7 +64,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             pickled, there is a task for every worker, `device` is the CPU, and neither `recv_timeout` nor
             `num_groups` is given. The episodes are the same.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
-        evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
+        evaluation: draw tasks and episodes from the evaluation's streams, which training never touches; and from the
+            test tasks of a family that keeps them apart.
         device: where the policy acts; episodes stay on the CPU.
         timer: gets the seconds of every stage.
 
@@ -151,7 +152,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         """Draw tasks from the random stream `key`, without beginning an iteration."""
         check_count("num_tasks", num_tasks)
         seed = int(generator(key).integers(2**63))
-        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed))
+        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed, self.evaluation))
 
     def seek(self, iteration: int) -> None:
         """Continue as if `iteration` had just begun: the next `rollout` is its phase 0.

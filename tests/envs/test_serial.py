@@ -11,7 +11,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import TaskError
-from tests.envs.third_party import CellEnv, NoTaskEnv, PixelEnv, WalkEnv
+from tests.envs.third_party import CellEnv, NoTaskEnv, PixelEnv, SplitEnv, WalkEnv
 
 SLOPES = [{"slope": slope} for slope in (0.5, -2.0, 3.0)]
 
@@ -281,6 +281,20 @@ def test_task_that_is_no_dict_is_refused_where_it_is_drawn(task: Any) -> None:
 
     with pytest.raises(TaskError, match=r"sample_tasks of .*DrawsNoDicts.* drew .*; a task is a dict of numbers"):
         SerialVectorEnv(DrawsNoDicts).sample_tasks(3)
+
+
+@pytest.mark.parametrize("make_env", [SplitEnv, lambda: TimeLimit(SplitEnv(), 5)])
+def test_evaluations_draw_from_test_tasks_where_a_family_keeps_them_apart(make_env: Any) -> None:
+    vector_env = SerialVectorEnv(make_env)
+    training, test = vector_env.sample_tasks(9, seed=0), vector_env.sample_tasks(9, seed=0, evaluation=True)
+    assert all(-1.0 <= task["slope"] <= 1.0 for task in training)
+    assert all(2.0 <= task["slope"] <= 3.0 for task in test)
+    assert vector_env.sample_tasks(9, seed=0, evaluation=True) == test
+
+
+def test_evaluations_draw_from_all_tasks_of_other_families() -> None:
+    vector_env = walks()
+    assert vector_env.sample_tasks(9, seed=0, evaluation=True) == vector_env.sample_tasks(9, seed=0)
 
 
 def test_current_slot_tells_which_environment_raised() -> None:

@@ -85,6 +85,13 @@ class WordEnv(WalkEnv):
         return [{"slope": "steep"} for _ in range(num_tasks)]
 
 
+class SplitEnv(WalkEnv):
+    """Keeps test tasks apart: slopes above 2."""
+
+    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": float(slope)} for slope in self.np_random.uniform(2.0, 3.0, num_tasks)]
+
+
 class NoTaskEnv(gymnasium.Env):
     """No task family at all."""
 

@@ -16,6 +16,7 @@ from maml_rl import LinearFeatureBaseline, MultiTaskSampler, adapt, get_policy_f
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
+from tests.envs.third_party import SplitEnv
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -35,7 +36,7 @@ def sampler(policy: Policy) -> Iterator[MultiTaskSampler]:
         yield sampler
 
 
-def make_sampler(policy: Policy, env_name: str = "2DNavigation-v0", **options: Any) -> MultiTaskSampler:
+def make_sampler(policy: Policy, env_name: Any = "2DNavigation-v0", **options: Any) -> MultiTaskSampler:
     settings = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 7, **options}
     return MultiTaskSampler(env_name, {}, policy=policy, baseline=LinearFeatureBaseline(policy.input_size), **settings)
 
@@ -105,6 +106,16 @@ def test_evaluation_never_sees_the_tasks_of_training(policy: NormalMLPPolicy) ->
     with make_sampler(policy) as training, make_sampler(policy, evaluation=True) as evaluation:
         goals = [{tuple(task["goal"]) for task in each.sample_tasks(50)} for each in (training, evaluation)]
     assert not goals[0] & goals[1]
+
+
+def test_evaluation_draws_the_test_tasks_of_a_family_that_keeps_them_apart() -> None:
+    drawn = []
+    for options in ({}, {"evaluation": True}, {"evaluation": True, "num_workers": 2}):
+        with make_sampler(NormalMLPPolicy(2, 1, (8,), "tanh"), SplitEnv, **options) as sampler:
+            drawn.append(sampler.sample_tasks(20))
+    training, test, test_of_workers = drawn
+    assert max(task["slope"] for task in training) <= 1.0 < 2.0 <= min(task["slope"] for task in test)
+    assert test_of_workers == test
 
 
 def test_seek_goes_on_where_an_undisturbed_run_would_be(policy: NormalMLPPolicy) -> None:

@@ -110,8 +110,8 @@ class ChildEnv:
                 self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
             case SendInfos():
                 return Infos(generation, self._env._infos())
-            case SampleTasks(num_tasks=num_tasks, seed=seed):
-                return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed))
+            case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
+                return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
             case Load(interpreter=interpreter, recipe=recipe):
                 restore_interpreter(interpreter)
                 self._recipe = pickle.loads(recipe)

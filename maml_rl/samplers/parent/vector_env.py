@@ -131,11 +131,11 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
         self.phases = WorkerPhases(self._pool, startup, self.parts, memory, step_timeout)
 
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None) -> list[Task]:
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from the generator of the first worker's environment; see `MetaVectorEnv`."""
         check_count("num_tasks", num_tasks, 0)
         self._settle()
-        command = SampleTasks(self._pool.generation, num_tasks, seed)
+        command = SampleTasks(self._pool.generation, num_tasks, seed, evaluation)
         (reply,) = self._pool.ask([0], self._step_timeout, [command])
         assert isinstance(reply, Tasks)
         return reply.tasks

@@ -131,6 +131,7 @@ class SampleTasks:
     generation: int
     num_tasks: int
     seed: int | None
+    evaluation: bool
 
 
 @dataclass(frozen=True, slots=True)
