@@ -321,7 +321,7 @@ def test_what_the_pages_name_is_there() -> None:
         for path in re.findall(r"`((?:examples|scripts|configs|maml_rl|tests)/[\w./-]+\.\w+)`", text):
             assert (ROOT / path).exists(), f"{page}: {path}"
         for module in re.findall(r"python -m (benchmarks\.\w+)", text):
-            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{page}: {module}"
+            assert find_spec(module), f"{page}: {module}"
         for name in re.findall(r"`maml_rl\.([\w.]+)`", text):
             found: Any = maml_rl
             for part in name.split("."):

@@ -1,0 +1,7 @@
+"""Makes docs/comparison.md from the CSV files: `python -m benchmarks.learning`; with `--train` it trains first."""
+
+from benchmarks.learning.command import run
+from benchmarks.learning.plan import COMPARISON
+
+if __name__ == "__main__":
+    run(COMPARISON)

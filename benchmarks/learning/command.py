@@ -1,0 +1,46 @@
+"""The command line of everything that is trained by a plan."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.learning.page import draw_charts, write_page
+from benchmarks.learning.plan import Plan
+from benchmarks.learning.training import Job, run_jobs
+from maml_rl.config.yaml_source import suggest
+
+
+def run(plan: Plan, arguments: Sequence[str] | None = None) -> None:
+    """Train what is missing, if that is asked for, and make the page from the CSV files."""
+    parser = argparse.ArgumentParser(
+        description=f"Make {plan.page.name} from the CSV files; with --train, first train what they lack.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--train", action="store_true", help="first train and evaluate what the CSV files lack")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop training after so many; resumable")
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="folder of the runs")
+    parser.add_argument("--families", nargs="+", metavar="NAME", default=list(plan.families), help="only these")
+    parser.add_argument("--contenders", nargs="+", metavar="NAME", default=list(plan.contenders), help="only these")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these")
+    parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
+    options = parser.parse_args(arguments)
+    for what, known in (("families", plan.families), ("contenders", plan.contenders)):
+        for name in getattr(options, what):
+            if name not in known:
+                parser.error(f"--{what} has no {name!r}{suggest(name, list(known))}")
+    if options.train:
+        run_jobs(_jobs(plan, options), options.minutes)
+    write_page(plan)
+    charts = draw_charts(plan)
+    print("\n".join(f"written: {path}" for path in (plan.page, *charts)))
+
+
+def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:
+    """Return the trainings that are asked for."""
+    return [
+        Job(family, plan.contenders[contender], seed, options.runs, plan.folder(family), options.num_workers)
+        for family in (plan.families[name] for name in options.families)
+        for contender in options.contenders
+        for seed in plan.seeds[family.name]
+        if options.seeds is None or seed in options.seeds
+    ]

@@ -1,0 +1,122 @@
+"""What is trained: contenders on families, each with a config of this package."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maml_rl.config import Config, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family, and for how long it is trained.
+
+    Attributes:
+        name: of its folder in `docs/results`.
+        title: for readers.
+        config: file in the folders of `configs`.
+        iterations: meta-updates of a whole training.
+        evaluate_every: meta-updates between evaluations.
+        threshold: return after one step that counts as a result, if one is set.
+        changes: of the config, for every contender.
+    """
+
+    name: str
+    title: str
+    config: str
+    iterations: int
+    evaluate_every: int
+    threshold: float | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Who is trained.
+
+    Attributes:
+        name: of its CSV file.
+        configs: folder of `configs` with its configs; where one has none for a family, `changes` are made to that of
+            MAML-TRPO.
+        changes: of the config.
+        trained: whether it is; a random initialization is not.
+    """
+
+    name: str
+    configs: str = "maml"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    trained: bool = True
+
+    def config(self, family: Family, seed: int) -> Config:
+        """Return the config of one training.
+
+        Every iteration that is evaluated has a checkpoint, and all checkpoints are kept.
+        """
+        path = ROOT / "configs" / self.configs / family.config
+        return load_config(path).override(
+            {
+                **family.changes,
+                **self.changes,
+                "seed": seed,
+                "num-batches": family.iterations,
+                "checkpoint-every": family.evaluate_every,
+                "keep-checkpoints": family.iterations + 1,
+            },
+            "the plan of this benchmark",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Contenders on families.
+
+    Attributes:
+        page: that shows the results; tasks and CSV files are in `results/<family>` beside it, charts in `images`.
+        seeds: by the name of a family; the seeds of training.
+        families: by name.
+        contenders: by name; the order is that of tables.
+    """
+
+    page: Path
+    families: Mapping[str, Family]
+    contenders: Mapping[str, Contender]
+    seeds: Mapping[str, tuple[int, ...]]
+
+    def folder(self, family: Family) -> Path:
+        """Return where the tasks and the CSV files of a family are."""
+        return self.page.parent / "results" / family.name
+
+
+def named(*entries: Any) -> dict[str, Any]:
+    """Return families or contenders by their names."""
+    return {entry.name: entry for entry in entries}
+
+
+NAVIGATION = Family("2d-navigation", "2D navigation", "2d-navigation.yaml", 100, 5)
+HALFCHEETAH_DIR = Family("halfcheetah-dir", "HalfCheetahDir, horizon 100", "halfcheetah-dir.yaml", 100, 10, 150.0)
+
+TRPO = Contender("maml-trpo")
+PRETRAIN = Contender("pretrain", changes={"method": "pretrain"})
+ORACLE = Contender("oracle", changes={"method": "oracle"})
+RANDOM = Contender("random", trained=False)
+ALGORITHMS = (
+    "promp",
+    "maml-ppo",
+    "maml-vpg",
+    "e-maml",
+    "dice-maml",
+    "reptile",
+    "anil",
+    "meta-sgd",
+    "cavia",
+)
+
+COMPARISON = Plan(
+    ROOT / "docs" / "comparison.md",
+    named(NAVIGATION, HALFCHEETAH_DIR),
+    named(TRPO, *(Contender(name, name) for name in ALGORITHMS), PRETRAIN, ORACLE, RANDOM),
+    {NAVIGATION.name: (0, 1, 2), HALFCHEETAH_DIR.name: (0, 1, 2)},
+)

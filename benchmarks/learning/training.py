@@ -1,0 +1,147 @@
+"""Trains contenders in turns, evaluates their checkpoints on held-out tasks, and keeps the CSV files up to date.
+
+Whatever ends it, the next run continues where the last one was: every training resumes from its newest checkpoint, and
+what the CSV files have is not done again.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from time import monotonic
+
+import numpy as np
+
+from benchmarks.learning.plan import Contender, Family
+from benchmarks.learning.results import Row, read_rows, write_rows
+from maml_rl import __version__
+from maml_rl.envs.meta_env import Task
+from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.task_files import load_tasks, save_tasks
+from maml_rl.experiment.train import train
+from maml_rl.runs.metrics import Metrics, read_metrics
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS
+
+# Of the held-out tasks: their streams are those of evaluations, which no training draws from.
+_TASK_SEED = 1000
+NUM_TASKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training: a contender on a family with one seed.
+
+    Attributes:
+        family: where.
+        contender: who.
+        seed: of training.
+        runs: folder for the runs.
+        results: folder of the tasks and the CSV files.
+        num_workers: see `train`.
+    """
+
+    family: Family
+    contender: Contender
+    seed: int
+    runs: Path
+    results: Path
+    num_workers: int | None
+
+    @property
+    def csv(self) -> Path:
+        """The contender's rows, of all seeds."""
+        return self.results / f"{self.contender.name}.csv"
+
+    @property
+    def run(self) -> Path:
+        """The folder of the training."""
+        return self.runs / self.family.name / self.contender.name / f"seed-{self.seed}"
+
+    def points(self) -> list[int]:
+        """Return the iterations that are evaluated."""
+        if not self.contender.trained:
+            return [0]
+        return [*range(0, self.family.iterations, self.family.evaluate_every), self.family.iterations]
+
+    def done(self) -> list[int]:
+        """Return the iterations whose rows are written."""
+        return [row.iteration for row in read_rows(self.csv) if row.seed == self.seed]
+
+    def advance(self, point: int, stop: Event, deadline: float) -> bool:
+        """Train up to an iteration, evaluate there, and write the row; return whether there was time for it."""
+        config = self.contender.config(self.family, self.seed)
+        if self.contender.trained and point > 0:
+
+            def look_at_the_clock(metrics: Metrics) -> None:
+                if monotonic() > deadline:
+                    stop.set()
+
+            train(
+                config.override({"num-batches": point}),
+                self.run,
+                num_workers=self.num_workers,
+                resume=(self.run / CONFIG).is_file(),
+                on_iteration=look_at_the_clock,
+                stop=stop,
+            )
+            if len(read_metrics(self.run / METRICS)) < point:
+                return False
+        experiment = make_experiment(config)
+        if point > 0:
+            experiment.restore(self.run / CHECKPOINTS / f"iteration-{point:06d}", self.run)
+        evaluation = evaluate(
+            experiment,
+            meta_batch_size=NUM_TASKS,
+            tasks=held_out_tasks(self.results / "tasks.json", experiment),
+            num_workers=self.num_workers,
+        )
+        metrics = read_metrics(self.run / METRICS)[:point] if point > 0 else []
+        row = Row(
+            seed=self.seed,
+            iteration=point,
+            env_steps=metrics[-1]["env_steps"] if metrics else 0,
+            sample_seconds=sum(each["time/sample_s"] for each in metrics),
+            update_seconds=sum(each["time/update_s"] for each in metrics),
+            version=__version__,
+            task_returns=np.round(evaluation.task_returns(), 3),
+        )
+        write_rows(self.csv, [*(each for each in read_rows(self.csv) if each.key != row.key), row])
+        return True
+
+
+def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
+    """Return the tasks in a file, which is written first where it is missing."""
+    if not path.is_file():
+        drawn = make_experiment(experiment.config.override({"seed": _TASK_SEED, "method": "maml"}))
+        with drawn.make_sampler(num_workers=0, evaluation=True) as sampler:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_tasks(path, experiment.config.env_name, sampler.sample_tasks(NUM_TASKS))
+    return load_tasks(path, experiment)
+
+
+def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:
+    """Yield what is left to do: seed by seed, and of one seed the contenders in turns, one evaluation after the other.
+
+    So contenders that are not at their end have had the same budget, and what else the machine does meets all alike.
+    """
+    for seed in sorted({job.seed for job in jobs}):
+        of_seed = [(job, set(job.done())) for job in jobs if job.seed == seed]
+        points = sorted({point for job, _ in of_seed for point in job.points()})
+        for point in points:
+            for job, done in of_seed:
+                if point in job.points() and point not in done:
+                    yield job, point
+
+
+def run_jobs(jobs: list[Job], minutes: float, say: Callable[[str], None] = print) -> bool:
+    """Do what is left of the jobs; return whether all is done, or else time is up."""
+    deadline, stop = monotonic() + 60.0 * minutes, Event()
+    for job, point in turns(jobs):
+        if monotonic() > deadline or not job.advance(point, stop, deadline):
+            say("the time is up; the same command continues")
+            return False
+        last = next(row for row in read_rows(job.csv) if row.key == (job.seed, point))
+        returns = ", ".join(f"{value:.1f}" for value in last.returns())
+        say(f"{job.family.name}, {job.contender.name}, seed {job.seed}: {returns} after {point} meta-updates")
+    return True

@@ -1,0 +1,163 @@
+"""The runner of trainings, its CSV files, and the pages that are made from them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.learning import page
+from benchmarks.learning.command import run
+from benchmarks.learning.plan import COMPARISON, Contender, Family, Plan, named
+from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.load_policy import load_policy
+from maml_rl.experiment.task_files import load_tasks
+from maml_rl.experiment.train import train
+
+TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
+FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 3, 2, -1e6, TINY)
+
+
+def tiny_plan(folder: Path) -> Plan:
+    page = folder / "page.md"
+    page.write_text("Before.\n\n<!-- results of navigation -->\nOld.\n<!-- end of results -->\n\nAfter.\n")
+    contenders = named(
+        Contender("promp", "promp"),
+        Contender("pretrain", changes={"method": "pretrain"}),
+        Contender("random", trained=False),
+    )
+    return Plan(page, named(FAMILY), contenders, {"navigation": (0, 1)})
+
+
+def row(seed: int, iteration: int, *returns: float, tasks: int = 2) -> Row:
+    return Row(seed, iteration, 100 * iteration, 60.0 * iteration, 60.0, "1", np.tile([returns], (tasks, 1)))
+
+
+def train_tiny(plan: Plan, folder: Path, *options: str) -> None:
+    run(plan, ["--train", "--num-workers", "0", "--runs", str(folder / "runs"), *options])
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """A plan that was carried out; tests must not write to it."""
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("learning")
+    plan = tiny_plan(folder)
+    train_tiny(plan, folder)
+    return plan, folder
+
+
+def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path], tmp_path: Path) -> None:
+    plan, folder = done
+    rows = read_rows(folder / "results" / "navigation" / "promp.csv")
+    assert [each.key for each in rows] == [(seed, point) for seed in (0, 1) for point in (0, 2, 3)]
+    config = plan.contenders["promp"].config(FAMILY, 1)
+    trained = train(config, tmp_path / "run", num_workers=0).state_dict()
+    resumed = load_policy(folder / "runs" / "navigation" / "promp" / "seed-1").state_dict()
+    assert all((trained[name] == tensor).all() for name, tensor in resumed.items())
+    experiment = make_experiment(config)
+    experiment.restore("latest", tmp_path / "run")
+    tasks = load_tasks(folder / "results" / "navigation" / "tasks.json", experiment)
+    assert len(tasks) == 40
+    returns = evaluate(experiment, tasks=tasks, num_workers=0).task_returns()
+    np.testing.assert_allclose(rows[-1].task_returns, returns, atol=1e-3)
+    assert rows[-1].env_steps == 3 * 2 * 2 * 2 * 4
+
+
+def test_what_is_done_is_not_done_again(done: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, folder = done
+    before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
+    monkeypatch.setattr("benchmarks.learning.training.Job.advance", lambda *_: pytest.fail("nothing is left to do"))
+    train_tiny(plan, folder)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_trainings_stop_when_the_time_is_up_and_are_resumed(done: tuple[Plan, Path], tmp_path: Path) -> None:
+    plan, folder = tiny_plan(tmp_path), done[1]
+    choice = ("--contenders", "promp", "--seeds", "1")
+    train_tiny(plan, tmp_path, *choice, "--minutes", "0")
+    for _ in range(9):
+        # Long enough for no more than the iteration that it is in.
+        train_tiny(plan, tmp_path, *choice, "--minutes", "0.0001")
+    train_tiny(plan, tmp_path, *choice)
+    mine, whole = (read_rows(each / "results" / "navigation" / "promp.csv") for each in (tmp_path, folder))
+    for found, wanted in zip(mine, [each for each in whole if each.seed == 1], strict=True):
+        np.testing.assert_array_equal(found.returns(), wanted.returns())
+
+
+def test_page_is_made_between_its_marks_from_the_csv_files_alone(done: tuple[Plan, Path], tmp_path: Path) -> None:
+    plan, folder = done
+    text = plan.page.read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("After.\n")
+    assert "Old." not in text
+    assert "| promp | 2 | 3 | 0.0 M |" in text
+    assert "| random | 2 | 0 | 0.0 M |" in text
+    chart = folder / "images" / "page-navigation.svg"
+    drawn = chart.read_bytes()
+    (folder / "runs").rename(tmp_path / "elsewhere")
+    run(plan, [])
+    assert plan.page.read_text() == text
+    assert chart.read_bytes() == drawn
+
+
+def test_page_without_a_place_for_results_is_refused(done: tuple[Plan, Path]) -> None:
+    plan, _ = done
+    text = plan.page.read_text()
+    plan.page.write_text("Nothing.\n")
+    with pytest.raises(ValueError, match="navigation"):
+        page.write_page(plan)
+    plan.page.write_text(text)
+
+
+def test_unknown_contender_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(tiny_plan(tmp_path), ["--contenders", "prom"])
+    assert "did you mean 'promp'" in capsys.readouterr().err
+
+
+def test_rows_survive_the_file_and_keep_tasks_at_both_ends(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    rows = [row(seed, iteration, -1.5, iteration + seed / 8) for seed in (1, 0) for iteration in (0, 5, 10)]
+    write_rows(path, rows)
+    found = read_rows(path)
+    assert [each.key for each in found] == [(0, 0), (0, 5), (0, 10), (1, 0), (1, 5), (1, 10)]
+    assert [len(each.task_returns) for each in found] == [2, 1, 2] * 2
+    assert [list(each.returns()) for each in found[3:]] == [[-1.5, 0.125], [-1.5, 5.125], [-1.5, 10.125]]
+    write_rows(path, found)
+    assert read_rows(path)[2].minutes == pytest.approx(11.0)
+
+
+def test_threshold_counts_where_two_evaluations_in_a_row_reach_it() -> None:
+    rows = [row(0, index, -50.0, value) for index, value in enumerate([0, 150, 149, 151, 150, 20])]
+    found = first_passing(rows, 150.0)
+    assert found is not None
+    assert found.iteration == 3
+    assert first_passing(rows[:4], 150.0) is None
+
+
+def test_probability_above_counts_pairs_of_trainings_on_each_task() -> None:
+    mine, others = [row(0, 1, 0, 2.0), row(1, 1, 0, 4.0)], [row(0, 1, 0, 3.0), row(1, 1, 0, 4.0)]
+    assert page.probability_above(mine, others) == pytest.approx((0 + 0 + 1 + 0.5) / 4)
+
+
+def test_final_rows_leave_out_trainings_that_are_not_as_far() -> None:
+    rows = [row(0, 10, 0, 1), row(1, 5, 0, 2), row(2, 10, 0, 3), row(0, 5, 0, 9)]
+    assert [each.key for each in page.final_rows(rows)] == [(0, 10), (2, 10)]
+
+
+@pytest.mark.parametrize("plan", [COMPARISON], ids=lambda plan: plan.page.stem)
+def test_committed_page_shows_the_committed_results(plan: Plan) -> None:
+    text = plan.page.read_text(encoding="utf-8")
+    for family in plan.families.values():
+        assert page.tables(plan, family) in text
+
+
+@pytest.mark.parametrize("plan", [COMPARISON], ids=lambda plan: plan.page.stem)
+def test_every_contender_has_a_config(plan: Plan) -> None:
+    for family in plan.families.values():
+        for contender in plan.contenders.values():
+            config = contender.config(family, 3)
+            assert (config.seed, config.num_batches) == (3, family.iterations)
+            make_experiment(config)
