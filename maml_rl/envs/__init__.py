@@ -1,15 +1,18 @@
 """The task families and the contract that they fulfill. Importing it registers the families, and loads none of them."""
 
 from maml_rl.envs.checking import check_meta_env
-from maml_rl.envs.making import ObservedTask, make_vector_env
+from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.making import ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, StepBuffers, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec, register_families
 
 __all__ = [
     "FAMILIES",
     "FamilySpec",
+    "LastStepParts",
     "MetaEnv",
     "MetaVectorEnv",
+    "ObservedLastStep",
     "ObservedTask",
     "StepBuffers",
     "Task",

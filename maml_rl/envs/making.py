@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
@@ -37,10 +38,31 @@ class ObservedTask:
         return make_vector_env(self, env_kwargs)
 
 
+@dataclass(frozen=True, slots=True)
+class ObservedLastStep:
+    """What to make in place of `env`: the same slots, which show what happened at the last step; see `LastStepParts`.
+
+    Attributes:
+        env: a registered id, "module:id", a callable that makes a `gymnasium.Env`, or an `ObservedTask`.
+    """
+
+    env: EnvMaker
+
+    def __call__(self, **env_kwargs: Any) -> MetaVectorEnv:
+        """Make one slot."""
+        return make_vector_env(self, env_kwargs)
+
+
+def observed_env(env: EnvMaker) -> EnvMaker:
+    """Return what is made inside of `ObservedTask` and `ObservedLastStep`."""
+    while isinstance(env, ObservedTask | ObservedLastStep):
+        env = env.env
+    return env
+
+
 def env_id(env: EnvMaker) -> str:
     """Return the id of what is to be made; empty for a callable."""
-    if isinstance(env, ObservedTask):
-        return env_id(env.env)
+    env = observed_env(env)
     return env if isinstance(env, str) else ""
 
 
@@ -56,7 +78,8 @@ def make_vector_env(
     """Make N slots of a family.
 
     Args:
-        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`; or an `ObservedTask` of one.
+        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`; or an `ObservedTask` or
+            `ObservedLastStep` of one.
         env_kwargs: keyword arguments of the environment.
         num_envs: N, at least 1.
         max_episode_steps: time limit; None for the environment's own.
@@ -71,8 +94,9 @@ def make_vector_env(
             stay as they are until they are reset.
         TypeError: If the environment is no task family, or does not take an argument.
     """
-    if isinstance(env, ObservedTask):
-        return TaskObservationVectorEnv(
+    if isinstance(env, ObservedTask | ObservedLastStep):
+        observing = TaskObservationVectorEnv if isinstance(env, ObservedTask) else LastStepVectorEnv
+        return observing(
             make_vector_env(
                 env.env,
                 env_kwargs,

@@ -2,15 +2,18 @@
 
 from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
 from maml_rl.policies.making import get_policy_for_env
+from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import MLPPolicy
 from maml_rl.policies.module_policy import ModulePolicy, as_policy
 from maml_rl.policies.normal_mlp import NormalMLPPolicy
-from maml_rl.policies.policy import DistributionParams, Params, Policy
+from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy
 
 __all__ = [
     "CategoricalMLPPolicy",
     "DistributionParams",
     "MLPPolicy",
+    "Memory",
+    "MemoryPolicy",
     "ModulePolicy",
     "NormalMLPPolicy",
     "Params",

@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
 from maml_rl.policies.distributions import DistributionForm, log_prob, noise_shape, sample_from_noise, take_apart
-from maml_rl.policies.policy import DistributionParams, Params, Policy
+from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy
 
 _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 # Tasks that act together. Rounding under vmap depends on the number of tasks and on the place among them: both are the
@@ -37,8 +37,14 @@ class ModulePolicy(Policy):
     `torch.func.functional_call` under `torch.func.vmap`, or task by task where the module does not allow that. Actions
     are computed so in blocks of a fixed number of tasks; those of large or convolutional modules, task by task.
 
+    A module with a memory has the method `initial_memory(num)`, which returns a tuple of tensors (num, ...), and
+    `forward(observations, memory) -> (distribution, memory)`, each tensor of the memory (N, ...); if it estimates
+    values, (distribution, memory, values (N,)). The sampler carries the memory through every trial; see `Policy`. Where
+    all tasks share their parameters, such a module acts for a fixed number of tasks at a time; where every task has its
+    own, task by task.
+
     Args:
-        module: has parameters; its output depends only on observations, parameters and buffers.
+        module: has parameters; its output depends only on observations, memory, parameters and buffers.
         observation_shape: shape of one observation; None until `check_spaces` or `as_policy` says it.
 
     Raises:
@@ -96,8 +102,23 @@ class ModulePolicy(Policy):
         """Return the distribution of actions; see `Policy.forward`."""
         return self.distribution_from(self.distribution_parameters(observations, params))
 
+    def initial_memory(self, num: int) -> Memory:
+        """Return what the module says; see `Policy.initial_memory`."""
+        module = self.__dict__["module"]
+        if not hasattr(module, "initial_memory"):
+            return ()
+        with torch.no_grad():
+            memory: Memory = module.initial_memory(num)
+        return memory
+
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the tensors of the module's distribution, each with the leading axes of `observations`."""
+        """Return the tensors of the module's distribution, each with the leading axes of `observations`.
+
+        Raises:
+            TypeError: If the module has a memory, on which the distribution depends.
+        """
+        if self.has_memory:
+            raise TypeError(f"{self._name} has a memory, so that its actions depend on the steps before; use unroll")
         stacked = params is not None and self._is_stacked(params)
         if self.observation_shape is None:
             if stacked:
@@ -171,6 +192,52 @@ class ModulePolicy(Policy):
 
         return act
 
+    def act_with_memory(
+        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions, and what is remembered after them; see `Policy.act_with_memory`."""
+        return self.memory_actor(params or self._own())(observations, noise, memory)
+
+    def memory_actor(
+        self, params: Params, first_task: int = 0
+    ) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act_with_memory` under fixed parameters; see `Policy.memory_actor`."""
+        if not self.has_memory:
+            return super().memory_actor(params, first_task)
+        module = _copy_structure(self.__dict__["module"])
+        of_tasks = (
+            [{name: value.clone() for name, value in own.items()} for own in _unstack(params)]
+            if (self._is_stacked(params))
+            else None
+        )
+
+        def act_block(own: Params, rows: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            """Act for all slots of some tasks, (tasks, S, ...), which are copied: to the same alignment everywhere."""
+            grid = noise.shape[:2]
+            rows, noise = rows.flatten(0, 1).clone(), noise.flatten(0, 1)
+            distribution, after, _ = self._step(module, own, rows, tuple(tensor.flatten(0, 1) for tensor in memory))
+            actions = sample_from_noise(distribution, noise.reshape(noise_shape(distribution)))
+            return actions.unflatten(0, grid), tuple(tensor.unflatten(0, grid) for tensor in after)
+
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            num_tasks = len(noise)
+            parts = []
+            if of_tasks is not None:
+                for task, own in enumerate(of_tasks):
+                    row = slice(task, task + 1)
+                    parts.append(act_block(own, observations[row], noise[row], tuple(old[row] for old in memory)))
+            else:
+                for start in range(first_task - first_task % _BLOCK, first_task + num_tasks, _BLOCK):
+                    # Places of a block that stay empty repeat the nearest task.
+                    places = (torch.arange(start, start + _BLOCK) - first_task).clamp(0, num_tasks - 1).to(noise.device)
+                    block = act_block(params, observations[places], noise[places], tuple(old[places] for old in memory))
+                    kept = slice(max(first_task - start, 0), first_task + num_tasks - start)
+                    parts.append((block[0][kept], tuple(new[kept] for new in block[1])))
+            each_actions, each_memory = zip(*parts, strict=True)
+            return torch.cat(each_actions), tuple(torch.cat(tensors) for tensors in zip(*each_memory, strict=True))
+
+        return act
+
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-probability (...) of actions (..., *action shape)."""
         return log_prob(self.distribution_from(distribution), actions)
@@ -218,11 +285,29 @@ class ModulePolicy(Policy):
         return self.distribution_from(tuple(tensor.detach() for tensor in tensors))
 
     def _call(self, module: nn.Module, params: Params, rows: Tensor) -> Distribution:
-        """Return the distribution for observations (N, *shape), of batch shape (N,)."""
+        """Return the distribution for observations (N, *shape), of batch shape (N,); at the first step of a trial."""
+        return self._step(module, params, rows, self.initial_memory(len(rows)))[0]
+
+    def _step(
+        self, module: nn.Module, params: Params, rows: Tensor, memory: Memory
+    ) -> tuple[Distribution, Memory, Tensor | None]:
+        """Return the distribution for observations (N, *shape), of batch shape (N,), the next memory, and values."""
         if rows.is_floating_point():
             rows = rows.to(next(iter(params.values())).dtype)
-        values: dict[str, Tensor] = {**dict(self.named_buffers()), **params}
-        distribution = functional_call(module, values, (rows,))
+        own: dict[str, Tensor] = {**dict(self.named_buffers()), **params}
+        after: Memory = ()
+        values: Tensor | None = None
+        if memory:
+            returned = functional_call(module, own, (rows, memory))
+            if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+                raise TypeError(
+                    f"forward of {self._name}, which has a memory, must return (distribution, memory) or "
+                    f"(distribution, memory, values), got a {type(returned).__name__}"
+                )
+            distribution, after = returned[:2]
+            values = returned[2] if len(returned) == 3 else None
+        else:
+            distribution = functional_call(module, own, (rows,))
         if not isinstance(distribution, Distribution):
             raise TypeError(
                 f"forward of {self._name} must return a torch.distributions.Distribution, got a "
@@ -234,7 +319,8 @@ class ModulePolicy(Policy):
                 f"forward of {self._name} must return a distribution whose batch shape begins with the number of "
                 f"observations, {len(rows)}; got the batch shape {tuple(batch)}"
             )
-        return distribution if len(batch) == 1 else Independent(distribution, len(batch) - 1, validate_args=False)
+        joint = distribution if len(batch) == 1 else Independent(distribution, len(batch) - 1, validate_args=False)
+        return joint, after, values
 
     def _tensors_of(self, module: nn.Module, params: Params, rows: Tensor) -> DistributionParams:
         """Return the tensors (N, ...) of the distribution for observations (N, *shape)."""

@@ -4,9 +4,9 @@ Every method takes `params`, a mapping from parameter names to tensors. Left out
 tensors of the policy's own shapes, observations have any leading axes. Given stacked tensors (M, ...), observations
 are (M, ..., *observation shape), and row m of every tensor belongs to task m.
 
-A policy that keeps a memory of its own has `stateless = False`, and samplers refuse it where copies of it would act.
-Memory that a sampler carries from step to step (`initial_memory(num)`, a step that takes and returns it) is not part of
-the contract yet.
+A policy may have a memory: `initial_memory` returns one for each slot, and `act_with_memory` takes it and returns the
+next. The sampler carries it, from step to step and through all episodes of a trial. A policy that keeps anything itself
+has `stateless = False`, and samplers refuse it where copies of it would act.
 
 A parametrized distribution is handed around as a tuple of tensors, the distribution parameters, so that hot paths never
 build distribution objects.
@@ -27,6 +27,8 @@ from maml_rl.policies.distributions import mode
 
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
+# What a policy remembers: tensors (num, ...), finite numbers or integers; nothing for a policy without a memory.
+Memory = tuple[Tensor, ...]
 
 
 class Policy(nn.Module, ABC):
@@ -35,8 +37,8 @@ class Policy(nn.Module, ABC):
     Attributes:
         noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
         noise_size: how many such numbers per action.
-        stateless: whether an action depends only on observation, noise and parameters. A copy of such a policy in
-            another process acts the same.
+        stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
+            it. A copy of such a policy in another process acts the same.
         trained_with: what `load_policy` says about the run that the policy comes from; None for other policies.
         adaptation_rule: the inner loop of that run, for `adapt_to_task`.
     """
@@ -84,6 +86,46 @@ class Policy(nn.Module, ABC):
             first_task: number of the first task that stacked parameters are for.
         """
         return lambda observations, noise: self.act(observations, noise, params)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the policy remembers anything from step to step."""
+        return bool(self.initial_memory(1))
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return what is remembered in each of `num` slots where a trial begins: tensors (num, ...), on its device."""
+        return ()
+
+    def act_with_memory(
+        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions, and what is remembered after them; `act` for a policy that remembers nothing.
+
+        Rows do not mix: what happens in one slot never depends on another.
+
+        Args:
+            observations: (M, S, *observation shape), of S slots of each of M tasks.
+            noise: (M, S, noise_size) of `noise_kind`.
+            memory: tensors (M, S, ...), which must not be changed in place.
+            params: see the module.
+
+        Returns:
+            (M, S, *action shape) actions, and a memory of the same shapes and types as `memory`.
+        """
+        return self.act(observations, noise, params), ()
+
+    def memory_actor(
+        self, params: Params, first_task: int = 0
+    ) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act_with_memory` as a function of observations, noise and memory; see `actor`.
+
+        Parameters that all tasks share are not stacked for a policy with a memory, so that thousands of trials can go
+        on at once. What it computes for a task must not depend on which other tasks are computed along with it.
+        """
+        if self.has_memory:
+            return lambda observations, noise, memory: self.act_with_memory(observations, noise, memory, params)
+        act = self.actor(params, first_task)
+        return lambda observations, noise, memory: (act(observations, noise), ())
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse spaces that the policy does not fit; called before the first phase.
@@ -152,6 +194,33 @@ class Policy(nn.Module, ABC):
                 noise = torch.from_numpy(draw((1, self.noise_size), np.float32)).to(device)
                 actions = self.act(batch, noise)
             return actions[0].cpu().numpy()[()]
+
+    def choose_with_memory(
+        self, observation: ArrayLike, memory: Memory | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[Any, Memory]:
+        """Return an action for one observation of a trial, and what is remembered after it: for `env.step`.
+
+        Args:
+            observation: (*observation shape).
+            memory: what the call before returned; None where a trial begins.
+            rng: draws the noise; None for noise in the middle of its range, which gives a Gaussian's mean.
+
+        Returns:
+            (*action shape) action, and the memory for the next call.
+        """
+        memory = self.initial_memory(1) if memory is None else memory
+        device = next((tensor.device for tensor in (*self.parameters(), *memory)), torch.device("cpu"))
+        with torch.inference_mode():
+            if rng is None:
+                noise = torch.full((1, 1, self.noise_size), 0.0 if self.noise_kind == "normal" else 0.5)
+            else:
+                draw = rng.standard_normal if self.noise_kind == "normal" else rng.random
+                noise = torch.from_numpy(draw((1, 1, self.noise_size), np.float32))
+            rows = torch.as_tensor(np.asarray(observation), device=device)[None, None]
+            actions, after = self.act_with_memory(
+                rows, noise.to(device), tuple(tensor.unsqueeze(0) for tensor in memory)
+            )
+            return actions[0, 0].cpu().numpy()[()], tuple(tensor.squeeze(0) for tensor in after)
 
     def log_prob(self, observations: Tensor, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""

@@ -42,6 +42,7 @@ class Phase:
         streams: the random streams; `streams.first_task` is the number of `tasks[0]`.
         episodes_per_task: B.
         horizon: T, steps of the longest possible episode.
+        reset_memory: whether the policy's memory begins anew with every episode, not only with the phase.
     """
 
     tasks: tuple[Task, ...]
@@ -50,6 +51,7 @@ class Phase:
     streams: PhaseStreams
     episodes_per_task: int
     horizon: int
+    reset_memory: bool = False
 
     def part(self, tasks: slice) -> Phase:
         """Return the phase of a range of the tasks. Its episodes are those of the whole phase there, bit for bit."""
@@ -176,6 +178,7 @@ class _VectorEnvBackend(RolloutBackend):
             horizon=phase.horizon,
             tasks=phase.tasks,
             device=self._device,
+            reset_memory=phase.reset_memory,
             timer=timer,
             **self._mode(env, len(phase.tasks)),
         )
@@ -358,8 +361,8 @@ def make_backend(
         raise ValueError(
             f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "
             "when a phase begins, is cut into waves or repeated, nor for which slots it acts; use num_workers=0 "
-            "without slots_per_task, or declare `stateless = True` in its class if an action depends on observation, "
-            "noise and parameters alone"
+            "without slots_per_task, have it remember through initial_memory and act_with_memory, or declare "
+            "`stateless = True` in its class if an action depends on observation, noise and parameters alone"
         )
     if num_workers == 0:
         return InProcessBackend(recipe, slots_per_task, device)

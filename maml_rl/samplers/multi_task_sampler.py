@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker
+from maml_rl.envs.making import EnvMaker, ObservedLastStep
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Inference, Phase, make_backend
-from maml_rl.samplers.rollout.actor import log_probs_of
+from maml_rl.samplers.rollout.actor import log_probs_of, try_memory
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 
@@ -63,6 +63,10 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             whole episodes of its tasks by itself; "auto": in the workers, which is faster, if the policy can be
             pickled, there is a task for every worker, `device` is the CPU, and neither `recv_timeout` nor
             `num_groups` is given. The episodes are the same.
+        observe_last: show the policy what happened at the last step as well: observations become vectors of the
+            observation, the last action, the last reward, and whether the last step ended an episode; see
+            `envs.LastStepParts`.
+        reset_memory_each_episode: have the policy's memory begin anew with every episode, not only with every phase.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches; and from the
             test tasks of a family that keeps them apart.
@@ -95,6 +99,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         recv_timeout: float | None = None,
         num_groups: int = 1,
         inference: Inference = "auto",
+        observe_last: bool = False,
+        reset_memory_each_episode: bool = False,
         record_log_probs: bool = False,
         evaluation: bool = False,
         device: torch.device | str = "cpu",
@@ -108,7 +114,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        self._recipe = Recipe.of(env if env is not None else env_name, env_kwargs, max_episode_steps)
+        maker: EnvMaker | None = env if env is not None else env_name
+        shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
+        self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
         self._backend = make_backend(
             backend,
             self._recipe,
@@ -126,6 +134,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         )
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
+        self._reset_memory, self._device, self._memory_tried = reset_memory_each_episode, device, False
         self.record_log_probs, self.evaluation, self.timer = record_log_probs, evaluation, timer
         self._closed = self._interrupted = False
 
@@ -192,7 +201,12 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             self._backend.prepare(len(tasks))
             slot = self._backend.describe()
             self.policy.check_spaces(slot.observation_space, slot.action_space)
-            phase = Phase(tuple(tasks), self.policy, params, keyed, self.batch_size, self._horizon())
+            if not self._memory_tried:
+                try_memory(self.policy, slot.observation_space, self._device)
+                self._memory_tried = True
+            phase = Phase(
+                tuple(tasks), self.policy, params, keyed, self.batch_size, self._horizon(), self._reset_memory
+            )
             return self._backend.run(phase, self.timer)
 
         episodes = self._replay(one_phase)
@@ -202,6 +216,27 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if is_next:
             self.phase += 1
         return episodes
+
+    def rollout_trials(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
+        """Sample a trial of every task: B episodes one after the other, through which the policy keeps its memory.
+
+        Args:
+            tasks: M tasks.
+            params: see `rollout`.
+
+        Returns:
+            Episodes (M, T, B, ...): column b is episode b of the trial.
+
+        Raises:
+            ValueError: If the sampler has not one slot for each task.
+            Exception: As `rollout`.
+        """
+        if self.slots_per_task != 1:
+            raise ValueError(
+                f"the episodes of a trial follow each other in one slot, but slots_per_task is {self.slots_per_task}; "
+                f"make the sampler with slots_per_task=1 (batch_size={self.batch_size} are the episodes of a trial)"
+            )
+        return self.rollout(tasks, params)
 
     def sample(
         self,

@@ -57,7 +57,11 @@ class PhaseRunner:
         self._shared = SharedPhase(memory, start, plan, EnvDescription.of(env), len(progress.heartbeats))
         self._index = index
         tasks = slice(slots.start // plan.slots_per_task, slots.stop // plan.slots_per_task)
-        self._params = {name: torch.from_numpy(array[tasks]) for name, array in self._shared.parameters.items()}
+        self._params = {
+            name: torch.from_numpy(array[tasks] if plan.is_stacked else array)
+            for name, array in self._shared.parameters.items()
+        }
+        self._reset_memory = plan.reset_memory
         self._first_task, self._episodes = tasks.start, self._shared.episodes.of_tasks(tasks)
         self._env, self._generation = _ReportingEnv(env, progress, index), progress.generation
 
@@ -88,6 +92,7 @@ class PhaseRunner:
                 self._params,
                 EpisodeRecorder(self._episodes, streams.first_task),
                 streams=streams,
+                reset_memory=self._reset_memory,
                 timer=timer,
             )
         except PhaseAbandonedError:

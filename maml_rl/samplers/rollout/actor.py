@@ -1,7 +1,9 @@
 """Batched inference for a rollout: every task under its own parameters, every episode with its own noise."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,14 +11,17 @@ from torch import Tensor
 
 from maml_rl.derivatives import ParameterLayout, cut
 from maml_rl.derivatives.workers import intra_op_threads
+from maml_rl.envs.meta_env import array_layout
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.policies import Policy, as_policy
+from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 from maml_rl.seeding import PhaseStreams
 
 # Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to
 # stay in the cache.
 _NUMBERS_PER_BLOCK = 65_536
+# Slots in a trial of a policy's memory: a number that is no usual size of one.
+_TRIED = 3
 
 
 class EpisodeNoise:
@@ -68,6 +73,8 @@ class EpisodeNoise:
 class Actor:
     """Turns the observations of a range of slots into actions, one batched forward pass at a time.
 
+    It carries the policy's memory of every slot, which changes only where a step is taken.
+
     The pass always takes whole tasks, (tasks, S, ...) against stacked parameters (tasks, ...): a task's rows are
     multiplied in the same shape and order whichever tasks are in the batch, which makes groups of workers bit-identical
     to all at once.
@@ -92,11 +99,11 @@ class Actor:
     ) -> None:
         self._policy, self._first_task = policy, first_task
         self._device = torch.device(device)
-        self._params = {
-            name: value.detach().to(self._device) for name, value in policy.stack_parameters(num_tasks, params).items()
-        }
+        of_phase, self._is_stacked = phase_parameters(policy, num_tasks, params)
+        self._params = {name: value.detach().to(self._device) for name, value in of_phase.items()}
         # By range of tasks: with `recv_timeout` or groups, the policy acts for some workers at a time.
-        self._actors: dict[tuple[int, int], Callable[[Tensor, Tensor], Tensor]] = {}
+        self._actors: dict[tuple[int, int], Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {}
+        self._memory: Memory = ()
         self._num_tasks = num_tasks
         self._slots_per_task = len(observations) // num_tasks
         self._rows = observations
@@ -105,12 +112,29 @@ class Actor:
         if self._device.type != "cpu":
             self._link = DeviceLink(observations, policy.noise_size, self._device)
 
-    def act(self, slots: slice, noise: NDArray[np.float32]) -> NDArray[np.generic]:
+    def begin_trial(self) -> None:
+        """Remember nothing in any slot."""
+        grid = self._num_tasks, self._slots_per_task
+        memory = self._policy.initial_memory(grid[0] * grid[1])
+        self._memory = tuple(tensor.detach().to(self._device).unflatten(0, grid) for tensor in memory)
+
+    @property
+    def memory(self) -> Memory:
+        """What is remembered in every slot before its next step, tensors (M, S, ...)."""
+        return self._memory
+
+    def act(
+        self, slots: slice, noise: NDArray[np.float32], running: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.generic]:
         """Return the actions of `slots`, (len(slots), *act), which the next call may overwrite.
 
         Args:
             slots: range of slots.
             noise: (len(slots), noise_size).
+            running: (len(slots),) whether the slot's episode goes on; only there the memory changes. None for all.
+
+        Raises:
+            ValueError: If the policy returns a memory of another shape than it got.
         """
         per_task = self._slots_per_task
         tasks = slice(slots.start // per_task, -(-slots.stop // per_task))
@@ -122,21 +146,130 @@ class Actor:
             padded[rows] = noise
             noise = padded
         policy_act = self._actor_of(tasks)
+        before = tuple(tensor[tasks] for tensor in self._memory)
         if self._link is None:
-            actions = policy_act(self._observations[tasks], torch.from_numpy(noise).unflatten(0, (-1, per_task)))
+            noise_rows = torch.from_numpy(noise).unflatten(0, (-1, per_task))
+            actions, after = policy_act(self._observations[tasks], noise_rows, before)
+            self._remember(tasks, rows, running, before, after)
             result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
             return result
         whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
         there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
-        return self._link.fetch(policy_act(there, noise_there).flatten(0, 1)[rows])
+        actions, after = policy_act(there, noise_there, before)
+        self._remember(tasks, rows, running, before, after)
+        return self._link.fetch(actions.flatten(0, 1)[rows])
 
-    def _actor_of(self, tasks: slice) -> Callable[[Tensor, Tensor], Tensor]:
+    def _remember(
+        self, tasks: slice, rows: slice, running: NDArray[np.bool_] | None, before: Memory, after: Memory
+    ) -> None:
+        """Keep what is remembered after a step, in the slots that take it.
+
+        Args:
+            tasks: range of tasks for which the policy has acted.
+            rows: those of their slots that it was asked for.
+            running: see `act`.
+            before: memory of these tasks, (tasks, S, ...).
+            after: what the policy returned.
+        """
+        check_memory(self._policy, after, before)
+        if not before:
+            return
+        num_rows = (tasks.stop - tasks.start) * self._slots_per_task
+        everywhere = rows == slice(0, num_rows) and (running is None or bool(running.all()))
+        if everywhere and num_rows == self._num_tasks * self._slots_per_task:
+            self._memory = after
+            return
+        steps = torch.zeros(num_rows, dtype=torch.bool)
+        steps[rows] = True if running is None else torch.from_numpy(running)
+        steps = steps.unflatten(0, (-1, self._slots_per_task)).to(self._device)
+        kept = []
+        for whole, old, new in zip(self._memory, before, after, strict=True):
+            # Another tensor than before: the policy may have returned what it was given.
+            part = torch.where(steps.reshape(*steps.shape, *(1,) * (old.dim() - 2)), new, old)
+            kept.append(torch.cat((whole[: tasks.start], part, whole[tasks.stop :])))
+        self._memory = tuple(kept)
+
+    def _actor_of(self, tasks: slice) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return what acts for a range of tasks."""
         key = (tasks.start, tasks.stop)
         if key not in self._actors:
-            params = {name: value[tasks] for name, value in self._params.items()}
-            self._actors[key] = self._policy.actor(params, self._first_task + tasks.start)
+            params = {name: value[tasks] for name, value in self._params.items()} if self._is_stacked else self._params
+            self._actors[key] = self._policy.memory_actor(params, self._first_task + tasks.start)
         return self._actors[key]
+
+
+def phase_parameters(
+    policy: Policy, num_tasks: int, params: Mapping[str, Tensor] | None
+) -> tuple[dict[str, Tensor], bool]:
+    """Return what the policy of a phase gets as parameters, and whether they are stacked (M, ...).
+
+    They always are, but for a policy with a memory whose parameters all tasks share: of trials there may be thousands.
+    """
+    if policy.has_memory:
+        own: dict[str, Tensor] = dict(policy.named_parameters())
+        shared = own if params is None else dict(params)
+        if shared.keys() == own.keys() and all(shared[name].shape == own[name].shape for name in own):
+            return shared, False
+    return policy.stack_parameters(num_tasks, params), True
+
+
+def check_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
+    """Refuse a memory of other shapes or types than expected.
+
+    Raises:
+        ValueError: If it is; the message names both.
+    """
+    if len(memory) == len(expected) and all(
+        one.shape == other.shape and one.dtype == other.dtype for one, other in zip(memory, expected, strict=True)
+    ):
+        return
+    raise ValueError(
+        f"{type(policy).__name__} returned {_shapes(memory)}, got {_shapes(expected)}; return "
+        "tensors of the same shapes and types from act_with_memory"
+    )
+
+
+def try_memory(policy: Policy, observation_space: gymnasium.Space[Any], device: torch.device | str) -> None:
+    """Refuse a policy with a memory of the wrong shape, before a phase is sampled.
+
+    Args:
+        policy: acts once, on three slots.
+        observation_space: of one slot.
+        device: where the policy acts.
+
+    Raises:
+        ValueError: If `initial_memory` or `act_with_memory` returns a wrong shape; the message names it.
+    """
+    memory = policy.initial_memory(_TRIED)
+    if not isinstance(memory, tuple) or any(
+        not isinstance(tensor, Tensor) or tensor.shape[:1] != (_TRIED,) for tensor in memory
+    ):
+        shown = _shapes(memory) if isinstance(memory, tuple) else f"a {type(memory).__name__}"
+        raise ValueError(
+            f"initial_memory({_TRIED}) of {type(policy).__name__} returned {shown}; return a tuple of tensors of the "
+            f"shape ({_TRIED}, ...), one row for each slot"
+        )
+    if not memory:
+        return
+    shape, dtype = array_layout(observation_space)
+    zeros = np.zeros(shape, dtype)
+    if isinstance(observation_space, gymnasium.spaces.Discrete):
+        zeros = zeros + observation_space.start
+    elif isinstance(observation_space, gymnasium.spaces.Box):
+        zeros = zeros.clip(observation_space.low, observation_space.high)
+    with torch.inference_mode():
+        rows = torch.from_numpy(np.broadcast_to(zeros, (1, _TRIED, *shape)).copy()).to(device)
+        noise = torch.full((1, _TRIED, policy.noise_size), 0.5, device=device)
+        before = tuple(tensor.unsqueeze(0).to(device) for tensor in memory)
+        _, after = policy.act_with_memory(rows, noise, before)
+    check_memory(policy, after, before)
+
+
+def _shapes(memory: Any) -> str:
+    if not memory:
+        return "no memory"
+    shapes = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in memory]
+    return f"the shape {shapes[0]}" if len(shapes) == 1 else f"the shapes ({', '.join(shapes)})"
 
 
 def log_probs_of(policy: Policy, params: Mapping[str, Tensor] | None, episodes: TaskEpisodes) -> Tensor:

@@ -12,6 +12,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
+from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import CHILDREN_PER_INFERENCE
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.shared_buffers import Layout
@@ -26,6 +27,8 @@ def collect_in_children(
     sizes: tuple[int, int, int],
     streams: PhaseStreams,
     timer: StageTimer,
+    *,
+    reset_memory: bool = False,
 ) -> EpisodeArrays:
     """Have each worker sample the episodes of its tasks.
 
@@ -36,6 +39,7 @@ def collect_in_children(
         sizes: M, B and T.
         streams: of the phase.
         timer: gets the seconds of the stages.
+        reset_memory: see `rollout`.
 
     Returns:
         The episodes, the caller's own.
@@ -48,11 +52,19 @@ def collect_in_children(
     if not isinstance(vector_env, ParallelVectorEnv):
         raise ValueError('inference="worker" needs workers; use a ParallelVectorEnv, or inference="central"')
     with torch.no_grad():
-        stacked = policy.stack_parameters(sizes[0], params)
+        of_phase, is_stacked = phase_parameters(policy, sizes[0], params)
     constants = dict(policy.named_buffers())
-    plan = PhasePlan(sizes[0], vector_env.num_envs // sizes[0], *sizes[1:], _layout(stacked), _layout(constants))
+    plan = PhasePlan(
+        sizes[0],
+        vector_env.num_envs // sizes[0],
+        *sizes[1:],
+        _layout(of_phase),
+        _layout(constants),
+        is_stacked=is_stacked,
+        reset_memory=reset_memory,
+    )
     shared = vector_env.phases.load(policy, plan, pickle_policy)
-    for tensors, arrays in ((stacked, shared.parameters), (constants, shared.constants)):
+    for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
         for name, tensor in tensors.items():
             arrays[name][...] = tensor.detach().cpu().numpy()
     shared.version[0] += 1

@@ -51,6 +51,7 @@ def collect(
     device: torch.device | str = "cpu",
     recv_timeout: float | None = None,
     num_groups: int = 1,
+    reset_memory: bool = False,
     timer: StageTimer = NULL_TIMER,
 ) -> None:
     """Fill the recorder; see `rollout` for the arguments.
@@ -65,6 +66,8 @@ def collect(
     with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
         actor = Actor(policy, params, vector_env.buffers.observations, num_tasks, device, streams.first_task)
         for first in range(0, recorder.episodes_per_task, slots_per_task):
+            if first == 0 or reset_memory:
+                actor.begin_trial()
             episodes = range(first, first + slots_per_task)
             noise = EpisodeNoise(policy, streams, num_tasks, episodes)
             recorder.start_wave(episodes)
@@ -93,7 +96,7 @@ def _run_wave(
     def choose_and_send(indices: list[int]) -> None:
         for slots, members in _adjacent(parts, indices):
             with timer.stage("inference"):
-                actions = actor.act(slots, noise.rows(slots, recorder.steps(slots)))
+                actions = actor.act(slots, noise.rows(slots, recorder.steps(slots)), recorder.running(slots))
             timer.observe(CHILDREN_PER_INFERENCE, len(members))
             with timer.stage("assembly"):
                 recorder.write_choice(slots, buffers.observations[slots], actions)

@@ -135,6 +135,10 @@ class EpisodeRecorder:
         """Return how many steps each of `slots` has behind it."""
         return self._steps[slots]
 
+    def running(self, slots: slice) -> NDArray[np.bool_]:
+        """Return which of the episodes of `slots` go on."""
+        return self._running[slots]
+
     def write_choice(self, slots: slice, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
         """Record the observations of `slots` and the actions that the policy chose.
 

@@ -30,6 +30,7 @@ def rollout(
     recv_timeout: float | None = None,
     num_groups: int = 1,
     inference: Literal["central", "worker"] = "central",
+    reset_memory: bool = False,
     timer: StageTimer = NULL_TIMER,
 ) -> TaskEpisodes:
     """Sample one episode per slot and wave under fixed parameters.
@@ -50,6 +51,7 @@ def rollout(
         num_groups: groups of workers that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process; "worker": in the workers, each of which samples all
             episodes of its tasks by itself. `device`, `recv_timeout` and `num_groups` then have no meaning.
+        reset_memory: have the policy's memory begin anew with every episode, not only with every phase.
         timer: gets the seconds of the stages.
 
     Returns:
@@ -60,7 +62,7 @@ def rollout(
     """
     sizes = num_tasks, episodes_per_task, horizon
     if inference == "worker":
-        arrays = collect_in_children(vector_env, policy, params, sizes, streams, timer)
+        arrays = collect_in_children(vector_env, policy, params, sizes, streams, timer, reset_memory=reset_memory)
     else:
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(vector_env), *sizes))
         collect(
@@ -72,6 +74,7 @@ def rollout(
             device=device,
             recv_timeout=recv_timeout,
             num_groups=num_groups,
+            reset_memory=reset_memory,
             timer=timer,
         )
     return TaskEpisodes(**arrays.by_name(), tasks=tasks)

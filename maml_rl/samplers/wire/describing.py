@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from maml_rl.envs.making import ObservedTask
+from maml_rl.envs.making import ObservedLastStep, ObservedTask
 from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.wire.commands import (
     AttachBuffers,
@@ -42,8 +42,8 @@ def describe_env(env: str | Callable[..., Any]) -> str:
     """Return the id, or the name of the callable."""
     if isinstance(env, str):
         return repr(env)
-    if isinstance(env, ObservedTask):
-        return f"{describe_env(env.env)} with observed tasks"
+    if isinstance(env, ObservedTask | ObservedLastStep):
+        return f"{describe_env(env.env)} with observed {'tasks' if isinstance(env, ObservedTask) else 'last steps'}"
     function = getattr(env, "func", env)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', '?')}.{name}"

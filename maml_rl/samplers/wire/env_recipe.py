@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker, ObservedTask, env_id, make_vector_env
+from maml_rl.envs.making import EnvMaker, env_id, make_vector_env, observed_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import find_spec
 from maml_rl.samplers.wire.describing import describe_env, describe_task
@@ -88,7 +88,7 @@ class Recipe:
         Raises:
             TypeError: If it is; the message says what to do.
         """
-        made_by = self.env.env if isinstance(self.env, ObservedTask) else self.env
+        made_by = observed_env(self.env)
         module = getattr(getattr(made_by, "func", made_by), "__module__", None)
         if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
             raise TypeError(

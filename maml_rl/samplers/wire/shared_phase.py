@@ -23,8 +23,10 @@ class PhasePlan:
         slots_per_task: S.
         episodes_per_task: B.
         horizon: T.
-        parameters: layout of the policy's parameters, each (M, ...).
+        parameters: layout of the policy's parameters, each (M, ...) or as the policy's own.
         constants: layout of what else the policy computes with (the buffers of its modules), the same for all tasks.
+        is_stacked: whether every task has its own parameters, (M, ...).
+        reset_memory: whether the policy's memory begins anew with every episode.
     """
 
     num_tasks: int
@@ -33,6 +35,8 @@ class PhasePlan:
     horizon: int
     parameters: Layout
     constants: Layout
+    is_stacked: bool = True
+    reset_memory: bool = False
 
 
 class SharedPhase:
@@ -47,7 +51,7 @@ class SharedPhase:
 
     Attributes:
         version: (1,) int64 number of the parameters that are there, counted up when others are written.
-        parameters: {name: (M, ...)}.
+        parameters: {name: (M, ...)}, or as the policy's own.
         constants: {name: array}.
         episodes: (M, T, B, ...), valid until the next phase begins.
         stage_seconds: (W, stages) seconds of each worker on each of `CHILD_STAGES` in the last phase that was timed.

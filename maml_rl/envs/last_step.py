@@ -1,0 +1,136 @@
+"""Slots that show what happened at the last step, which a policy with a memory learns from.
+
+Source: Duan et al. 2016, section 2.2, https://arxiv.org/abs/1611.02779
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, read_reset_mask
+from maml_rl.envs.observing import ObservingVectorEnv
+
+
+@dataclass(frozen=True, slots=True)
+class LastStepParts:
+    """Where the parts of an observation are that shows the last step.
+
+    Attributes:
+        observation: the environment's own, flattened; a Discrete one as a one-hot vector.
+        last_action: a Discrete one as a one-hot vector, a Box one flattened.
+        last_reward: one number.
+        last_termination: one number, 1 where the last step ended an episode, by termination or truncation.
+        size: numbers in all.
+    """
+
+    observation: slice
+    last_action: slice
+    last_reward: slice
+    last_termination: slice
+    size: int
+
+    @classmethod
+    def of(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> LastStepParts:
+        """Return the parts for the environment's own spaces."""
+        own = spaces.flatdim(observation_space)
+        after = own + spaces.flatdim(action_space)
+        return cls(slice(0, own), slice(own, after), slice(after, after + 1), slice(after + 1, after + 2), after + 2)
+
+    @classmethod
+    def within(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> LastStepParts:
+        """Return the parts of `observation_space`, which already shows the last step.
+
+        Raises:
+            ValueError: If it has no room for them.
+        """
+        own = spaces.flatdim(observation_space) - spaces.flatdim(action_space) - 2
+        if own < 0:
+            raise ValueError(
+                f"observations of {spaces.flatdim(observation_space)} numbers do not show the last action and reward; "
+                "make the sampler with observe_last=True, in a config 'observe-last: true'"
+            )
+        return cls.of(spaces.Box(-np.inf, np.inf, (own,)), action_space)
+
+
+class LastStepVectorEnv(ObservingVectorEnv):
+    """Slots whose observations are vectors of float32: the environment's own, then the last step's outcome.
+
+    The further numbers are all zero at the first step of a trial, which begins with `reset_task`. At the first step of
+    a later episode they are those of the last step of the episode before it. See `LastStepParts`.
+
+    Args:
+        env: steps its slots in this process.
+    """
+
+    def __init__(self, env: MetaVectorEnv) -> None:
+        self.last_step_parts = LastStepParts.of(env.single_observation_space, env.single_action_space)
+        action = spaces.utils.flatten_space(env.single_action_space)
+        assert isinstance(action, spaces.Box)
+        self._last = np.zeros((env.num_envs, action.shape[0] + 2), np.float32)
+        self._sent: dict[int, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
+        low, high = np.append(action.low, [-np.inf, 0.0]), np.append(action.high, [np.inf, 1.0])
+        # Zeros stand where there is no last action.
+        super().__init__(env, np.minimum(low, 0.0), np.maximum(high, 0.0), np.dtype(np.float32))
+        self._begun = np.zeros(env.num_envs, np.bool_)
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Begin a trial of the task `tasks[i]` in slot i; see `MetaVectorEnv`."""
+        super().reset_task(tasks)
+        self._last[:] = 0.0
+        self._begun[:] = False
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Begin another episode of the trial; see `MetaVectorEnv`."""
+        mask = read_reset_mask(options, self.num_envs)
+        self._end_episodes(self._begun if mask is None else self._begun & mask)
+        return super().reset(seed=seed, options=options)
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Begin another episode of the trial; see `MetaVectorEnv`."""
+        self._end_episodes(self._begun)
+        super().reset_buffers(seeds)
+
+    def _end_episodes(self, slots: NDArray[np.bool_]) -> None:
+        # An episode may have been cut off by the one who steps, of which the environment knows nothing.
+        self._last[slots, -1] = 1.0
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step; see `MetaVectorEnv`."""
+        part = self.parts[index]
+        over = self.buffers.terminated[part] | self.buffers.truncated[part]
+        self._sent[index] = np.array(actions), ~over
+        super().step_send(index, actions)
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        received = self.env.step_recv(timeout, indices)
+        for index in received:
+            self._show(self.parts[index], *self._sent.pop(index))
+        self._observe()
+        return received
+
+    def _show(self, part: slice, actions: NDArray[Any], stepped: NDArray[np.bool_]) -> None:
+        """Note the outcome of a step in the slots of a part that were not at the end of their episode."""
+        last, buffers, space = self._last[part], self.buffers, self.single_action_space
+        if isinstance(space, spaces.Discrete):
+            outcome = np.zeros_like(last)
+            chosen = np.flatnonzero(stepped)
+            outcome[chosen, actions[chosen] - space.start] = 1.0
+        else:
+            outcome = np.empty_like(last)
+            outcome[:, :-2] = actions.reshape(len(actions), -1)
+        outcome[:, -2] = buffers.rewards[part]
+        outcome[:, -1] = buffers.terminated[part] | buffers.truncated[part]
+        last[stepped] = outcome[stepped]
+        self._begun[part] |= stepped
+
+    def _write_further(self, out: NDArray[Any]) -> None:
+        out[:] = self._last

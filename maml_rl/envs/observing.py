@@ -1,0 +1,122 @@
+"""The base of slots that show more than their environment does: a vector of its observation and other numbers."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task
+
+
+class ObservingVectorEnv(MetaVectorEnv):
+    """Slots whose observations are vectors: the environment's own, flattened, then further numbers.
+
+    A Discrete observation becomes a one-hot vector. Everything else is as the environment has it, so that the same
+    seeds give the same tasks and, for the same actions, the same episodes.
+
+    Args:
+        env: steps its slots in this process.
+        low: least values of the further numbers.
+        high: their greatest values.
+        dtype: of the observations.
+    """
+
+    def __init__(self, env: MetaVectorEnv, low: NDArray[Any], high: NDArray[Any], dtype: "np.dtype[Any]") -> None:
+        self.env = env
+        self.num_envs, self.parts, self.max_episode_steps = env.num_envs, env.parts, env.max_episode_steps
+        self.recorded_infos = env.recorded_infos
+        self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
+        flat = spaces.utils.flatten_space(env.single_observation_space)
+        assert isinstance(flat, spaces.Box)
+        self._own_size = flat.shape[0]
+        self.single_observation_space = spaces.Box(
+            np.concatenate([flat.low, low]).astype(dtype),
+            np.concatenate([flat.high, high]).astype(dtype),
+            dtype=dtype.type,
+        )
+        self.single_action_space = env.single_action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = env.action_space
+        self.buffers = StepBuffers.allocate(self.single_observation_space, self.num_envs, env.recorded_infos)
+
+    @abstractmethod
+    def _write_further(self, out: NDArray[Any]) -> None:
+        """Write the further numbers of all slots, (N, numbers)."""
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """What every reset and step writes; setting it changes where they write."""
+        return self._buffers
+
+    @buffers.setter
+    def buffers(self, buffers: StepBuffers) -> None:
+        self._buffers = buffers
+        # The environment keeps observations of its own; the rest it writes where this one's are read.
+        own = self.env.buffers.observations
+        self.env.buffers = replace(buffers, observations=own)
+
+    @property
+    def physics_seconds(self) -> NDArray[np.float64]:
+        """The environment's."""
+        return self.env.physics_seconds
+
+    @physics_seconds.setter
+    def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
+        self.env.physics_seconds = seconds
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw the environment's tasks."""
+        return self.env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
+        self.env.reset_task(tasks)
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, or those of `options["reset_mask"]`, as the environment does."""
+        infos = self.env.reset(seed=seed, options=options)[1]  # type: ignore[arg-type]
+        self._observe()
+        return self.buffers.observations.copy(), infos
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`."""
+        self.env.reset_buffers(seeds)
+        self._observe()
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step; see `MetaVectorEnv`."""
+        self.env.step_send(index, actions)
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        received = self.env.step_recv(timeout, indices)
+        self._observe()
+        return received
+
+    def _observe(self) -> None:
+        own, out = self.env.buffers.observations, self.buffers.observations
+        space, size = self.env.single_observation_space, self._own_size
+        if isinstance(space, spaces.Discrete):
+            out[:, :size] = 0.0
+            out[np.arange(self.num_envs), own - space.start] = 1.0
+        else:
+            out[:, :size] = own.reshape(self.num_envs, size)
+        self._write_further(out[:, size:])
+
+    def _infos(self) -> dict[str, Any]:
+        return self.env._infos()
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Return what the environment draws."""
+        return self.env.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environment."""
+        self.env.close()

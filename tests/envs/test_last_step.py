@@ -1,0 +1,100 @@
+"""Slots that show the last step: for every family, and for other people's environments."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, ObservedTask, make_vector_env
+from maml_rl.policies import get_policy_for_env
+from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.wire.describing import describe_env
+from tests.envs.contract import random_actions
+from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv
+
+
+def flat(space: spaces.Space[Any], values: np.ndarray) -> np.ndarray:
+    return np.stack([spaces.flatten(space, value) for value in values]).astype(np.float32)
+
+
+def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> None:
+    """Play two episodes in both; compare what is shown with what happened."""
+    parts = LastStepParts.of(plain.single_observation_space, plain.single_action_space)
+    tasks = plain.sample_tasks(plain.num_envs, seed=3)
+    plain.reset_task(tasks)
+    shown.reset_task(tasks)
+    further = np.zeros((plain.num_envs, parts.size - parts.observation.stop), np.float32)
+    for episode in range(2):
+        for env in (plain, shown):
+            env.reset_buffers(np.arange(plain.num_envs) + 10 * episode)
+        if episode:
+            further[:, -1] = 1.0
+        for step in range(num_steps):
+            seen, own = shown.buffers.observations, plain.buffers.observations
+            assert seen.dtype == np.float32
+            assert seen.shape == (plain.num_envs, parts.size)
+            np.testing.assert_array_equal(seen[:, parts.observation], flat(plain.single_observation_space, own))
+            np.testing.assert_array_equal(seen[:, parts.last_action.start :], further)
+            assert all(shown.single_observation_space.contains(row) for row in seen)
+            (actions,) = random_actions(plain, 1, seed=step + 100 * episode)
+            stepped = ~(plain.buffers.terminated | plain.buffers.truncated)
+            for env in (plain, shown):
+                env.step_send(0, actions)
+                env.step_recv()
+            np.testing.assert_array_equal(shown.buffers.rewards, plain.buffers.rewards)
+            over = plain.buffers.terminated | plain.buffers.truncated
+            outcome = np.column_stack([flat(plain.single_action_space, actions), plain.buffers.rewards, over])
+            further = np.where(stepped[:, None], outcome, further).astype(np.float32)
+    plain.close()
+    shown.close()
+
+
+def test_last_step_stands_behind_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
+    play_trial(vector_env, make_vector_env(ObservedLastStep(env_id), {}, vector_env.num_envs), 4)
+
+
+@pytest.mark.parametrize("env", [WalkEnv, PixelEnv, CellEnv])
+def test_environments_of_other_people_show_their_last_steps(env: Any) -> None:
+    plain, shown = (make_vector_env(made, {}, 2, max_episode_steps=3) for made in (env, ObservedLastStep(env)))
+    play_trial(plain, shown, 5)
+
+
+def test_an_oracle_can_see_its_last_step_too() -> None:
+    both = make_vector_env(ObservedLastStep(ObservedTask("2DNavigation-v0")), {}, 2)
+    assert both.single_observation_space.shape == (2 + 2 + 2 + 2,)
+
+
+def test_parts_are_found_in_a_space_that_shows_them() -> None:
+    shown = make_vector_env(ObservedLastStep("TabularMDP-v0"), {}, 1)
+    parts = LastStepParts.within(shown.single_observation_space, shown.single_action_space)
+    assert parts == LastStepParts(slice(0, 10), slice(10, 15), slice(15, 16), slice(16, 17), 17)
+    with pytest.raises(ValueError, match="observe_last=True"):
+        LastStepParts.within(spaces.Box(0, 1, (5,)), shown.single_action_space)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["TabularMDP-v0", "2DNavigation-v0", WalkEnv])
+def test_sampler_shows_the_last_step_in_every_placement(env: Any) -> None:
+    digests = set()
+    policy = get_policy_for_env(make_vector_env(ObservedLastStep(env), {}, 1), (4,))
+    for options in ({"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}):
+        settings: dict[str, Any] = {"max_episode_steps": 4, "slots_per_task": 1, "seed": 0, "observe_last": True}
+        if options["num_workers"]:
+            settings["start_method"] = "fork"
+        with MultiTaskSampler(env, {}, 3, policy, **settings, **options) as sampler:
+            episodes = sampler.rollout_trials(sampler.sample_tasks(3))
+        digests.add(episodes.digest())
+    assert len(digests) == 1
+    first, later = episodes.observations[:, 0, 0], episodes.observations[:, 0, 1:]
+    reward = policy.input_size - 2
+    assert not first[:, reward:].any()
+    last = episodes.rewards.gather(1, (episodes.lengths - 1).unsqueeze(1))[:, 0]
+    np.testing.assert_array_equal(later[..., reward], last[:, :-1])
+    assert (later[..., reward + 1] == 1.0).all()
+
+
+def test_an_error_names_what_is_observed() -> None:
+    assert describe_env(ObservedLastStep(ObservedTask(WalkEnv))).endswith(
+        "WalkEnv with observed tasks with observed last steps"
+    )
