@@ -280,8 +280,8 @@ def run_benchmark(arguments: Sequence[str] | None = None, prog: str = "maml-rl b
 
 def _benchmarks() -> list[str]:
     """Return the benchmarks of the repository that this package is part of; none where it was installed without."""
-    paths = sorted(_BENCHMARKS.glob("*.py"))
-    return [path.stem for path in paths if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    paths = [*_BENCHMARKS.glob("*.py"), *(path.parent for path in _BENCHMARKS.glob("*/__main__.py"))]
+    return sorted(path.stem for path in paths if path.is_dir() or '__name__ == "__main__"' in path.read_text("utf-8"))
 
 
 COMMANDS = {

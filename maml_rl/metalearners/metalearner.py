@@ -322,7 +322,7 @@ def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Conf
 
     def explain_unknown(key: str) -> str:
         owners = [name for name in algorithms() if key in _keys(find_metalearner(name))]
-        return f"; it is a setting of {owners[0]}, and the algorithm is {config.algorithm}" if owners else ""
+        return f"; it is a setting of {', '.join(owners)}, and the algorithm is {config.algorithm}" if owners else ""
 
     settings = config.check_algorithm_settings(learner.Settings, explain_unknown)
     return learner, settings, config.with_algorithm_settings(settings)

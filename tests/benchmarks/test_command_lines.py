@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from benchmarks import iteration, kernels, population, sampling, scale, supervision, waiting
+from benchmarks import iteration, kernels, population, sampling, scale, supervision, updates, waiting
 from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
 from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
@@ -114,6 +114,16 @@ def test_waiting_runs_the_part_that_is_asked_for(files):
     result, _ = run(waiting.main, files, "--only", "training", positive=False)
 
     assert list(result["tables"]) == [*(title for title, _ in waiting.TRAINING.values()), waiting.GAIN]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_updates_compares_every_algorithm_with_maml_trpo(files):
+    _, rows = run(updates.main, files)
+
+    for name in updates.ALGORITHMS:
+        share = rows[name]["median"] / rows["maml-trpo"]["median"]
+        assert rows[f"{name} / maml-trpo"]["median"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("present", [False, True])

@@ -571,11 +571,13 @@ def test_interrupted_start_ends_without_a_traceback(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+# The second keeps moments of Adam, and step sizes, beside its policy.
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "meta-sgd"])
 def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
-    tmp_path: Path, config: Path, start: Callable[..., Script]
+    algorithm: str, tmp_path: Path, config: Path, start: Callable[..., Script]
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    settings = ["--config", str(config), "--num-batches", "40"]
+    settings = ["--config", str(config), "--num-batches", "40", "--algorithm", algorithm]
     assert run_train([*settings, "--output-folder", str(undisturbed), "--num-workers", "0"]) == 0
     script = start("train.py", *settings, "--output-folder", str(killed), "--num-workers", "2")
     script.wait_until(lambda: lines_in(killed / "metrics.jsonl") >= 5)
@@ -587,7 +589,10 @@ def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
     assert untimed(killed) == untimed(undisturbed)
     found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
     assert found.iteration == 40
-    assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
+    assert bool(wanted.learner) == (algorithm == "meta-sgd")
+    for mine, theirs in ((found.tensors, wanted.tensors), (found.learner, wanted.learner)):
+        assert mine.keys() == theirs.keys()
+        assert all(mine[name].equal(tensor) for name, tensor in theirs.items())
 
 
 @pytest.mark.slow

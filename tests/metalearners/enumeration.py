@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -36,8 +37,9 @@ class Problem:
                 param.copy_(0.7 * torch.sin(torch.arange(1.0, param.numel() + 1).double() + index).view_as(param))
         return policy
 
+    @cached_property
     def trajectories(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states and actions of all trajectories, (T, N), and the chance of the states given these, (N,)."""
+        """States and actions of all trajectories, (T, N), and the chance of the states given these, (N,)."""
         num_states, num_actions = self.rewards.shape
         states, actions, chances = [], [], []
         for later in product(range(num_states), repeat=self.horizon - 1):
@@ -53,15 +55,15 @@ class Problem:
 
     def returns_to_go(self) -> Tensor:
         """Return the undiscounted returns, (T, N)."""
-        states, actions, _ = self.trajectories()
+        states, actions, _ = self.trajectories
         return self.rewards[states, actions].flip(0).cumsum(0).flip(0)
 
     def probabilities(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the probability of every trajectory, (N,): the softmax is written out here, apart from the policy."""
-        states, actions, chances = self.trajectories()
+        """Return the probability of every trajectory, (..., N): the softmax is written out, apart from the policy."""
+        states, actions, chances = self.trajectories
         (weight, bias) = params.values()
-        logits = weight.T + bias
-        return chances * torch.log_softmax(logits, -1)[states, actions].sum(0).exp()
+        logits = weight.mT + bias.unsqueeze(-2)
+        return chances * torch.log_softmax(logits, -1)[..., states, actions].sum(-2).exp()
 
     def expected_loss(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the negative of the expected return for each step."""
@@ -75,7 +77,7 @@ class Problem:
             columns: (M, B) numbers of trajectories.
             weights: (M, B) of rewards and returns; the advantages are the weighted returns.
         """
-        states, actions, _ = self.trajectories()
+        states, actions, _ = self.trajectories
         count = columns.shape[1]
         lengths = torch.full((num_tasks, count), self.horizon)
         take = columns.flatten()

@@ -1,5 +1,7 @@
 """What every registered algorithm promises, whatever it is: runs repeat, resume, and can be tested and adapted."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -67,10 +69,41 @@ def test_run_broken_off_and_resumed_is_bit_identical(run: tuple[str, Path], tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_workers_change_nothing(run: tuple[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_change_nothing(run: tuple[str, Path], num_workers: int, tmp_path: Path) -> None:
     algorithm, folder = run
-    train(small(algorithm), tmp_path / "run", num_workers=2)
+    train(small(algorithm), tmp_path / "run", num_workers=num_workers)
     assert_same_run(tmp_path / "run", folder)
+
+
+class OneAhead(AbstractContextManager["OneAhead"]):
+    """A `Prefetcher` whose items do not depend on timing: each is made while the one before it is in use."""
+
+    def __init__(self, make: Callable[[], object], count: int, ahead: int, interrupt: object) -> None:
+        self._make, self._left = make, count
+        self._items: list[object] = []
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def take(self) -> object:
+        while self._left and len(self._items) < 2:
+            self._items.append(self._make())
+            self._left -= 1
+        return self._items.pop(0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("algorithm", algorithms())
+def test_workers_change_nothing_in_batches_that_are_collected_ahead(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml_rl.experiment.train.Prefetcher", OneAhead)
+    for num_workers in (0, 1, 2):
+        train(small(algorithm, prefetch=1), tmp_path / str(num_workers), num_workers=num_workers)
+        assert_same_run(tmp_path / str(num_workers), tmp_path / "0")
+    assert [row["staleness"] for row in untimed(tmp_path / "0")] == [0, 1, 1]
 
 
 def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tuple[str, Path]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, adapt
+from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import Batch, find_metalearner
 from maml_rl.metalearners.adam import AdamLearner
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
@@ -97,7 +98,7 @@ def test_inner_loss_of_dice_is_exact(name: str) -> None:
 
 def sampled_inner_steps(problem: Problem, theta: Parameters, columns: Tensor) -> list[Parameters]:
     """Return the parameters after one inner step on each of the batches of trajectories `columns`, (M, B)."""
-    states, actions, _ = problem.trajectories()
+    states, actions, _ = problem.trajectories
     weight, bias = theta.values()
     log_probs = torch.log_softmax(weight.T + bias, -1)[states, actions]
     found = []
@@ -107,18 +108,28 @@ def sampled_inner_steps(problem: Problem, theta: Parameters, columns: Tensor) ->
     return found
 
 
-@pytest.mark.parametrize(("name", "num_episodes"), [("bandit", 1), ("bandit", 3), ("mdp", 1)])
-def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name: str, num_episodes: int) -> None:
-    problem = PROBLEMS[name]
-    policy = problem.policy()
-    theta = leaves_of(policy)
+def after_sampled_steps(problem: Problem, num_episodes: int) -> tuple[Tensor, Tensor, list[Parameters], Tensor]:
+    """Sum over all batches of `num_episodes` trajectories that an inner step may be taken on.
+
+    Returns:
+        Their trajectories (N, num_episodes), their chances (N,), the parameters after them, and the gradient of the
+        expected loss after a sampled inner step.
+    """
+    theta = leaves_of(problem.policy())
     count = len(problem.probabilities(theta))
     columns = torch.cartesian_prod(*[torch.arange(count)] * num_episodes).reshape(-1, num_episodes)
     chances = problem.probabilities(theta)[columns].prod(1)
     adapted = sampled_inner_steps(problem, theta, columns)
     losses = torch.stack([problem.expected_loss(params) for params in adapted])
     exact = flat(torch.autograd.grad((chances * losses).sum(), list(theta.values())))
+    return columns, chances.detach(), adapted, exact
 
+
+@pytest.mark.parametrize(("name", "num_episodes"), [("bandit", 1), ("bandit", 3), ("mdp", 1)])
+def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name: str, num_episodes: int) -> None:
+    problem = PROBLEMS[name]
+    policy = problem.policy()
+    columns, chances, adapted, exact = after_sampled_steps(problem, num_episodes)
     num_tasks = len(columns)
     phases = [
         problem.episodes(num_tasks, columns, torch.ones(columns.shape, dtype=torch.float64)),
@@ -133,7 +144,7 @@ def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name:
             learner._gains = gains_of(Batch(phases))
 
         def expectation(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome], learner: MAMLVPG = learner) -> Tensor:
-            return num_tasks * chances.detach()[new[0].samples.tasks] * learner.objective(new, old)
+            return num_tasks * chances[new[0].samples.tasks] * learner.objective(new, old)
 
         objective = AutogradObjective(policy, phases, rule=learner.rule, objective=expectation)
         objective.anchor()
@@ -159,3 +170,57 @@ def test_first_order_leaves_the_gradient_after_adaptation_alone(algorithm: str) 
     gradient = flat(torch.autograd.grad(MDP.expected_loss(after), list(after.values())))
     found = estimated_meta_gradient(MDP, algorithm, **{"first-order": True})
     torch.testing.assert_close(found, gradient, rtol=1e-10, atol=1e-12)
+
+
+def sampled_meta_gradients(
+    problem: Problem, algorithm: str, num_batches: int, num_tasks: int, num_episodes: int
+) -> Tensor:
+    """Return the gradients that the algorithm finds in independent batches of trajectories, (num_batches, D)."""
+    generator = torch.Generator().manual_seed(0)
+    policy = problem.policy()
+    kind = find_metalearner(algorithm)
+    assert issubclass(kind, AdamLearner)
+    rule = AdaptationRule(STEP_SIZE, inner_loss=kind.inner_loss)
+    learner = kind(policy, rule)
+    learner.optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+
+    def sampled(probabilities: Tensor) -> TaskEpisodes:
+        columns = torch.multinomial(probabilities, num_episodes, replacement=True, generator=generator)
+        return problem.episodes(num_tasks, columns, torch.ones(columns.shape, dtype=torch.float64))
+
+    before = problem.probabilities(leaves_of(policy)).detach().expand(num_tasks, -1)
+    found = []
+    for _ in range(num_batches):
+        train = sampled(before)
+        adapted = adapt(policy, train, rule=rule)
+        learner.update(Batch([train, sampled(problem.probabilities(adapted).detach())]))
+        found.append(flat([param.grad for param in policy.parameters() if param.grad is not None]))
+    return torch.stack(found)
+
+
+def standard_errors_off(found: Tensor, exact: Tensor) -> float:
+    """Return how many standard errors the mean of `found` (n, D) is away from `exact` (D,), in the worst entry."""
+    return float(((found.mean(0) - exact).abs() / (found.std(0) / len(found) ** 0.5)).max())
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_dice_on_sampled_trajectories_agrees_with_the_exact_meta_gradient(name: str) -> None:
+    exact = exact_meta_gradient(PROBLEMS[name])[1]
+    # So many episodes that the noise of the inner step itself, whose square is a bias of any estimator, vanishes.
+    errors = {
+        algorithm: standard_errors_off(sampled_meta_gradients(PROBLEMS[name], algorithm, 30, 2, 4_000), exact)
+        for algorithm in ("dice-maml", "maml-vpg")
+    }
+    assert errors["dice-maml"] < 4.0
+    assert errors["maml-vpg"] > 4.0, "the test can tell a biased estimator"
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_e_maml_on_sampled_trajectories_agrees_with_the_exact_meta_gradient(name: str) -> None:
+    exact = after_sampled_steps(PROBLEMS[name], 1)[3]
+    errors = {
+        algorithm: standard_errors_off(sampled_meta_gradients(PROBLEMS[name], algorithm, 30, 1_000, 1), exact)
+        for algorithm in ("e-maml", "maml-vpg")
+    }
+    assert errors["e-maml"] < 4.0
+    assert errors["maml-vpg"] > 4.0, "the test can tell a biased estimator"

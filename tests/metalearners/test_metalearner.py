@@ -111,6 +111,11 @@ def test_settings_of_the_section_and_of_the_top_level_mean_the_same() -> None:
             "algorithm: tests.metalearners.test_metalearner:Shift\nmax-kl: 0.1\n",
             "unknown key 'max-kl' in x.yaml, line 3; it is a setting of maml-trpo, and the algorithm is tests.",
         ),
+        (
+            "algorithm: reptile\nalgorithm-settings:\n  clip: 0.1\n",
+            "unknown key 'clip' in x.yaml, line 4; it is a setting of maml-ppo, promp, anil, meta-sgd, cavia, and the "
+            "algorithm is reptile",
+        ),
     ],
 )
 def test_wrong_setting_is_refused_with_file_line_and_key(text: str, message: str) -> None:

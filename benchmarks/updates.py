@@ -1,0 +1,80 @@
+"""What the meta-update of every algorithm costs, beside that of MAML-TRPO.
+
+    python -m benchmarks.updates --json updates.json --chart updates.svg
+
+Each has its own config of HalfCheetahDir, with 40 tasks x 20 episodes x 100 steps. Its episodes are sampled once; one
+turn is one update, always from the same parameters and the same state of the optimizer.
+"""
+
+import argparse
+import copy
+import time
+
+from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, TRPO, Contender
+from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+from maml_rl.experiment.build import make_experiment
+
+SECONDS = "Seconds of one meta-update"
+RATIOS = "Times the update of MAML-TRPO"
+CONTENDERS = (TRPO, *(Contender(name, name) for name in ALGORITHMS))
+SMALL = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
+
+
+class Update:
+    """The update of one algorithm, on episodes that are sampled once.
+
+    Args:
+        contender: the algorithm.
+        options: of the command.
+    """
+
+    def __init__(self, contender: Contender, options: argparse.Namespace) -> None:
+        config = contender.config(HALFCHEETAH_DIR, options.seed).override(SMALL if options.quick else {})
+        experiment = make_experiment(config)
+        self._name, self._learner = contender.name, experiment.metalearner
+        self._initial = copy.deepcopy(self._learner.policy.state_dict()), copy.deepcopy(self._learner.state_dict())
+        with experiment.make_sampler(num_workers=options.num_workers) as sampler:
+            self._batch = self._learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
+
+    def turn(self) -> Measurements:
+        """Return the seconds of the update."""
+        policy, kept = copy.deepcopy(self._initial)
+        self._learner.policy.load_state_dict(policy)
+        self._learner.load_state_dict(kept)
+        started = time.perf_counter()
+        self._learner.update(self._batch)
+        return {self._name: time.perf_counter() - started}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = _parse(arguments)
+    check_packages(options)
+    report = Report("updates", machine(), chosen(options))
+    wanted = [contender for contender in CONTENDERS if contender is TRPO or contender.name in options.only]
+    participants = [Participant(contender.name, Update(contender, options).turn) for contender in wanted]
+    rows = take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
+    for contender in wanted:
+        of_contender = contender.config(HALFCHEETAH_DIR, options.seed)
+        steps = of_contender.algorithm_settings.get("num-updates", 1)
+        note = f"{steps} steps on a batch" if steps > 1 else ""
+        report.add(SECONDS, Row(contender.name, rows[contender.name], "s", note))
+        if contender is not TRPO:
+            share = ratios(rows[contender.name], rows[TRPO.name])
+            report.add(RATIOS, Row(f"{contender.name} / {TRPO.name}", share, "ratio", note))
+    finish(report, options)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = common_options((__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), help="beside MAML-TRPO")
+    parser.add_argument("--num-workers", type=int, help="worker processes that sample the episodes")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.repeats, options.warmup, options.num_workers = 1, 0, 0
+    return options
+
+
+if __name__ == "__main__":
+    main()
