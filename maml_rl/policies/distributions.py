@@ -35,6 +35,8 @@ _DISCRETE = (Categorical, OneHotCategorical, Bernoulli)
 # An inverse cumulative distribution is infinite at 0, and an inverse squashing function at the end of its range.
 _SMALLEST_NOISE = 2.0**-25
 _MARGIN = 1e-6
+# Of the inverse of a gamma distribution: a fixed number, so that no number depends on those computed along with it.
+_NEWTON_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,53 @@ def invert_categorical(logits: Tensor, noise: Tensor) -> Tensor:
     cumulative = torch.exp(logits - logits.amax(-1, keepdim=True)).cumsum(-1)
     # The noise is scaled by the same sum that it is compared with, so that no action of probability zero is chosen.
     return (cumulative[..., :-1] <= noise.unsqueeze(-1) * cumulative[..., -1:]).sum(-1)
+
+
+def invert_normal(noise: Tensor) -> Tensor:
+    """Return standard normal numbers (...) at which the cumulative distribution is `noise` (...), from U[0, 1)."""
+    numbers: Tensor = torch.special.ndtri(noise.clamp(min=_SMALLEST_NOISE))
+    return numbers
+
+
+def invert_gamma(shapes: Tensor, noise: Tensor) -> Tensor:
+    """Return numbers (...) at which the cumulative distribution of Gamma(shape, 1) is `noise`.
+
+    Args:
+        shapes: (...) float64, at least 1.
+        noise: (...) float64 from U[0, 1).
+
+    Returns:
+        (...) numbers; the probability below and above each is right to a part in 10^4.
+    """
+    noise = noise.clamp(min=_SMALLEST_NOISE)
+    numbers, others = -torch.log1p(-noise), shapes != 1.0
+    if others.any():
+        numbers[others] = _invert_gamma(shapes[others], noise[others])
+    return numbers
+
+
+def _invert_gamma(shapes: Tensor, noise: Tensor) -> Tensor:
+    log_norm, is_low = torch.lgamma(shapes), noise < 0.5
+    log_tail = torch.log(torch.where(is_low, noise, 1.0 - noise))
+    # The cube root is nearly normal (Wilson and Hilferty 1931), but for the smallest; these are bounded from below.
+    cube_root = 1.0 - 1.0 / (9.0 * shapes) + torch.special.ndtri(noise) / (3.0 * torch.sqrt(shapes))
+    bound = (torch.log(noise) + log_norm + torch.log(shapes)) / shapes
+    place = torch.maximum(3.0 * torch.log(cube_root.clamp(min=1e-3)) + torch.log(shapes), bound)
+    # The logarithm of either tail is concave in that of the number: Newton's method converges from anywhere.
+    for _ in range(_NEWTON_STEPS):
+        number = torch.exp(place)
+        # Not gammainc: it rounds the last entries of a tensor differently from the others.
+        above = torch.special.gammaincc(shapes, number)
+        tail = torch.where(is_low, 1.0 - above, above)
+        step = (torch.log(tail) - log_tail) * tail / torch.exp(shapes * place - number - log_norm)
+        place = torch.where(is_low, place - step, place + step)
+    return torch.exp(place)
+
+
+def invert_beta(first: Tensor, second: Tensor, noise: Tensor, further_noise: Tensor) -> Tensor:
+    """Return numbers (...) from Beta(first, second) as a function of two numbers of noise each; see `invert_gamma`."""
+    number = invert_gamma(first, noise)
+    return number / (number + invert_gamma(second, further_noise))
 
 
 def log_prob(distribution: Distribution, samples: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Distributions as tensors and as functions of noise, against torch.distributions and against their frequencies."""
 
 import math
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -21,7 +22,16 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import AffineTransform
 
-from maml_rl.policies.distributions import log_prob, mode, noise_shape, sample_from_noise, take_apart
+from maml_rl.policies.distributions import (
+    invert_beta,
+    invert_gamma,
+    invert_normal,
+    log_prob,
+    mode,
+    noise_shape,
+    sample_from_noise,
+    take_apart,
+)
 
 N = 3
 
@@ -140,3 +150,39 @@ def test_gradients_flow_through_the_tensors():
     (gradient,) = torch.autograd.grad(value, mean)
     torch.testing.assert_close(gradient, torch.full((N, 2), 0.25))
     assert value.item() == pytest.approx(-N * 2 * (0.125 + math.log(2.0) + 0.5 * math.log(2.0 * math.pi)))
+
+
+def test_inverted_gamma_numbers_have_the_probability_of_erlangs_formula() -> None:
+    # Below x lies 1 - exp(-x) * sum_{i < k} x^i / i! of Gamma(k, 1), for whole k.
+    for shape in (1, 2, 3, 7, 20):
+        noise = torch.tensor([2.0**-24, 1e-3, 0.1, 0.4999, 0.5, 0.9, 1.0 - 2.0**-24], dtype=torch.float64)
+        numbers = invert_gamma(torch.full_like(noise, shape), noise)
+        for number, probability in zip(numbers.tolist(), noise.tolist(), strict=True):
+            above = math.exp(-number) * sum(number**power / math.factorial(power) for power in range(shape))
+            assert above == pytest.approx(1.0 - probability, rel=2e-4)
+            if probability > 0.01:
+                assert 1.0 - above == pytest.approx(probability, rel=2e-4)
+
+
+def test_inverted_numbers_have_the_moments_of_their_distributions() -> None:
+    places = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+    assert invert_normal(places).tolist() == pytest.approx([NormalDist().inv_cdf(place) for place in places.tolist()])
+    for shape in (1.0, 2.5, 40.0, 501.0):
+        numbers = invert_gamma(torch.full_like(places, shape), places)
+        assert numbers.mean().item() == pytest.approx(shape, rel=5e-3)
+        assert numbers.var().item() == pytest.approx(shape, rel=5e-2)
+    first, second = (place.flatten() for place in torch.meshgrid(places, places, indexing="ij"))
+    for a, b in ((1.0, 1.0), (3.0, 1.0), (30.0, 12.0)):
+        numbers = invert_beta(torch.full_like(first, a), torch.full_like(first, b), first, second)
+        assert numbers.mean().item() == pytest.approx(a / (a + b), rel=2e-3)
+        assert numbers.var().item() == pytest.approx(a * b / ((a + b) ** 2 * (a + b + 1)), rel=2e-2)
+
+
+def test_an_inverted_number_does_not_depend_on_those_computed_along_with_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = torch.randint(1, 60, (1001,), generator=generator).double()
+    noise = torch.rand(1001, generator=generator, dtype=torch.float64)
+    together = invert_gamma(shapes, noise)
+    alone = torch.cat([invert_gamma(shapes[i : i + 1], noise[i : i + 1]) for i in range(1001)])
+    assert torch.equal(together, alone)
+    assert torch.isfinite(invert_gamma(shapes, torch.zeros(1001).double())).all()

@@ -1,0 +1,103 @@
+"""The base of policies that count what they have seen, and choose a discrete action by it."""
+
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from maml_rl.envs.arguments import check_count, check_number
+from maml_rl.envs.last_step import LastStepParts
+from maml_rl.policies.memory_policy import MemoryPolicy
+from maml_rl.policies.policy import Memory, Params
+
+Ties = Literal["random", "first"]
+
+
+class CountingPolicy(MemoryPolicy):
+    """A policy with nothing to learn but what it counts. Its sampler has `observe_last=True`.
+
+    Args:
+        num_actions: K.
+        further_noise: numbers of noise beside the K that break ties.
+        ties: which of several best actions is taken: a "random" one, or the "first".
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    noise_kind = "uniform"
+
+    def __init__(self, num_actions: int, *, further_noise: int = 0, ties: Ties = "random") -> None:
+        super().__init__()
+        if ties not in ("random", "first"):
+            raise ValueError(f"ties must be 'random' or 'first', got {ties!r}")
+        self.num_actions, self.ties = check_count("the number of actions", num_actions), ties
+        self.noise_size = num_actions + further_noise
+
+    def best(self, scores: Tensor, noise: Tensor) -> Tensor:
+        """Return the action (...) int64 of the largest of `scores` (..., K), given `noise` (..., noise_size)."""
+        if self.ties == "first":
+            return scores.argmax(-1)
+        is_best = scores == scores.amax(-1, keepdim=True)
+        return torch.where(is_best, noise[..., : self.num_actions], -1.0).argmax(-1)
+
+    def mostly(self, actions: Tensor, epsilon: float, noise: Tensor) -> Tensor:
+        """Return `actions` (...), but with probability `epsilon` a random one. The last of `noise` decides."""
+        return torch.where(noise[..., -1] < epsilon, noise[..., : self.num_actions].argmax(-1), actions)
+
+    def last_step(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the last action (..., K) as one-hot, zero at first; its reward (...); whether it ended an episode."""
+        last = observations[..., -self.num_actions - 2 :].double()
+        return last[..., :-2], last[..., -2], last[..., -1] > 0.5
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse actions of another kind or number, and observations that do not show the last step; see `Policy`."""
+        self._check_actions(action_space)
+        if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
+            raise ValueError(
+                f"{type(self).__name__} learns from the last step; make the sampler with observe_last=True"
+            )
+        LastStepParts.within(observation_space, action_space)
+
+    def _check_actions(self, space: gymnasium.Space[Any]) -> None:
+        if not isinstance(space, spaces.Discrete) or (space.n, space.start) != (self.num_actions, 0):
+            raise ValueError(
+                f"{type(self).__name__} for {self.num_actions} actions does not fit the action space {space}; make it "
+                "for the actions of the environment"
+            )
+
+
+class RandomPolicy(CountingPolicy):
+    """Takes every one of K actions with the same probability.
+
+    Args:
+        num_actions: K.
+    """
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return nothing, as there is nothing to remember."""
+        return ()
+
+    def act_with_memory(
+        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return random actions; see `Policy.act_with_memory`."""
+        return noise.argmax(-1), ()
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse actions of another kind or number; see `Policy`."""
+        self._check_actions(action_space)
+
+
+def check_fraction(name: str, number: Any) -> float:
+    """Return `number` as a float.
+
+    Raises:
+        ValueError: If it is not a number in [0, 1].
+    """
+    value = check_number(name, number)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], got {number}")
+    return value
