@@ -40,11 +40,13 @@ class Rows:
             values = values.reshape(num_tasks, steps * num_episodes, math.prod(values.shape[3:]))
             return values if order is None else values.gather(1, order.unsqueeze(-1).expand(-1, -1, values.shape[2]))
 
-        units = policy.encode(samples.observations, samples.advantages.dtype)
+        dtype = samples.advantages.dtype
+        units = policy.encode(samples.observations, dtype)
+        actions = samples.actions.to(dtype) if samples.actions.is_floating_point() else samples.actions
         # Actions lie as (k, A, R), as the output units do; see `heads`.
         return cls(
             units=take(units).contiguous(),
-            actions=take(samples.actions).mT.contiguous().mT,
+            actions=take(actions).mT.contiguous().mT,
             weights=take(samples.weights).squeeze(-1),
             _order=order,
             _grid=(num_tasks, steps, num_episodes),

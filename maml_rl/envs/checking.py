@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from maml_rl.envs.meta_env import array_layout
+from maml_rl.envs.spaces import array_layout, flattener_for
 from maml_rl.errors import explain
 
 _DUTIES = {
@@ -19,8 +19,8 @@ _DUTIES = {
     "reset_task": "reset_task(task), which takes effect at the next step and survives reset",
 }
 _REMEDIES = {
-    "observation": "gymnasium.wrappers.FlattenObservation flattens it",
-    "action": "gymnasium.wrappers.TransformAction maps another one to it",
+    "observation": "gymnasium.wrappers.TransformObservation maps it to one of these",
+    "action": "gymnasium.wrappers.TransformAction maps one of these to it",
 }
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
 # In some families two tasks often give the same rewards (a coin that fell alike); not for as many seeds as this.
@@ -51,10 +51,10 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
     for kind in ("observation", "action"):
         space = getattr(env, f"{kind}_space", None)
         if space is None:
-            yield f"it lacks the attribute {kind}_space, a Box or Discrete of gymnasium.spaces"
+            yield f"it lacks the attribute {kind}_space, a Box or Discrete of gymnasium.spaces, for example"
             continue
         try:
-            array_layout(space)
+            flattener_for(space) if kind == "observation" else array_layout(space)
         except TypeError as error:
             yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
 
@@ -220,18 +220,29 @@ def _global_random_states() -> list[Any]:
 
 
 def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> list[Any]:
-    observation, _ = env.reset(seed=seed)
+    observation = _as_array(env, env.reset(seed=seed)[0])
     env.action_space.seed(seed)
     _expect_finite("observations", observation, "after reset")
-    history: list[Any] = [np.array(observation)]
+    history: list[Any] = [observation]
     for step in range(1, num_steps + 1):
         observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        observation = _as_array(env, observation)
         _expect_finite("observations", observation, f"at step {step}")
         _expect_finite("rewards", reward, f"at step {step}")
-        history += [np.array(observation), float(reward), terminated, truncated]
+        history += [observation, float(reward), terminated, truncated]
         if terminated or truncated:
             break
     return history
+
+
+def _as_array(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+    """Return a copy of an observation as the sampler sees it."""
+    flattener = flattener_for(env.observation_space)
+    if flattener is None:
+        return np.array(observation)
+    vector = np.empty(flattener.flat_space.shape, flattener.flat_space.dtype)
+    flattener.write(observation, vector)
+    return vector
 
 
 def _expect_finite(what: str, numbers: Any, when: str) -> None:

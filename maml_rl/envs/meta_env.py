@@ -18,6 +18,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.envs.spaces import array_layout
+
 Task = dict[str, Any]
 # When an environment's info holds a number that is recorded: at every step, or at the last of an episode.
 InfoKind = Literal["step", "episode"]
@@ -56,17 +58,6 @@ class StepBuffers:
             truncated=np.zeros(num_envs, np.bool_),
             infos={name: np.zeros(num_envs, np.float64) for name in recorded_infos},
         )
-
-
-def array_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape and dtype of one element of a space as an array.
-
-    Raises:
-        TypeError: If the space is neither Box nor Discrete.
-    """
-    if not isinstance(space, spaces.Box | spaces.Discrete):
-        raise TypeError(f"unsupported space {space}: expected Box or Discrete")
-    return space.shape or (), np.dtype(space.dtype)
 
 
 def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:

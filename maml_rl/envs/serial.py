@@ -24,6 +24,7 @@ from maml_rl.envs.meta_env import (
     read_reset_mask,
     slot_seeds,
 )
+from maml_rl.envs.spaces import fits, flattener_for
 from maml_rl.errors import TaskError, explain
 
 logger = logging.getLogger(__name__)
@@ -63,13 +64,15 @@ class SerialVectorEnv(MetaVectorEnv):
             self.close_extras()
             raise
         first = self.envs[0]
-        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
-        self.observation_space = batch_space(first.observation_space, num_envs)
+        self._flattener = flattener_for(first.observation_space)
+        flat = first.observation_space if self._flattener is None else self._flattener.flat_space
+        self.single_observation_space, self.single_action_space = flat, first.action_space
+        self.observation_space = batch_space(flat, num_envs)
         self.action_space = batch_space(first.action_space, num_envs)
         self.spec, self.render_mode = first.spec, first.render_mode
         self.max_episode_steps, self.recorded_infos = time_limit(first), _recorded_infos(first)
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
-        self.buffers = StepBuffers.allocate(first.observation_space, num_envs, self.recorded_infos)
+        self.buffers = StepBuffers.allocate(flat, num_envs, self.recorded_infos)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
         self._ready = False
         self._sent: NDArray[Any] | None = None
@@ -190,14 +193,20 @@ class SerialVectorEnv(MetaVectorEnv):
         return [0]
 
     def _write_observation(self, slot: int, observation: Any) -> None:
-        target, array = self.buffers.observations[slot : slot + 1], np.asarray(observation)
-        # A plain assignment would broadcast a smaller array, and truncate floats to bytes.
-        if array.shape != target.shape[1:] or not np.can_cast(array.dtype, target.dtype, "same_kind"):
+        observations = self.buffers.observations
+        if self._flattener is not None:
+            try:
+                self._flattener.write(observation, observations[slot])
+            except ValueError as error:
+                raise ValueError(f"{self.envs[slot]} returned {error}") from error
+            return
+        array = np.asarray(observation)
+        if not fits(array, observations.shape[1:], observations.dtype):
             raise ValueError(
                 f"{self.envs[slot]} returned an observation of shape {array.shape} and dtype {array.dtype}; "
                 f"its space is {self.single_observation_space}"
             )
-        target[0] = array
+        observations[slot] = array
 
     def _write_infos(self, slot: int, info: Mapping[str, Any], *, over: bool) -> None:
         for name, kind in self.recorded_infos.items():
@@ -218,7 +227,9 @@ class SerialVectorEnv(MetaVectorEnv):
         space = self.single_action_space
         if isinstance(space, spaces.Box):
             return np.minimum(np.maximum(action, space.low), space.high).astype(space.dtype)
-        return np.int64(action)
+        if isinstance(space, spaces.Discrete):
+            return np.int64(action)
+        return np.asarray(action, space.dtype)
 
     def _infos(self) -> dict[str, Any]:
         return self._env_infos

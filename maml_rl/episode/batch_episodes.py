@@ -149,7 +149,8 @@ class BatchEpisodes:
         steps = self.lengths[index]
         needed = int(steps.max()) + 1
         for name, column in rows.items():
-            self._storage(name, column, needed)[steps, index] = _to_storage(column[listed], self.device)
+            storage = self._storage(name, column, needed)
+            storage[steps, index] = column[listed].to(storage)
         self.lengths = self.lengths.index_add(0, index, torch.ones_like(index))
         self._advantages = None
 
@@ -168,7 +169,7 @@ class BatchEpisodes:
         self.terminated[index] = as_tensor(terminated).to(self.device)
         self.truncated[index] = as_tensor(truncated).to(self.device)
         final = self.final_observations.clone()
-        final[index] = _to_storage(as_tensor(final_observations), self.device)
+        final[index] = as_tensor(final_observations).to(final)
         self._final_observations = final
         self._advantages = None
 
@@ -288,7 +289,10 @@ class BatchEpisodes:
         if name in self._stored and len(self._stored[name]) >= needed:
             return self._stored[name]
         steps = max(_FIRST_CAPACITY, 2 * needed)
-        dtype = _to_storage(rows[:0], self.device).dtype
+        # Integers as they are, and floating-point numbers, of which NumPy's are float64 unless asked, as float32.
+        dtype = torch.float32 if rows.dtype.is_floating_point else rows.dtype
+        if name in self._stored:
+            dtype = self._stored[name].dtype
         grown = torch.zeros((steps, self.batch_size, *rows.shape[1:]), dtype=dtype, device=self.device)
         if name in self._stored:
             grown[: len(self)] = self._stored[name][: len(self)]
@@ -310,8 +314,3 @@ def as_tensor(array: Array) -> Tensor:
     # torch can share neither a read-only array nor one with negative strides.
     shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if shareable else array.copy())
-
-
-def _to_storage(rows: Tensor, device: torch.device) -> Tensor:
-    """Keep integers as they are and floating-point numbers as float32."""
-    return rows.to(device, torch.float32 if rows.dtype.is_floating_point else rows.dtype)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 import os
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,6 +22,7 @@ from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
 from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.envs.spaces import array_layout
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, explain
 from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
@@ -204,21 +206,16 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     finally:
         env.close()
     length = config.max_episode_steps or env.max_episode_steps or 1
+    layouts = map(array_layout, (env.single_observation_space, env.single_action_space))
     # Rewards, advantages and the mask beside observations and actions.
-    return Experiment(config, metalearner, baseline, device, 4 * length * (sum(_sizes(env)) + 3))
-
-
-def _sizes(env: MetaVectorEnv) -> tuple[int, int]:
-    """Return the number of entries of an observation and of an action."""
-    action_space = env.single_action_space
-    num_actions = 1 if isinstance(action_space, spaces.Discrete) else spaces.flatdim(action_space)
-    return spaces.flatdim(env.single_observation_space), num_actions
+    step_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts) + 3 * 4
+    return Experiment(config, metalearner, baseline, device, length * step_bytes)
 
 
 def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:
     """Refuse layers that certainly do not fit: parameters, and a gradient of the same size."""
-    observation_size, _ = _sizes(env)
-    widths = [observation_size, *config.hidden_sizes, spaces.flatdim(env.single_action_space)]
+    observation_size, num_outputs = map(spaces.flatdim, (env.single_observation_space, env.single_action_space))
+    widths = [observation_size, *config.hidden_sizes, num_outputs]
     num_parameters = sum((before + 1) * after for before, after in pairwise(widths))
     try:
         check_memory(2 * 4 * num_parameters, f"a policy of {num_parameters:,} parameters", "lower hidden-sizes")

@@ -53,7 +53,7 @@ class CategoricalMLPPolicy(MLPPolicy):
             observation_shape=observation_shape,
             observation_start=observation_start,
         )
-        self.action_shape: tuple[int, ...] = ()
+        self.action_shape, self.num_categories = (), (output_size,)
 
     def distribution_from(self, parameters: DistributionParams) -> Categorical:
         """Return the distribution over actions of logits (..., K)."""

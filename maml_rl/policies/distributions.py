@@ -1,7 +1,7 @@
 """Distributions of torch as tensors: what a batched computation can carry, and how noise becomes an action."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -18,9 +18,80 @@ from torch.distributions import (
     Transform,
     TransformedDistribution,
     constraints,
+    register_kl,
 )
 
+from maml_rl import functional
+
 NoiseKind = Literal["normal", "uniform"]
+
+
+class MultiCategorical(Distribution):
+    """Independent categorical variables, which may have different numbers of categories.
+
+    Args:
+        logits: (..., sum K_i), those of one variable after those of the other; not necessarily normalized.
+        num_categories: K_i of each variable.
+        shape: of one sample; (number of variables,) by default.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch declares it an instance variable
+
+    def __init__(
+        self,
+        logits: Tensor,
+        num_categories: Sequence[int],
+        shape: Sequence[int] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.logits, self.num_categories = logits, tuple(num_categories)
+        event_shape = torch.Size((len(self.num_categories),) if shape is None else shape)
+        super().__init__(logits.shape[:-1], event_shape, validate_args=False)
+
+    @property
+    def logits_of_each(self) -> tuple[Tensor, ...]:
+        """The logits (..., K_i) of each variable."""
+        return torch.split(self.logits, list(self.num_categories), dim=-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable sample, (..., *shape) int64."""
+        return self._joined([logits.argmax(-1) for logits in self.logits_of_each])
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw samples (*sample_shape, ..., *shape) int64 from the global generator."""
+        size = torch.Size(sample_shape)
+        return self._joined([Categorical(logits=logits).sample(size) for logits in self.logits_of_each])
+
+    def from_noise(self, noise: Tensor) -> Tensor:
+        """Return samples as a function of `noise` (..., number of variables) from U[0, 1)."""
+        return self._joined(
+            [invert_categorical(logits, noise[..., index]) for index, logits in enumerate(self.logits_of_each)]
+        )
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-probability (...) of samples (..., *shape)."""
+        chosen = value.reshape(*value.shape[: value.dim() - len(self.event_shape)], -1)
+        lead = torch.broadcast_shapes(chosen.shape[:-1], self.batch_shape)
+        terms = [
+            functional.categorical_log_prob(logits.expand(*lead, -1), chosen[..., index].expand(lead))
+            for index, logits in enumerate(self.logits_of_each)
+        ]
+        return torch.stack(terms).sum(0)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy (...)."""
+        return torch.stack([Categorical(logits=logits).entropy() for logits in self.logits_of_each]).sum(0)
+
+    def _joined(self, chosen: Sequence[Tensor]) -> Tensor:
+        values = torch.stack(list(chosen), dim=-1)
+        return values.reshape(*values.shape[:-1], *self.event_shape)
+
+
+@register_kl(MultiCategorical, MultiCategorical)
+def _kl_of_multi_categoricals(first: MultiCategorical, second: MultiCategorical) -> Tensor:
+    return torch.stack(list(map(functional.categorical_kl, first.logits_of_each, second.logits_of_each))).sum(0)
+
 
 # The constructor arguments that parametrize a distribution, and the noise that its samples are a function of.
 _KINDS: dict[type[Distribution], tuple[tuple[str, ...], NoiseKind]] = {
@@ -30,8 +101,9 @@ _KINDS: dict[type[Distribution], tuple[tuple[str, ...], NoiseKind]] = {
     Categorical: (("logits",), "uniform"),
     OneHotCategorical: (("logits",), "uniform"),
     Bernoulli: (("logits",), "uniform"),
+    MultiCategorical: (("logits",), "uniform"),
 }
-_DISCRETE = (Categorical, OneHotCategorical, Bernoulli)
+_DISCRETE = (Categorical, OneHotCategorical, Bernoulli, MultiCategorical)
 # An inverse cumulative distribution is infinite at 0, and an inverse squashing function at the end of its range.
 _SMALLEST_NOISE = 2.0**-25
 _MARGIN = 1e-6
@@ -47,10 +119,12 @@ class DistributionForm:
         kind: class of the innermost distribution.
         layers: what is around it, from the inside out: the number of event axes that an `Independent` adds, or the
             transforms of a `TransformedDistribution`.
+        arguments: of the innermost distribution besides its tensors.
     """
 
     kind: type[Distribution]
     layers: tuple[int | tuple[Transform, ...], ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def noise_kind(self) -> NoiseKind:
@@ -65,7 +139,7 @@ class DistributionForm:
     def build(self, tensors: Sequence[Tensor]) -> Distribution:
         """Return the distribution with these tensors; they may have more leading axes than those it came with."""
         names, _ = _KINDS[self.kind]
-        arguments: dict[str, Any] = dict(zip(names, tensors, strict=True))
+        arguments = {**self.arguments, **dict(zip(names, tensors, strict=True))}
         distribution = self.kind(**arguments, validate_args=False)
         for layer in self.layers:
             if isinstance(layer, int):
@@ -83,7 +157,7 @@ def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tens
     """
     if type(distribution) is Independent:
         form, tensors = take_apart(distribution.base_dist)
-        return DistributionForm(form.kind, (*form.layers, distribution.reinterpreted_batch_ndims)), tensors
+        return replace(form, layers=(*form.layers, distribution.reinterpreted_batch_ndims)), tensors
     if isinstance(distribution, TransformedDistribution):
         transforms = tuple(distribution.transforms)
         for transform in transforms:
@@ -93,7 +167,7 @@ def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tens
                     "learned into the base distribution"
                 )
         form, tensors = take_apart(distribution.base_dist)
-        return DistributionForm(form.kind, (*form.layers, transforms)), tensors
+        return replace(form, layers=(*form.layers, transforms)), tensors
     if type(distribution) not in _KINDS:
         known = ", ".join(kind.__name__ for kind in _KINDS)
         raise TypeError(
@@ -101,7 +175,12 @@ def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tens
             "TransformedDistribution of these, or derive from maml_rl.policies.Policy and write act"
         )
     names, _ = _KINDS[type(distribution)]
-    return DistributionForm(type(distribution)), tuple(getattr(distribution, name) for name in names)
+    arguments: dict[str, Any] = {}
+    if isinstance(distribution, MultiCategorical):
+        arguments = {"num_categories": distribution.num_categories, "shape": distribution.event_shape}
+    return DistributionForm(type(distribution), arguments=arguments), tuple(
+        getattr(distribution, name) for name in names
+    )
 
 
 def noise_shape(distribution: Distribution) -> torch.Size:
@@ -110,6 +189,8 @@ def noise_shape(distribution: Distribution) -> torch.Size:
         return noise_shape(distribution.base_dist)
     if isinstance(distribution, MultivariateNormal):
         return distribution.loc.shape
+    if isinstance(distribution, MultiCategorical):
+        return torch.Size((*distribution.batch_shape, len(distribution.num_categories)))
     return distribution.batch_shape
 
 
@@ -134,6 +215,8 @@ def sample_from_noise(distribution: Distribution, noise: Tensor) -> Tensor:
             return distribution.loc + (distribution.scale_tril @ noise.unsqueeze(-1)).squeeze(-1)
         case Categorical():
             return invert_categorical(distribution.logits, noise)
+        case MultiCategorical():
+            return distribution.from_noise(noise)
         case OneHotCategorical():
             chosen = invert_categorical(distribution.logits, noise)
             return torch.nn.functional.one_hot(chosen, distribution.logits.shape[-1])

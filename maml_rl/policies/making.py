@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
+from maml_rl.envs.spaces import flat_observation_space
+from maml_rl.policies.bernoulli_mlp import BernoulliMLPPolicy
 from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
-from maml_rl.policies.mlp import Nonlinearity
+from maml_rl.policies.mlp import MLPPolicy, Nonlinearity
+from maml_rl.policies.multi_categorical_mlp import MultiCategoricalMLPPolicy
 from maml_rl.policies.normal_mlp import NormalMLPPolicy
 
 
@@ -20,10 +24,12 @@ def get_policy_for_env(
     seed: int = 0,
     init_std: float = 1.0,
     min_std: float = 1e-6,
-) -> NormalMLPPolicy | CategoricalMLPPolicy:
-    """Make the policy that fits the spaces of `env`: Gaussian for Box actions, categorical for Discrete ones.
+) -> MLPPolicy:
+    """Make the policy that fits the spaces of `env`.
 
-    Box observations are flattened, Discrete ones become one-hot vectors.
+    Gaussian for Box actions, categorical for Discrete and MultiDiscrete ones, Bernoulli for MultiBinary ones. Box
+    observations are flattened, Discrete ones become one-hot vectors; those of several parts are taken as
+    `gymnasium.wrappers.FlattenObservation` and the sampler give them.
 
     Args:
         env: an environment, a vector environment, a sampler: whatever has `single_observation_space` and
@@ -38,43 +44,30 @@ def get_policy_for_env(
         TypeError: If a space is not supported.
     """
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
-    match observation_space:
-        case spaces.Box(shape=shape):
-            input_size, start = math.prod(shape), None
-        case spaces.Discrete(n=n, start=first):
-            input_size, shape, start = int(n), (), int(first)
-        case _:
-            raise TypeError(
-                f"no policy for the observation space {observation_space}: expected Box or Discrete; "
-                "flatten it with gymnasium.wrappers.FlattenObservation"
-            )
+    common: dict[str, Any] = {"hidden_sizes": hidden_sizes, "nonlinearity": nonlinearity, "seed": seed}
+    try:
+        flat = flat_observation_space(observation_space)
+    except TypeError as error:
+        remedy = "map it to one of these with gymnasium.wrappers.TransformObservation"
+        raise TypeError(f"no policy for the observation space {observation_space}: {error}; {remedy}") from None
+    if isinstance(flat, spaces.Discrete):
+        input_size, common["observation_start"] = int(flat.n), int(flat.start)
+    else:
+        input_size = spaces.flatdim(flat)
+    common["observation_shape"] = flat.shape
     match action_space:
-        case spaces.Box(shape=action_shape):
-            return NormalMLPPolicy(
-                input_size,
-                math.prod(action_shape),
-                hidden_sizes,
-                nonlinearity,
-                init_std,
-                min_std,
-                seed=seed,
-                observation_shape=shape,
-                observation_start=start,
-                action_shape=action_shape,
-            )
+        case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
+            common |= {"init_std": init_std, "min_std": min_std}
+            return NormalMLPPolicy(input_size, math.prod(shape), **common, action_shape=shape)
         case spaces.Discrete(n=n, start=0):
-            return CategoricalMLPPolicy(
-                input_size,
-                int(n),
-                hidden_sizes,
-                nonlinearity,
-                seed=seed,
-                observation_shape=shape,
-                observation_start=start,
-            )
+            return CategoricalMLPPolicy(input_size, int(n), **common)
+        case spaces.MultiDiscrete(nvec=counts, shape=shape, start=start) if not start.any():
+            return MultiCategoricalMLPPolicy(input_size, counts.ravel().tolist(), **common, action_shape=shape)
+        case spaces.MultiBinary(shape=shape):
+            return BernoulliMLPPolicy(input_size, math.prod(shape), **common, action_shape=shape)
     raise TypeError(
-        f"no policy for the action space {action_space}: expected Box, or Discrete starting at 0; "
-        "map it to one of these with gymnasium.wrappers.TransformAction"
+        f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, or Discrete or "
+        "MultiDiscrete starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
     )
 
 

@@ -6,11 +6,15 @@ One batched product for each layer, the rounding of which does not depend on the
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maml_rl.envs.spaces import category_counts
 from maml_rl.policies.policy import DistributionParams, Params, Policy
 
 Nonlinearity = Callable[[Tensor], Tensor]
@@ -34,12 +38,16 @@ class MLPPolicy(Policy):
 
     Attributes:
         layer_names: (weight, bias) parameter names of each layer, the output layer last.
+        action_shape: shape of one action.
+        num_categories: of each entry of an action; empty where these are no categories.
 
     Raises:
         ValueError: If a size is not positive or the nonlinearity is unknown.
     """
 
     stateless = True
+    action_shape: tuple[int, ...]
+    num_categories: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -74,6 +82,23 @@ class MLPPolicy(Policy):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
             self.add_module(name, layer)
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Compare shapes, types and numbers of categories; see `Policy.check_spaces`."""
+        shape, start = tuple(observation_space.shape or ()), getattr(observation_space, "start", None)
+        if shape != self.observation_shape or (start is None) is not (self.observation_start is None):
+            raise ValueError(
+                f"the policy is for observations of shape {self.observation_shape}, the environment has "
+                f"{observation_space}"
+            )
+        has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
+        fits = tuple(action_space.shape or ()) == self.action_shape and has_reals is (self.noise_kind == "normal")
+        if not fits or tuple(counts) != self.num_categories:
+            raise ValueError(
+                f"a {type(self).__name__} with actions of shape {self.action_shape}"
+                f"{f' and {list(self.num_categories)} categories' if self.num_categories else ''} does not fit the "
+                f"action space {action_space}; get_policy_for_env makes one that fits"
+            )
 
     @abstractmethod
     def distribution_from_units(self, units: Tensor, params: Params | None = None) -> DistributionParams:

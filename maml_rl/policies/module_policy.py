@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
+from maml_rl.envs.spaces import category_counts
 from maml_rl.policies.distributions import DistributionForm, log_prob, noise_shape, sample_from_noise, take_apart
 from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy
 
@@ -89,13 +90,15 @@ class ModulePolicy(Policy):
             )
         expected = (*(action_space.shape or ()),)
         actions = sample_from_noise(distribution, torch.full(noise_shape(distribution), 0.5, device=device))
-        categories = getattr(action_space, "n", None) if isinstance(action_space, gymnasium.spaces.Discrete) else None
-        outputs = take_apart(distribution)[1][0].shape[-1]
-        if tuple(actions.shape[1:]) != expected or (categories is not None and outputs != categories):
+        expected_counts, counts = category_counts(action_space), [take_apart(distribution)[1][0].shape[-1]]
+        if isinstance(action_space, gymnasium.spaces.MultiDiscrete):
+            counts *= len(expected_counts)
+        counts = kind.arguments.get("num_categories", counts)
+        if tuple(actions.shape[1:]) != expected or (expected_counts and list(counts) != expected_counts):
             raise ValueError(
                 f"the distribution {name} of {self._name} has actions of the shape {tuple(actions.shape[1:])}"
-                f"{f' and {outputs} categories' if categories is not None else ''}, which do not fit the action space "
-                f"{action_space}"
+                f"{f' and {counts[0] if len(counts) == 1 else list(counts)} categories' if expected_counts else ''}, "
+                f"which do not fit the action space {action_space}"
             )
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
@@ -240,6 +243,8 @@ class ModulePolicy(Policy):
 
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-probability (...) of actions (..., *action shape)."""
+        if actions.is_floating_point():
+            actions = actions.to(distribution[0].dtype)
         return log_prob(self.distribution_from(distribution), actions)
 
     def choose(self, observation: ArrayLike, rng: np.random.Generator | None = None) -> Any:

@@ -95,7 +95,7 @@ class NormalMLPPolicy(MLPPolicy):
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-density (...) of actions (..., *action shape), summed over their entries."""
         mean, log_std = distribution
-        return functional.gaussian_log_prob(mean, log_std, actions.reshape(*mean.shape))
+        return functional.gaussian_log_prob(mean, log_std, actions.to(mean.dtype).reshape(*mean.shape))
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
         """Return KL(old, new), (...)."""

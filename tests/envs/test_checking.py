@@ -10,10 +10,12 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from maml_rl.envs import check_meta_env
-from tests.envs.third_party import CellEnv, NoTaskEnv, PixelEnv, WalkEnv
+from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, NoTaskEnv, PixelEnv, SwitchesEnv, WalkEnv
 
 
-@pytest.mark.parametrize("make_env", [WalkEnv, PixelEnv, CellEnv, lambda: TimeLimit(WalkEnv(), 3)])
+@pytest.mark.parametrize(
+    "make_env", [WalkEnv, PixelEnv, CellEnv, DictEnv, KnobsEnv, SwitchesEnv, lambda: TimeLimit(WalkEnv(), 3)]
+)
 def test_good_environment_passes(make_env: Any) -> None:
     check_meta_env(make_env())
 
@@ -42,12 +44,13 @@ def test_all_that_is_missing_is_listed() -> None:
     assert message.startswith("NoTaskEnv is no task family: ")
     assert "it lacks sample_tasks(num_tasks), which draws that many tasks" in message
     assert "it lacks reset_task(task), which takes effect at the next step and survives reset" in message
-    assert "as its observation space it has an unsupported space Dict" in message
-    assert "as its action space it has an unsupported space MultiDiscrete" in message
+    assert "as its observation space it has an unsupported space Text" in message
+    assert "as its action space it has an unsupported space Tuple" in message
     observation, action = message.split("as its observation space")[1].split("as its action space")
-    assert "FlattenObservation" in observation
+    assert " at ['y']: expected Box, Discrete" in observation
+    assert "TransformObservation" in observation
     assert "TransformAction" in action
-    assert "FlattenObservation" not in action
+    assert "TransformObservation" not in action
 
 
 def test_missing_space_is_listed() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maml_rl.envs.meta_env import StepBuffers, array_layout, slot_seeds
+from maml_rl.envs.meta_env import StepBuffers, slot_seeds
+from maml_rl.envs.spaces import array_layout
 
 
 @pytest.mark.parametrize(
@@ -26,14 +27,6 @@ def test_buffers_have_the_shape_and_dtype_of_the_space(space: Any, shape: tuple[
     for flags in (buffers.terminated, buffers.truncated):
         assert (flags.shape, flags.dtype) == ((5,), np.bool_)
     assert buffers.observations.itemsize * buffers.observations.size == buffers.observations.nbytes
-
-
-@pytest.mark.parametrize(
-    "space", [spaces.Dict({"x": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)]), spaces.MultiBinary(3)]
-)
-def test_unsupported_space_is_refused_by_name(space: Any) -> None:
-    with pytest.raises(TypeError, match=f"unsupported space {type(space).__name__}"):
-        array_layout(space)
 
 
 def test_slot_seeds_follow_gymnasium() -> None:

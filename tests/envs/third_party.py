@@ -92,8 +92,46 @@ class SplitEnv(WalkEnv):
         return [{"slope": float(slope)} for slope in self.np_random.uniform(2.0, 3.0, num_tasks)]
 
 
+class DictEnv(WalkEnv):
+    """Shows the place in several ways, and takes float64 actions."""
+
+    observation_space = spaces.Dict(
+        place=spaces.Box(-1.0, 1.0, (1, 1), np.float64),
+        parts=spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 3])]),
+    )
+    action_space = spaces.Box(-0.5, 0.5, (1,), np.float64)
+
+    def observe(self) -> Any:
+        half = np.array([self.place < 0.0, self.place > 0.0], np.int8)
+        cell = int(1.4999 * self.place)
+        parts = np.int64(round(self.place)), half, np.array([half[1], 1 + cell])
+        return {"place": np.array([[self.place]]), "parts": parts}
+
+
+class KnobsEnv(WalkEnv):
+    """Two knobs: which way, and how far."""
+
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.place = float(np.clip(self.place + 0.2 * (2 * action[0] - 1) * action[1], -1.0, 1.0))
+        return self.observe(), self.slope * self.place, abs(self.place) == 1.0, False, {}
+
+
+class SwitchesEnv(KnobsEnv):
+    """Switches, each of which pushes to its side."""
+
+    action_space = spaces.MultiBinary([2, 2])
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.place = float(np.clip(self.place + 0.2 * (action[0].sum() - float(action[1].sum())), -1.0, 1.0))
+        return self.observe(), self.slope * self.place, abs(self.place) == 1.0, False, {}
+
+
 class NoTaskEnv(gymnasium.Env):
     """No task family at all."""
 
-    observation_space = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (1,))})
-    action_space = spaces.MultiDiscrete([2, 2])
+    observation_space = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (1,)), "y": spaces.Text(3)})
+    action_space = spaces.Tuple([spaces.Discrete(2)])

@@ -19,10 +19,12 @@ from torch.distributions import (
     OneHotCategorical,
     TanhTransform,
     TransformedDistribution,
+    kl_divergence,
 )
 from torch.distributions.transforms import AffineTransform
 
 from maml_rl.policies.distributions import (
+    MultiCategorical,
     invert_beta,
     invert_gamma,
     invert_normal,
@@ -55,6 +57,7 @@ CASES: dict[str, Distribution] = {
     "bernoulli": Independent(Bernoulli(logits=randn(N, 2)), 1),
     "categorical": Categorical(logits=randn(N, 4)),
     "multi-categorical": Independent(Categorical(probs=randn(N, 2, 4).softmax(-1)), 1),
+    "several categorical": MultiCategorical(randn(N, 5), [2, 3], (2, 1)),
     "one-hot": OneHotCategorical(logits=randn(N, 4)),
 }
 every_case = pytest.mark.parametrize("name", CASES)
@@ -105,6 +108,22 @@ def test_mode_of_a_transformed_distribution_is_that_of_its_base_transformed():
     torch.testing.assert_close(mode(squashed()), 0.5 + 2.0 * torch.tanh(base.loc))
     assert mode(Independent(Bernoulli(probs=torch.tensor([[0.2, 0.5, 0.7]])), 1)).tolist() == [[0, 0, 1]]
     assert torch.equal(mode(CASES["categorical"]), CASES["categorical"].mode)
+    assert mode(MultiCategorical(torch.tensor([0.0, 1.0, 3.0, 2.0, 1.0]), [2, 3])).tolist() == [1, 0]
+
+
+def test_several_categories_are_the_categorical_distributions_of_each():
+    logits, other = randn(N, 5), randn(N, 5, seed=1)
+    several = MultiCategorical(logits, [2, 3])
+    each = [Categorical(logits=part) for part in logits.split([2, 3], dim=-1)]
+    samples = draw(several, 4).int()
+    torch.testing.assert_close(
+        several.log_prob(samples), sum(one.log_prob(samples[..., index]) for index, one in enumerate(each))
+    )
+    torch.testing.assert_close(several.entropy(), sum(one.entropy() for one in each))
+    others = [Categorical(logits=part) for part in other.split([2, 3], dim=-1)]
+    torch.testing.assert_close(
+        kl_divergence(several, MultiCategorical(other, [2, 3])), sum(map(kl_divergence, each, others))
+    )
 
 
 def test_squashed_sample_rounded_to_the_end_of_its_range_has_a_finite_log_prob_and_gradient():

@@ -8,7 +8,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maml_rl.policies import CategoricalMLPPolicy, NormalMLPPolicy, get_policy_for_env
+from maml_rl.policies import (
+    BernoulliMLPPolicy,
+    CategoricalMLPPolicy,
+    MultiCategoricalMLPPolicy,
+    NormalMLPPolicy,
+    get_policy_for_env,
+)
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 
@@ -29,7 +35,17 @@ def env(observation_space: gym.Space, action_space: gym.Space) -> SimpleNamespac
     ],
     ids=str,
 )
-@pytest.mark.parametrize("action_space", [spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(5)], ids=str)
+@pytest.mark.parametrize(
+    "action_space",
+    [
+        spaces.Box(-1.0, 1.0, (2,)),
+        spaces.Box(-1.0, 1.0, (2,), np.float64),
+        spaces.Discrete(5),
+        spaces.MultiDiscrete([[3, 2]]),
+        spaces.MultiBinary([2, 2]),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("stacked", [False, True])
 def test_policy_acts_on_observations_of_the_space_with_actions_of_the_space(observation_space, action_space, stacked):
     policy = get_policy_for_env(env(observation_space, action_space), (8,), "tanh")
@@ -40,6 +56,7 @@ def test_policy_acts_on_observations_of_the_space_with_actions_of_the_space(obse
     assert actions.shape == (2, 3, *action_space.shape)
     for action in actions.detach().flatten(0, 1).numpy():
         clipped = np.clip(action, -1.0, 1.0) if isinstance(action_space, spaces.Box) else action
+        clipped = np.asarray(clipped, action_space.dtype)[()]
         assert action_space.contains(clipped)
     assert policy.log_prob(observations, actions, params).shape == (2, 3)
 
@@ -47,6 +64,15 @@ def test_policy_acts_on_observations_of_the_space_with_actions_of_the_space(obse
 def test_box_actions_get_a_gaussian_and_discrete_ones_a_categorical_policy():
     assert isinstance(get_policy_for_env(env(BOX, BOX)), NormalMLPPolicy)
     assert isinstance(get_policy_for_env(env(BOX, spaces.Discrete(2))), CategoricalMLPPolicy)
+    assert isinstance(get_policy_for_env(env(BOX, spaces.MultiDiscrete([2, 3]))), MultiCategoricalMLPPolicy)
+    assert isinstance(get_policy_for_env(env(BOX, spaces.MultiBinary(3))), BernoulliMLPPolicy)
+
+
+def test_observations_of_several_parts_enter_as_one_vector():
+    space = spaces.Dict(place=BOX, cell=spaces.Discrete(4))
+    policy = get_policy_for_env(env(space, BOX))
+    assert policy.observation_shape == (7,)
+    policy.choose(spaces.flatten(space, space.sample()))
 
 
 def test_single_and_vector_environments_give_the_same_policy():
@@ -70,11 +96,14 @@ def test_deviations_and_seed_are_passed_on():
 @pytest.mark.parametrize(
     ("observation_space", "action_space", "message"),
     [
-        (spaces.Dict(a=BOX), BOX, r"observation space.*FlattenObservation"),
-        (BOX, spaces.MultiDiscrete([2, 2]), r"action space.*TransformAction"),
+        (spaces.Dict(a=spaces.Text(3)), BOX, r"observation space.*Text.*at \['a'\].*TransformObservation"),
+        (spaces.Box(0, 9, (2,), np.uint16), BOX, "torch does not compute with uint16"),
+        (BOX, spaces.MultiDiscrete([2, 2], start=[0, 1]), r"action space.*TransformAction"),
         (BOX, spaces.Discrete(3, start=1), r"action space.*TransformAction"),
+        (BOX, spaces.Box(0, 3, (2,), np.int64), r"action space.*a Box of floats.*TransformAction"),
+        (BOX, spaces.Tuple([spaces.Discrete(2)]), r"action space.*TransformAction"),
     ],
-    ids=["dict", "multi-discrete", "discrete from 1"],
+    ids=["text", "uint16", "multi-discrete from 1", "discrete from 1", "integers", "tuple"],
 )
 def test_unsupported_space_is_refused_with_a_remedy(observation_space, action_space, message):
     with pytest.raises(TypeError, match=message):

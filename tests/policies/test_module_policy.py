@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 
 from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, PopulationEvaluator, adapt
-from maml_rl.policies import CategoricalMLPPolicy, NormalMLPPolicy, Policy, as_policy
+from maml_rl.policies import CategoricalMLPPolicy, MultiCategorical, NormalMLPPolicy, Policy, as_policy
 from tests.synthetic import make_episodes
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
 ACTIONS = spaces.Box(-1.0, 1.0, (2,))
+TWO_OF_THREE = spaces.MultiDiscrete([3, 3])
 
 
 class Gaussian(nn.Module):
@@ -213,9 +214,11 @@ def test_module_chooses_actions_for_single_observations():
     [
         (lambda: Discrete(Categorical, 4), spaces.Discrete(4)),
         (lambda: Discrete(Bernoulli, 4), spaces.MultiBinary(4)),
+        (lambda: Discrete(lambda logits: MultiCategorical(logits, [3, 2]), 5), spaces.MultiDiscrete([3, 2])),
+        (lambda: Discrete(lambda logits: Categorical(logits=logits.unflatten(-1, (2, 3))), 6), TWO_OF_THREE),
         (Gaussian, ACTIONS),
     ],
-    ids=["discrete", "multi-binary", "box"],
+    ids=["discrete", "multi-binary", "multi-discrete", "equal multi-discrete", "box"],
 )
 def test_fitting_spaces_are_accepted(make, action_space):
     policy = as_policy(seeded(make))
@@ -229,6 +232,12 @@ def test_fitting_spaces_are_accepted(make, action_space):
     ("make", "action_space", "error", "message"),
     [
         (lambda: Discrete(Categorical, 4), spaces.Discrete(3), ValueError, r"4 categories.*Discrete\(3\)"),
+        (
+            lambda: Discrete(lambda logits: MultiCategorical(logits, [2, 3]), 5),
+            spaces.MultiDiscrete([3, 2]),
+            ValueError,
+            r"\[2, 3\] categories.*MultiDiscrete\(\[3 2\]\)",
+        ),
         (lambda: Discrete(Categorical, 4), ACTIONS, ValueError, "Categorical of Discrete has integer actions"),
         (lambda: Gaussian(outputs=3), ACTIONS, ValueError, r"shape \(3,\).*do not fit"),
         (lambda: Gaussian(), spaces.Discrete(2), ValueError, "has real actions"),
@@ -246,7 +255,7 @@ def test_fitting_spaces_are_accepted(make, action_space):
             "no rule makes actions of a Beta",
         ),
     ],
-    ids=["categories", "integers", "shape", "reals", "tensor", "batch", "beta"],
+    ids=["categories", "numbers of categories", "integers", "shape", "reals", "tensor", "batch", "beta"],
 )
 def test_module_that_does_not_fit_is_refused_in_one_line(make, action_space, error, message):
     with pytest.raises(error, match=message) as caught:

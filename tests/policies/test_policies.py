@@ -1,19 +1,35 @@
 """The policies, against layers of torch.nn, torch.distributions, differences, and themselves in other groupings."""
 
 import math
+import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from maml_rl.policies import CategoricalMLPPolicy, MLPPolicy, NormalMLPPolicy, Params, Policy
+from maml_rl.policies import (
+    BernoulliMLPPolicy,
+    CategoricalMLPPolicy,
+    MLPPolicy,
+    MultiCategoricalMLPPolicy,
+    NormalMLPPolicy,
+    Params,
+    Policy,
+)
+from maml_rl.policies.distributions import mode
 
 
 def make(kind: str, nonlinearity: str = "tanh", seed: int = 0, hidden_sizes: tuple[int, ...] = (7, 5)) -> MLPPolicy:
     if kind == "normal":
         return NormalMLPPolicy(3, 2, hidden_sizes, nonlinearity, init_std=0.7, seed=seed)
+    if kind == "multi-categorical":
+        return MultiCategoricalMLPPolicy(3, [4, 2, 3], hidden_sizes, nonlinearity, seed=seed)
+    if kind == "bernoulli":
+        return BernoulliMLPPolicy(3, 4, hidden_sizes, nonlinearity, seed=seed, action_shape=(2, 2))
     return CategoricalMLPPolicy(3, 4, hidden_sizes, nonlinearity, seed=seed)
 
 
@@ -40,12 +56,11 @@ def of_task(params: Params, task: int) -> dict[str, Tensor]:
     return {name: value[task] for name, value in params.items()}
 
 
-def both(test):
-    return pytest.mark.parametrize("kind", ["normal", "categorical"])(test)
+every_kind = pytest.mark.parametrize("kind", ["normal", "categorical", "multi-categorical", "bernoulli"])
 
 
 @pytest.mark.parametrize("nonlinearity", ["relu", "tanh"])
-@both
+@every_kind
 def test_network_equals_layers_of_torch_with_the_same_weights(kind, nonlinearity):
     policy = make(kind, nonlinearity)
     last = "mu" if kind == "normal" else "layer3"
@@ -58,7 +73,7 @@ def test_network_equals_layers_of_torch_with_the_same_weights(kind, nonlinearity
     torch.testing.assert_close(policy.distribution_parameters(observations)[0], reference(observations))
 
 
-@both
+@every_kind
 def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
     policy, observations = make(kind), randn(4, 6, 5, 3)
     params = different_params(policy, 4)
@@ -68,7 +83,8 @@ def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
     assert stacked.batch_shape == (4, 6, 5)
     for task in range(4):
         alone = policy(observations[task], of_task(params, task))
-        torch.testing.assert_close(alone.log_prob(actions[task]), stacked.log_prob(actions)[task])
+        of_task_alone, of_all = alone.log_prob(actions[task].float()), stacked.log_prob(actions.float())
+        torch.testing.assert_close(of_task_alone, of_all[task])
         torch.testing.assert_close(
             policy.act(observations[task], noise[task], of_task(params, task)), actions[task], rtol=1e-4, atol=1e-5
         )
@@ -76,7 +92,7 @@ def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
 
 @pytest.mark.parametrize(("num_tasks", "num_episodes", "hidden"), [(5, 20, (100, 100)), (7, 3, (13, 5)), (4, 1, (64,))])
 @pytest.mark.parametrize("nonlinearity", ["relu", "tanh"])
-@both
+@every_kind
 def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
     kind, nonlinearity, num_tasks, num_episodes, hidden
 ):
@@ -95,19 +111,19 @@ def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
         assert torch.equal(policy.act(observations[1:3], noise[1:3], part), together[1:3])
 
 
-@both
+@every_kind
 def test_log_prob_kl_and_entropy_equal_those_of_the_distributions(kind):
     policy, observations = make(kind), randn(3, 4, 3)
     first, second = different_params(policy, 3), policy.stack_parameters(3)
     p, q = policy(observations, first), policy(observations, second)
     actions = policy.act(observations, make_noise(policy, 3, 4), first)
-    torch.testing.assert_close(policy.log_prob(observations, actions, first), p.log_prob(actions))
+    torch.testing.assert_close(policy.log_prob(observations, actions, first), p.log_prob(actions.float()))
     old, new = (policy.distribution_parameters(observations, params) for params in (first, second))
     torch.testing.assert_close(policy.kl(old, new), kl_divergence(p, q))
     torch.testing.assert_close(policy.entropy_from(old), p.entropy())
 
 
-@both
+@every_kind
 def test_fisher_product_is_the_hessian_of_the_kl_at_equal_distributions(kind):
     policy = make(kind).double()
     observations = randn(2, 3, 3).double()
@@ -124,7 +140,7 @@ def test_fisher_product_is_the_hessian_of_the_kl_at_equal_distributions(kind):
 
 
 @pytest.mark.slow
-@both
+@every_kind
 def test_log_prob_is_twice_differentiable_in_stacked_parameters(kind):
     policy = make(kind).double()
     observations = randn(2, 3, 3).double()
@@ -144,7 +160,7 @@ def test_log_prob_is_twice_differentiable_in_stacked_parameters(kind):
 
 # torch scripts the decompositions of forward mode when it first needs them, and warns about itself.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-@both
+@every_kind
 def test_forward_mode_products_equal_differences(kind):
     policy = make(kind).double()
     observations = randn(2, 3, 3).double()
@@ -161,7 +177,7 @@ def test_forward_mode_products_equal_differences(kind):
         torch.testing.assert_close(product, (plus - minus) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
-@both
+@every_kind
 def test_same_seed_gives_the_same_weights_and_the_global_random_state_is_left_alone(kind):
     state = torch.get_rng_state()
     first, again, other = make(kind, seed=1), make(kind, seed=1), make(kind, seed=2)
@@ -180,7 +196,7 @@ def test_parameters_have_the_familiar_names():
     assert {name.split(".")[0] for name, _ in make("categorical").named_parameters()} == {"layer1", "layer2", "layer3"}
 
 
-@both
+@every_kind
 def test_stacked_parameters_of_a_single_task_are_a_copy_too(kind):
     policy = make(kind)
     with torch.no_grad():
@@ -190,7 +206,7 @@ def test_stacked_parameters_of_a_single_task_are_a_copy_too(kind):
         assert stacked[name].data_ptr() != value.data_ptr()
 
 
-@both
+@every_kind
 def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind):
     policy = make(kind)
     stacked = policy.stack_parameters(3)
@@ -204,7 +220,7 @@ def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind):
     assert all(torch.equal(again[name], stacked[name]) for name in stacked)
 
 
-@both
+@every_kind
 @pytest.mark.parametrize("first_order", [False, True])
 def test_updated_parameters_are_one_gradient_step_away_and_differentiable(kind, first_order):
     policy = make(kind)
@@ -277,6 +293,74 @@ def test_categorical_actions_follow_the_probabilities():
     frequencies = torch.bincount(actions, minlength=4) / 20_000
     torch.testing.assert_close(frequencies, policy(observation).probs.detach(), rtol=0.0, atol=2e-4)
     assert actions.dtype == torch.int64
+
+
+def test_several_choices_follow_the_probabilities_of_each():
+    policy = MultiCategoricalMLPPolicy(1, [3, 2], action_shape=(2, 1))
+    with torch.no_grad():
+        policy.layer1.bias.copy_(torch.tensor([0.5, 0.3, 0.2, 0.9, 0.1]).log())
+        policy.layer1.weight.zero_()
+    actions = policy.act(torch.zeros(20_000, 1), make_noise(policy, 20_000))
+    assert (actions.shape, actions.dtype) == ((20_000, 2, 1), torch.int64)
+    for entry, expected in enumerate(([0.5, 0.3, 0.2], [0.9, 0.1])):
+        frequencies = torch.bincount(actions[:, entry, 0]) / 20_000
+        torch.testing.assert_close(frequencies, torch.tensor(expected), rtol=0.0, atol=0.015)
+    joint = (actions[:, 0, 0] == 0) & (actions[:, 1, 0] == 1)
+    assert joint.float().mean().item() == pytest.approx(0.05, abs=0.01)
+    assert policy.choose(np.zeros(1)).tolist() == [[0], [0]]
+    with torch.random.fork_rng():
+        assert policy(torch.zeros(5, 1)).sample((4,)).shape == (4, 5, 2, 1)
+
+
+def test_switches_follow_their_probabilities():
+    policy = BernoulliMLPPolicy(1, 2)
+    with torch.no_grad():
+        policy.layer1.bias.copy_(torch.tensor([0.8, 0.1]).logit())
+        policy.layer1.weight.zero_()
+    actions = policy.act(torch.zeros(20_000, 1), make_noise(policy, 20_000))
+    assert (actions.shape, actions.dtype) == ((20_000, 2), torch.int8)
+    torch.testing.assert_close(actions.float().mean(0), torch.tensor([0.8, 0.1]), rtol=0.0, atol=0.01)
+    assert policy.choose(np.zeros(1)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("logit", [-200.0, 200.0])
+@pytest.mark.parametrize("kind", ["multi-categorical", "bernoulli"])
+def test_certain_choices_have_finite_probabilities_and_divergences(kind, logit):
+    policy = make(kind)
+    logits = torch.full((2, policy.output_size), logit).requires_grad_()
+    with torch.no_grad():
+        logits[:, 1::2] = -logit
+    other = torch.zeros(2, policy.output_size, requires_grad=True)
+    certain = mode(policy.distribution_from((logits,)))
+    for value in (policy.log_prob_from((logits,), certain), policy.kl((logits,), (other,))):
+        assert bool(value.isfinite().all())
+        for gradient in torch.autograd.grad(value.sum(), (logits, other), allow_unused=True):
+            assert gradient is None or bool(gradient.isfinite().all())
+
+
+SPACES = {
+    "normal": spaces.Box(-1.0, 1.0, (2,)),
+    "categorical": spaces.Discrete(4),
+    "multi-categorical": spaces.MultiDiscrete([4, 2, 3]),
+    "bernoulli": spaces.MultiBinary([2, 2]),
+}
+
+
+@pytest.mark.parametrize("other", [*SPACES.values(), spaces.MultiDiscrete([4, 3, 2]), spaces.Discrete(5)], ids=str)
+@every_kind
+def test_policy_takes_the_action_space_that_it_was_made_for_alone(kind, other):
+    policy, observations = make(kind), spaces.Box(-1.0, 1.0, (3,))
+    if other == SPACES[kind]:
+        policy.check_spaces(observations, other)
+    else:
+        with pytest.raises(
+            ValueError, match=f"{type(policy).__name__} .* does not fit the action space {re.escape(str(other))}"
+        ):
+            policy.check_spaces(observations, other)
+    with pytest.raises(ValueError, match=r"for observations of shape \(3,\), the environment has Box.*\(2,\)"):
+        policy.check_spaces(spaces.Box(-1.0, 1.0, (2,)), SPACES[kind])
+    with pytest.raises(ValueError, match=r"does not fit the action space Box.*int64"):
+        policy.check_spaces(observations, spaces.Box(0, 9, (2,), np.int64))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, 1.0 - 2.0**-24])

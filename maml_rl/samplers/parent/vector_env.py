@@ -60,7 +60,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         phases: has the workers sample whole phases by themselves.
 
     Raises:
-        TypeError: If `env` is an environment object or cannot be pickled, or a space is neither Box nor Discrete.
+        TypeError: If `env` is an environment object or cannot be pickled, or a space is not supported.
         ValueError: If a number is out of range, the id is unknown, or the environments' spaces differ.
         ChildEnvError: If the environment cannot be made, or there is not enough memory.
         ChildEnvTimeout: If making it takes too long.

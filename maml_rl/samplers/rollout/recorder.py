@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import EnvDescription, StepBuffers, array_layout
+from maml_rl.envs.meta_env import EnvDescription, StepBuffers
+from maml_rl.envs.spaces import array_layout
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.wire.shared_buffers import Layout
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import EnvDescription, StepBuffers, array_layout
+from maml_rl.envs.meta_env import EnvDescription, StepBuffers
+from maml_rl.envs.spaces import array_layout
 from maml_rl.errors import ChildEnvError
 
 # Shape and type of an array, by its name.
@@ -83,7 +84,7 @@ class SharedBuffers:
 
     Raises:
         ChildEnvError: If the memory cannot be had.
-        TypeError: If a space is neither Box nor Discrete.
+        TypeError: If a space is not supported; see `array_layout`.
     """
 
     def __init__(self, file: int, start: int, env: EnvDescription, num_envs: int) -> None:

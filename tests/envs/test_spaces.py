@@ -1,0 +1,122 @@
+"""Spaces as arrays, against Gymnasium's own flattening."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.spaces import ObservationFlattener, array_layout, flat_observation_space, is_image
+from tests.envs.third_party import DictEnv
+
+NESTED = spaces.Dict(
+    place=spaces.Box(-1.0, 1.0, (2, 3), np.float64),
+    inner=spaces.Tuple(
+        [
+            spaces.Discrete(4, start=-2),
+            spaces.MultiDiscrete([[2, 3], [4, 5]]),
+            spaces.Dict(lights=spaces.MultiBinary([2, 2]), shades=spaces.Box(0, 255, (2,), np.uint8)),
+        ]
+    ),
+)
+SPACES = {
+    "nested": NESTED,
+    "tuple": spaces.Tuple([spaces.Box(-1.0, 1.0, (), np.float32), spaces.Discrete(2)]),
+    "multi-discrete": spaces.MultiDiscrete([3, 2]),
+    "multi-binary": spaces.MultiBinary(5),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_are_flattened_as_gymnasium_flattens_them(name: str) -> None:
+    space = SPACES[name]
+    space.seed(0)
+    flattener = ObservationFlattener(space)
+    assert flattener.flat_space == spaces.flatten_space(space) == flat_observation_space(space)
+    vector = np.full(flattener.flat_space.shape, 7, flattener.flat_space.dtype)
+    for _ in range(20):
+        observation = space.sample()
+        flattener.write(observation, vector)
+        np.testing.assert_array_equal(vector, spaces.flatten(space, observation))
+        assert vector in flattener.flat_space
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (4, 4, 3), np.uint8), spaces.Discrete(3, start=1)], ids=str)
+def test_what_is_an_array_already_stays_as_it_is(space: Any) -> None:
+    assert flat_observation_space(space) is space
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Dict(a=spaces.Dict(b=spaces.Text(3))), r"unsupported space Text.* at \['a'\]\['b'\]: expected Box"),
+        (spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]), r"unsupported space Sequence.* at \[0\]: expected"),
+        (spaces.Graph(spaces.Discrete(2), None), r"unsupported space Graph.*: expected Box, Discrete"),
+        (spaces.OneOf([spaces.Discrete(2)]), "unsupported space OneOf"),
+        (spaces.Dict(), "it has no parts"),
+        (spaces.Dict(a=spaces.Box(0, 9, (1,), np.uint16)), "torch does not compute with uint16"),
+        (spaces.Box(0, 9, (1,), np.uint64), "torch does not compute with uint64"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+def test_unsupported_observations_are_refused_by_name(space: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        flat_observation_space(space)
+
+
+def test_actions_of_several_kinds_are_no_array() -> None:
+    with pytest.raises(TypeError, match=r"unsupported space Tuple.*MultiDiscrete or MultiBinary"):
+        array_layout(spaces.Tuple([spaces.Discrete(2)]))
+    assert array_layout(spaces.MultiDiscrete([2, 3])) == ((2,), np.int64)
+    assert array_layout(spaces.MultiBinary([2, 3])) == ((2, 3), np.int8)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Box(0, 255, (32, 32, 1), np.uint8), True),
+        (spaces.Box(0, 255, (3, 32, 32), np.uint8), True),
+        (spaces.Box(0, 255, (32, 32), np.uint8), False),
+        (spaces.Box(0, 3, (32, 32, 3), np.uint8), False),
+        (spaces.Box(0.0, 1.0, (32, 32, 3), np.float32), False),
+        (spaces.Discrete(3), False),
+    ],
+    ids=str,
+)
+def test_images_are_bytes_on_three_axes(space: Any, expected: bool) -> None:
+    assert is_image(space) is expected
+
+
+def test_slots_show_their_observations_as_one_vector_without_loss() -> None:
+    vector_env = SerialVectorEnv(DictEnv, {}, 2)
+    flat = spaces.flatten_space(DictEnv.observation_space)
+    assert vector_env.single_observation_space == flat
+    single = gymnasium.wrappers.FlattenObservation(DictEnv())
+    observations, _ = vector_env.reset(seed=3)
+    assert observations.dtype == np.float64
+    assert vector_env.observation_space.contains(observations)
+    np.testing.assert_array_equal(observations[0], single.reset(seed=3)[0], strict=True)
+    action = np.array([0.3])
+    np.testing.assert_array_equal(
+        vector_env.step(np.array([action, action]))[0][0], single.step(action)[0], strict=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"place": np.zeros(1)}, r"shape \(1,\) and dtype float64 at \['place'\]; its space is Box"),
+        ({"parts": None}, r"without \['parts'\]\[0\]"),
+        ({"parts": (2, np.zeros(2, np.int8), np.zeros(2, np.int64))}, r"2 outside of its space Discrete"),
+        ({"parts": (0.5, np.zeros(2, np.int8), np.zeros(2, np.int64))}, r"dtype float64 at \['parts'\]\[0\]"),
+    ],
+)
+def test_observation_whose_part_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:
+    class Wrong(DictEnv):
+        def observe(self) -> Any:
+            return {**super().observe(), **changed}
+
+    with pytest.raises(ValueError, match=f"returned an observation.*{message}"):
+        SerialVectorEnv(Wrong).reset(seed=0)

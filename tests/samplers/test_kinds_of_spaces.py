@@ -1,0 +1,55 @@
+"""Observations and actions of every kind, sampled in every place with the same result."""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from iterations import digests
+
+from maml_rl import LinearFeatureBaseline, MultiTaskSampler, get_policy_for_env
+from maml_rl.envs import make_vector_env
+from maml_rl.metalearners import MAMLTRPO
+from tests.envs.third_party import DictEnv, KnobsEnv, SwitchesEnv, WalkEnv
+
+KINDS: dict[str, Any] = {
+    "float64 observations": WalkEnv,
+    "parts and float64 actions": DictEnv,
+    "several choices": KnobsEnv,
+    "switches": SwitchesEnv,
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "in process": {"num_workers": 0},
+    "acting workers": {"num_workers": 2, "inference": "worker"},
+    "central": {"num_workers": 2, "inference": "central"},
+    "groups": {"num_workers": 2, "num_groups": 2},
+    "waves": {"num_workers": 0, "slots_per_task": 2},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+@pytest.mark.timeout(60)
+def test_episodes_are_bit_identical_in_every_place(kind: str) -> None:
+    found = {name: digests(KINDS[kind], start_method="fork", **place) for name, place in PLACES.items()}
+    assert all(of_place == found["in process"] for of_place in found.values()), found
+
+
+@every_kind
+def test_arrays_have_the_type_of_the_space_and_an_update_the_type_of_the_policy(kind: str) -> None:
+    with closing(make_vector_env(KINDS[kind])) as env:
+        policy = get_policy_for_env(env, (8,), "tanh")
+        observation_space, action_space = env.single_observation_space, env.single_action_space
+    settings: dict[str, Any] = {"batch_size": 3, "seed": 0, "max_episode_steps": 5, "num_workers": 0}
+    baseline = LinearFeatureBaseline(spaces.flatdim(observation_space))
+    with MultiTaskSampler(KINDS[kind], {}, policy=policy, baseline=baseline, **settings) as sampler:
+        train, valid = sampler.sample(sampler.sample_tasks(4), num_steps=1, fast_lr=0.1)
+    for episodes in (*train, valid):
+        assert episodes.observations.numpy().dtype == observation_space.dtype
+        assert episodes.actions.numpy().dtype == action_space.dtype
+        assert policy.log_prob(episodes.observations, episodes.actions).dtype == torch.float32
+    before = [param.clone() for param in policy.parameters()]
+    metrics = MAMLTRPO(policy, 0.1).step(train, valid)
+    assert metrics["accepted"]
+    assert any(not torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
