@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maml_rl.derivatives import ParameterLayout, cut
 from maml_rl.derivatives.workers import intra_op_threads
-from maml_rl.envs.meta_env import array_layout
+from maml_rl.envs.spaces import array_layout
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
