@@ -23,6 +23,7 @@ from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
+from maml_rl.experiment.task_files import save_tasks
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms, find_metalearner
 from tests.report.chromium import Browser
@@ -196,7 +197,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that writes everything that a run can write, and an evaluation of it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     sizes = {"hidden-sizes": [8], "fast-batch-size": 2, "meta-batch-size": 2, "num-batches": 1, "max-episode-steps": 5}
-    config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes, "prefetch": 1}))
+    tasks = folder.parent / "tasks.json"
+    save_tasks(tasks, "2DNavigation-v0", [{"goal": [0.1, 0.2]}])
+    settings = {"prefetch": 1, "evaluate-every": 1, "evaluation-tasks": str(tasks)}
+    config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes, **settings}))
     train(config, folder, num_workers=0, profile=True)
     options = ["--config", str(folder), "--output", str(folder.parent / "results.npz"), "--num-workers", "0"]
     assert cli.main(["test", *options, "--meta-batch-size", "2", "--num-steps", "1"]) == 0

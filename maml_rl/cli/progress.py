@@ -1,6 +1,7 @@
 """What a person sees while training runs and when it ends: a bar in a terminal, elsewhere a line now and then."""
 
 import logging
+import math
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,7 @@ class TrainingProgress:
         self._env_steps = 0.0
         self.first: Metrics | None = None
         self.latest: Metrics | None = None
+        self._best: tuple[float, int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +53,8 @@ class TrainingProgress:
         for key, value in metrics.items():
             if key.startswith("time/"):
                 self._seconds[key] = self._seconds.get(key, 0.0) + value
+        if evaluated := return_keys(metrics, evaluated=True):
+            self._best = max(self._best or (-math.inf, 0), (metrics[evaluated[-1]], metrics["iteration"]))
         self._env_steps += metrics["time/steps_per_s"] * metrics["time/sample_s"]
         # Short, so that the bar fits on one line of 80 columns.
         returns = _returns(metrics)
@@ -83,6 +87,12 @@ class TrainingProgress:
         lines.append(
             f"each iteration took {sample:.2f} s of sampling, at {speed:,.0f} steps/s, and {update:.2f} s of updating"
         )
+        if self._best is not None:
+            value, iteration = self._best
+            lines.append(
+                f"the best evaluation on held-out tasks was after {iteration + 1} iterations: return {value:.1f} after "
+                "adaptation (--checkpoint best)"
+            )
         return "\n".join(lines)
 
     def profile(self) -> str:

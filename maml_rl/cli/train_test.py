@@ -107,9 +107,11 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
     _add_config(parser, "the folder of a run, its config.json, or a config by file or name")
     parser.add_argument(
+        "--checkpoint",
         "--policy",
         type=_path_or_name,
-        help="a checkpoint; or 'latest' (the default), 'best', or 'initial' (at random) of the config's run",
+        default="last",
+        help="of the run: 'last' (the default), 'best', a number of iterations, or 'initial' (at random); or a folder",
     )
     parser.add_argument(
         "--output",
@@ -286,9 +288,9 @@ def _test(options: argparse.Namespace) -> None:
 
     experiment = make_experiment(config, device, num_workers=options.num_workers)
     tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
-    if options.policy != "initial":
-        _check_has_policy(config_path, options.policy)
-        experiment.restore(options.policy or "latest", config_path.parent)
+    if options.checkpoint != "initial":
+        _check_has_policy(config_path, options.checkpoint)
+        experiment.restore(options.checkpoint, config_path.parent)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
     with logging_redirect_tqdm(), tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar:
@@ -351,14 +353,14 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
             raise ConfigError(f"{path} exists; replace it with --overwrite, or choose another {option}")
 
 
-def _check_has_policy(config_path: Path, choice: str | None) -> None:
+def _check_has_policy(config_path: Path, choice: str) -> None:
     """Refuse a config without a run, whose trained policy would be looked for in vain."""
-    if choice not in (None, "latest", "best") or config_path.name == "config.json":
+    if not (choice in ("last", "latest", "best") or choice.isdecimal()) or config_path.name == "config.json":
         return
     if not (config_path.parent / "checkpoints").is_dir():
         raise ConfigError(
             f"{config_path} is a config and no run, so there is no trained policy beside it; give the folder of a run, "
-            "or a checkpoint by --policy, or --policy initial for one at random"
+            "or a checkpoint by --checkpoint, or --checkpoint initial for one at random"
         )
 
 

@@ -151,6 +151,13 @@ class Config(SettingsModel):
     halve_step_size: Annotated[
         Halving, Field(description="in evaluation, halve the step size after the first step (once) or every (always)")
     ] = "never"
+    evaluate_every: Annotated[
+        Count | None, Field(description="iterations between evaluations on held-out tasks while training; null: none")
+    ] = None
+    evaluation_tasks: Annotated[
+        Count | Annotated[str, Field(min_length=1)],
+        Field(description="held-out tasks of these evaluations: how many to draw, or a file of tasks"),
+    ] = 40
 
     _source: Mapping = PrivateAttr(default_factory=lambda: Mapping("the config", {}))
 

@@ -47,6 +47,7 @@ class Experiment:
         baseline: fits the policy's observations.
         device: where the policy lies.
         episode_bytes: what a recorded episode takes at least.
+        in_child: whether the environment must not be made in this process.
     """
 
     config: Config
@@ -54,6 +55,7 @@ class Experiment:
     baseline: Baseline
     device: torch.device
     episode_bytes: int
+    in_child: bool = False
 
     def check_memory(self, num_tasks: int, num_steps: int, num_batches: int = 1) -> None:
         """Refuse batches that certainly do not fit into the memory of this machine.
@@ -93,7 +95,7 @@ class Experiment:
         """Load what was trained.
 
         Args:
-            checkpoint: "latest", "best" (the highest return after adaptation), or the folder of a checkpoint.
+            checkpoint: see `find_checkpoint`.
             run: the folder of the run.
 
         Raises:
@@ -101,6 +103,10 @@ class Experiment:
         """
         path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
         restore(saved, self.metalearner, self.config.algorithm, path)
+
+    def make_env(self) -> MetaVectorEnv:
+        """Make one environment to try something in: in this process, or in a worker if it must not be made here."""
+        return _make_env(self.config, in_child=self.in_child)
 
     @property
     def env_maker(self) -> EnvMaker:
@@ -113,7 +119,8 @@ class Experiment:
         """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments.
 
         An evaluation is sampled in the default mode, whatever the config says. With `prefetch` the sampler has a
-        policy of its own, since the experiment's changes meanwhile.
+        policy of its own, since the experiment's changes meanwhile. An evaluation has a baseline of its own, since a
+        baseline is fitted to every batch.
 
         Raises:
             ConfigError: If the config's way of collecting makes no sense.
@@ -127,7 +134,7 @@ class Experiment:
                 config.env_kwargs,
                 batch_size=config.fast_batch_size,
                 policy=copy.deepcopy(self.policy) if prefetched else self.policy,
-                baseline=self.baseline,
+                baseline=copy.deepcopy(self.baseline) if evaluation else self.baseline,
                 seed=config.seed,
                 num_workers=num_workers,
                 slots_per_task=config.slots_per_task,
@@ -182,7 +189,8 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         raise config.error(explain(error), "env-name") from error
     try:
         _check_env_kwargs(config, spec)
-        env = _try_env(config, in_child=num_workers != 0 and spec.id not in FAMILIES and os.name == "posix")
+        in_child = num_workers != 0 and spec.id not in FAMILIES and os.name == "posix"
+        env = _make_env(config, in_child=in_child)
     except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -209,7 +217,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     layouts = map(array_layout, (env.single_observation_space, env.single_action_space))
     # Rewards, advantages and the mask beside observations and actions.
     step_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts) + 3 * 4
-    return Experiment(config, metalearner, baseline, device, length * step_bytes)
+    return Experiment(config, metalearner, baseline, device, length * step_bytes, in_child)
 
 
 def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:
@@ -244,7 +252,7 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
     return policy
 
 
-def _try_env(config: Config, *, in_child: bool) -> MetaVectorEnv:
+def _make_env(config: Config, *, in_child: bool) -> MetaVectorEnv:
     arguments: dict[str, Any] = {"env_kwargs": config.env_kwargs, "max_episode_steps": config.max_episode_steps}
     if in_child:
         return ParallelVectorEnv(_env_maker(config), max_restarts=0, **arguments)

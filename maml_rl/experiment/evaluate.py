@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,15 @@ from maml_rl.experiment.statistics import (
 )
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.runs.atomic_files import replace_file
+from maml_rl.samplers import MultiTaskSampler
 
 # Of the adaptation to fixed tasks, without which their intervals are unknown.
 REPETITIONS = 3
 # Repetitions of an adaptation, so far apart in the iterations of the random streams, share none.
 _BETWEEN_REPETITIONS = 2**20
-_MOST_REPETITIONS = 2**12
+_MOST_REPETITIONS = 2**12 - 1
+# What the best checkpoint is chosen by must be no part of later tests: it has a range of iterations of its own.
+_VALIDATION = _MOST_REPETITIONS * _BETWEEN_REPETITIONS
 # The smallest numbers of float32 are about so many halvings below 1.
 _MOST_HALVINGS = 126
 
@@ -133,7 +137,9 @@ def evaluate(
     rule: AdaptationRule | None = None,
     tasks: Sequence[Task] | None = None,
     repetitions: int = 1,
+    validation: bool = False,
     num_workers: int | None = None,
+    sampler: MultiTaskSampler | None = None,
     on_tasks: Callable[[Sequence[Task]], object] | None = None,
     on_batch: Callable[[Batch], object] | None = None,
 ) -> Evaluation:
@@ -150,7 +156,9 @@ def evaluate(
         tasks: what to measure on, each once, in batches of `meta_batch_size`; None to draw `num_batches` new ones.
         repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
             first is the same for any number of repetitions.
+        validation: draw tasks and episodes from streams that no other evaluation draws from: for choosing a checkpoint.
         num_workers: worker processes; 0 steps in this process, None takes the number of usable cores.
+        sampler: of the experiment, for evaluations; it is used and stays open, and `num_workers` has no meaning.
         on_tasks: is given the tasks that were drawn, before the first episode.
         on_batch: is given the episodes of each batch and repetition.
 
@@ -184,9 +192,14 @@ def evaluate(
     check_memory(results, f"the returns on {num_tasks:,} tasks", "lower num-batches or meta-batch-size")
     returns: list[list[NDArray[np.float32]]] = []
     infos: list[list[dict[str, NDArray[np.float32]]]] = []
-    with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
+    opened: AbstractContextManager[MultiTaskSampler] = (
+        experiment.make_sampler(num_workers=num_workers, evaluation=True) if sampler is None else nullcontext(sampler)
+    )
+    start = _VALIDATION if validation else 0
+    with opened as sampler:
         drawn = tasks is None
         if tasks is None:
+            sampler.seek(start - 1)
             tasks = [task for _ in range(num_batches) for task in sampler.sample_tasks(meta_batch_size)]
             if on_tasks is not None:
                 on_tasks(tasks)
@@ -194,7 +207,7 @@ def evaluate(
             returns.append([])
             infos.append([])
             for repetition in range(repetitions):
-                sampler.seek(index + repetition * _BETWEEN_REPETITIONS)
+                sampler.seek(start + index + repetition * _BETWEEN_REPETITIONS)
                 batch = metalearner.test(sampler, tasks[first : first + meta_batch_size], num_steps, rule)
                 returns[-1].append(metalearner.returns(batch).cpu().numpy())
                 infos[-1].append({name: info.cpu().numpy() for name, info in metalearner.infos(batch).items()})

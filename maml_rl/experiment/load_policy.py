@@ -21,12 +21,13 @@ from maml_rl.samplers import MultiTaskSampler
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def load_policy(run: str | Path, checkpoint: str | Path = "latest", device: torch.device | str = "cpu") -> Policy:
+def load_policy(run: str | Path, checkpoint: str | Path = "last", device: torch.device | str = "cpu") -> Policy:
     """Load the policy of a training run.
 
     Args:
         run: the run's folder.
-        checkpoint: "latest", "best" (the highest return after adaptation), or the folder of a checkpoint.
+        checkpoint: "last"; "best", by the evaluations of the run if it has any, otherwise by its returns in training; a
+            number of iterations; or the folder of a checkpoint.
         device: where the policy goes.
 
     Returns:

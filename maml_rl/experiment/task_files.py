@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from maml_rl.envs.making import make_vector_env
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ChildEnvError, ConfigError, explain
 from maml_rl.experiment.build import Experiment
 from maml_rl.runs.atomic_files import replace_file
 
@@ -64,7 +63,7 @@ def load_tasks(path: str | Path, experiment: Experiment) -> list[Task]:
         raise ConfigError(f"{path} holds tasks of {content[_ENV_NAME]!r}, the policy is of {config.env_name!r}")
     if not isinstance(tasks, list) or not tasks:
         raise ConfigError(f"{path} holds no list of tasks; {_LOOKS_LIKE}")
-    env = make_vector_env(experiment.env_maker, config.env_kwargs, 1, max_episode_steps=config.max_episode_steps)
+    env = experiment.make_env()
     decoded: list[Task] = []
     try:
         for index, task in enumerate(tasks):
@@ -74,8 +73,9 @@ def load_tasks(path: str | Path, experiment: Experiment) -> list[Task]:
                     raise TypeError(f"expected a mapping from names to values, got {task!r}")
                 env.reset_task([decoded[-1]])
             # What a third party's environment raises for a task that it cannot use.
-            except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-                reason = " ".join(str(error).split()).removeprefix("slot 0: ") or type(error).__name__
+            except (ChildEnvError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+                reason = explain(error) if isinstance(error, ChildEnvError) else " ".join(str(error).split())
+                reason = reason.removeprefix("slot 0: ") or type(error).__name__
                 raise ConfigError(f"task {index + 1} in {path}: {reason}") from error
     finally:
         env.close()

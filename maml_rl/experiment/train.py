@@ -10,19 +10,23 @@ from pathlib import Path
 from threading import Event
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from maml_rl.config.config import Config
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import CheckpointError
+from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
+from maml_rl.experiment.task_files import load_tasks, save_tasks
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.metrics import Metrics, return_keys
-from maml_rl.runs.run_folder import RunFolder
+from maml_rl.runs.run_folder import EVALUATION_TASKS, RunFolder
 from maml_rl.samplers import MultiTaskSampler
 
 logger = logging.getLogger(__name__)
@@ -48,7 +52,8 @@ def train(
 
     The same config gives bit-identical parameters and metrics (except times), for any number of workers, after any
     worker has been replaced, and however often the run is killed and resumed. With `prefetch` or `recv-timeout` this
-    does not hold: what is sampled then depends on timing.
+    does not hold: what is sampled then depends on timing. Evaluations (`evaluate-every`) have tasks, random streams and
+    workers of their own: without them the parameters would be the same.
 
     Args:
         config: the experiment.
@@ -75,11 +80,15 @@ def train(
     config = experiment.config
     num_steps = 0 if experiment.metalearner.rule is None else config.training_steps
     experiment.check_memory(config.meta_batch_size, num_steps, 1 + min(config.prefetch, config.num_batches))
+    held_out = _held_out_tasks(experiment, Path(folder), resume=resume)
     timer = StageTimer() if profile else NULL_TIMER
     with (
         experiment.make_sampler(num_workers=num_workers, timer=timer) as sampler,
+        _evaluating(experiment, held_out, num_workers) as evaluate_if_due,
         RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite) as run,
     ):
+        if isinstance(held_out, list):
+            save_tasks(run.path / EVALUATION_TASKS, config.env_name, held_out)
         sampler.seek(run.iteration - 1)
         with _saving_when_interrupted(run), _collecting(run.iteration, experiment, sampler) as (next_batch, publish):
             for iteration in range(run.iteration, config.num_batches):
@@ -89,14 +98,69 @@ def train(
                 metrics = _iterate(iteration, experiment, next_batch)
                 publish(iteration + 1)
                 metrics["env_steps"] += run.env_steps
+                finished = iteration + 1
+                metrics |= evaluate_if_due(finished)
                 run.record(metrics)
                 # The best checkpoint is that of the highest return after adaptation.
-                run.keep(metrics[return_keys(metrics)[-1]])
-                if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.num_batches:
+                evaluated = return_keys(metrics, evaluated=True)
+                run.keep(metrics[(evaluated or return_keys(metrics))[-1]], evaluated=bool(evaluated))
+                if evaluated or finished % config.checkpoint_every == 0 or finished == config.num_batches:
                     run.save()
                 if on_iteration is not None:
                     on_iteration(metrics)
     return experiment.policy
+
+
+def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> int | list[Task] | None:
+    """Return the tasks of the evaluations, or how many are to be drawn; None where there are no evaluations.
+
+    Raises:
+        ConfigError: If the tasks cannot be read, are of another family, or need more memory than there is.
+    """
+    config, kept = experiment.config, folder / EVALUATION_TASKS
+    if config.evaluate_every is None:
+        return None
+    try:
+        if isinstance(config.evaluation_tasks, int):
+            experiment.check_memory(config.evaluation_tasks, config.test_steps)
+            return config.evaluation_tasks
+        # A resumed run keeps its tasks, whatever has become of the file.
+        tasks = load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks, experiment)
+        experiment.check_memory(len(tasks), config.test_steps)
+    except ConfigError as error:
+        raise config.error(str(error), "evaluation-tasks") from error
+    return tasks
+
+
+@contextmanager
+def _evaluating(
+    experiment: Experiment, tasks: int | list[Task] | None, num_workers: int | None
+) -> Iterator[Callable[[int], Metrics]]:
+    """Give a function that evaluates the parameters where so many finished iterations are a multiple of evaluate-every.
+
+    It returns metrics, none where nothing was evaluated. Its sampler is one of its own.
+    """
+    every = experiment.config.evaluate_every
+    if tasks is None or every is None:
+        yield lambda finished: {}
+        return
+    number, given = (tasks, None) if isinstance(tasks, int) else (len(tasks), tasks)
+    with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
+
+        def evaluate_if_due(finished: int) -> Metrics:
+            if finished % every:
+                return {}
+            started = perf_counter()
+            evaluation = evaluate(experiment, meta_batch_size=number, tasks=given, validation=True, sampler=sampler)
+            metrics: Metrics = {}
+            for column in range(evaluation.returns.shape[1]):
+                name = f"{experiment.metalearner.columns}_{column}"
+                metrics[f"evaluation/return/{name}"] = float(evaluation.returns[:, column].mean(dtype=np.float64))
+                for key, info in evaluation.infos.items():
+                    metrics[f"evaluation/info/{key}/{name}"] = float(info[:, column].mean(dtype=np.float64))
+            return metrics | {"time/evaluation_s": perf_counter() - started}
+
+        yield evaluate_if_due
 
 
 @contextmanager

@@ -14,6 +14,8 @@ _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colors for gradient steps and for groups.
 _STEP_COLORS, _GROUP_COLORS = 6, 6
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
+_ON_TRAINING_TASKS = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
+_ON_HELD_OUT_TASKS = "Mean over held-out tasks, which are the same in every evaluation."
 _STAGES = {"time/sample_s": "sampling", "time/update_s": "update"}
 _DETAILED_STAGES = {
     "physics": "physics",
@@ -76,6 +78,12 @@ def learning_curve(group: RunGroup) -> Markup | None:
     return _curves_by_step("Learning curve", "return", group, group.returns())
 
 
+def evaluation_curve(group: RunGroup) -> Markup | None:
+    """Return the returns of the evaluations during training, one line per inner step; None without an evaluation."""
+    curves = group.evaluations()
+    return _curves_by_step("Evaluations", "return", group, curves, _ON_HELD_OUT_TASKS) if curves else None
+
+
 def info_curves(group: RunGroup) -> Iterator[Markup | None]:
     """Yield the means of each recorded info over training, one line per inner step."""
     keys = group.keys("info/")
@@ -84,7 +92,9 @@ def info_curves(group: RunGroup) -> Iterator[Markup | None]:
         yield _curves_by_step(f"Mean {name}", name, group, curves)
 
 
-def _curves_by_step(title: str, what: str, group: RunGroup, curves: Sequence[Curve]) -> Markup | None:
+def _curves_by_step(
+    title: str, what: str, group: RunGroup, curves: Sequence[Curve], note: str = _ON_TRAINING_TASKS
+) -> Markup | None:
     last = len(curves) - 1
     if not len(curves[0].iterations):
         return None
@@ -101,35 +111,45 @@ def _curves_by_step(title: str, what: str, group: RunGroup, curves: Sequence[Cur
     entries = [(step_css(step, last), after(step)) for step in range(last + 1)]
     if last == 0:
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
-    return figure(title, _seeds_note([group]), legend(entries), plot.svg())
+    return figure(title, _seeds_note([group], note), legend(entries), plot.svg())
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns of several groups of one family, each after its own inner steps, over what they cost."""
-    curves = [group.returns()[-1] for group in groups]
+    return _compared("Learning curves", groups, [group.returns() for group in groups], _ON_TRAINING_TASKS)
+
+
+def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
+    """Return the returns on held-out tasks of those groups that were evaluated during training, over what they cost."""
+    known = {group.index: curves for group in groups if (curves := group.evaluations())}
+    evaluated = [group for group in groups if group.index in known]
+    return _compared("Evaluations", evaluated, list(known.values()), _ON_HELD_OUT_TASKS)
+
+
+def _compared(title: str, groups: Sequence[RunGroup], by_step: Sequence[Sequence[Curve]], note: str) -> Markup | None:
+    curves = [each[-1] for each in by_step]
     # One method may use several times the environment steps of another in an iteration.
-    costs = [group.curve("env_steps").mean for group in groups]
+    costs = [group.curve("env_steps").mean[curve.iterations] for group, curve in zip(groups, curves, strict=True)]
     if not any(len(curve.iterations) for curve in curves):
         return None
     plot = Plot(
         Span.of([0.0], *costs, margin=0.0),
         _span(curves),
-        "Return in training over environment steps, for each experiment.",
+        f"{title}: return over environment steps, for each experiment.",
         x_label="environment steps",
         y_label="mean return",
     )
     for group, cost, curve in zip(groups, costs, curves, strict=True):
         _draw(plot, curve, group_css(group), cost)
     entries = [
-        (group_css(group), f"{name}, {after(last) if (last := len(group.returns()) - 1) else 'without adaptation'}")
-        for group, name in zip(groups, group_names(groups), strict=True)
+        (group_css(group), f"{name}, {after(len(each) - 1) if len(each) > 1 else 'without adaptation'}")
+        for group, name, each in zip(groups, group_names(groups), by_step, strict=True)
     ]
-    return figure("Learning curves", _seeds_note(groups), legend(entries), plot.svg())
+    return figure(title, _seeds_note(groups, note), legend(entries), plot.svg())
 
 
-def _seeds_note(groups: Sequence[RunGroup]) -> str:
+def _seeds_note(groups: Sequence[RunGroup], text: str) -> str:
     seeds = max(len(group.runs) for group in groups)
-    text = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
     if seeds == 1:
         return f"{text} One seed; several (--seeds 0 1 2) would show a band."
     if seeds < _SEEDS_FOR_A_BAND:

@@ -121,7 +121,7 @@ def _evaluate(run: Run, tasks: int | list[Task], num_workers: int | None, *, tra
     """Adapt a run's policy, or its initial one, to new or given tasks, and keep the episodes."""
     experiment = make_experiment(run.config)
     if trained:
-        experiment.restore("latest", run.path)
+        experiment.restore("last", run.path)
     fixed = None if isinstance(tasks, int) else tasks
     batches: list[Batch] = []
     evaluation = evaluate(

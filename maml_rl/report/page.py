@@ -121,7 +121,8 @@ def _family(
         return
     yield None if alone else element("h2", name)
     yield _comparison(members)
-    yield _section(None, curves.compared_learning_curves(groups), step_returns(members), step_table(members))
+    learning = curves.compared_learning_curves(groups), curves.compared_evaluation_curves(groups)
+    yield _section(None, *learning, step_returns(members), step_table(members))
     for result in members:
         yield _section(result.group.name, *_about_one(result, videos[result.group.index], compared=True))
     spread = curves.policy_spread(groups)
@@ -130,6 +131,7 @@ def _family(
 
 def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
     yield curves.learning_curve(result.group)
+    yield curves.evaluation_curve(result.group)
     yield from curves.info_curves(result.group)
     if not compared:
         yield step_returns([result])

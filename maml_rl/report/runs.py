@@ -16,7 +16,7 @@ from maml_rl.runs.metrics import Metrics, read_metrics
 from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS, SYSTEM
 
 # Runs that differ in nothing else are the same experiment.
-_NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints"}
+_NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints", "evaluate-every"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ class Curve:
     high: NDArray[np.float64]
     seeds: NDArray[np.float64]
 
+    def known(self) -> "Curve":
+        """Return the curve without the iterations that no seed has."""
+        there = np.isfinite(self.seeds).any(axis=0)
+        return Curve(self.iterations[there], self.mean[there], self.low[there], self.high[there], self.seeds[:, there])
+
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
@@ -87,13 +92,17 @@ class RunGroup:
         """Return the metrics that begin with `prefix`, in the order in which they were written."""
         return list(
             dict.fromkeys(
-                key for run in self.runs for key in (run.metrics[-1] if run.metrics else ()) if key.startswith(prefix)
+                key for run in self.runs for metrics in run.metrics for key in metrics if key.startswith(prefix)
             )
         )
 
     def returns(self) -> list["Curve"]:
         """Return the mean returns over the iterations, from before adaptation to after it."""
         return [self.curve(key) for key in self.keys("return/") or ["return/step_0"]]
+
+    def evaluations(self) -> list["Curve"]:
+        """Return the mean returns of the evaluations during training, from before adaptation to after it."""
+        return [self.curve(key).known() for key in self.keys("evaluation/return/")]
 
     def curve(self, key: str) -> Curve:
         """Return a metric over the iterations; each is averaged over the seeds that have it."""

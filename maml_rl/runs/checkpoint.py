@@ -48,6 +48,7 @@ class Checkpoint:
         score: what the best checkpoint is best in, or None.
         state: everything else, as JSON holds it.
         learner: what the metalearner keeps beside its policy, under flat names: tensors, and what JSON holds.
+        evaluated: whether the score is that of an evaluation, which counts more than any of training.
     """
 
     iteration: int
@@ -55,6 +56,7 @@ class Checkpoint:
     score: float | None = None
     state: dict[str, Any] = field(default_factory=dict)
     learner: dict[str, Any] = field(default_factory=dict)
+    evaluated: bool = False
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -> Path:
@@ -68,7 +70,7 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -
             there already. Whatever was there before is left as it was.
     """
     folder = Path(folder)
-    target = folder / f"iteration-{checkpoint.iteration:06d}"
+    target = _path_of(folder, checkpoint.iteration)
     try:
         remove_unfinished(folder)
         _write(checkpoint, target)
@@ -143,28 +145,40 @@ def find_checkpoint(choice: str | Path, folder: str | Path) -> tuple[Path, Check
     """Return the checkpoint that a user names.
 
     Args:
-        choice: "latest", "best" (the highest return after adaptation), or the folder of a checkpoint.
+        choice: "last"; "best", by the evaluations of the run if it has any, otherwise by its returns in training; a
+            number of iterations; or the folder of a checkpoint.
         folder: where the run's checkpoints lie.
 
     Raises:
         CheckpointError: If it is missing or broken.
     """
-    match choice:
-        case "latest":
-            return latest_intact(folder)
-        case "best":
-            return best_intact(folder)
-        case _:
-            return Path(choice), load_checkpoint(choice)
+    if choice in ("last", "latest"):
+        return latest_intact(folder)
+    if choice == "best":
+        return best_intact(folder)
+    path = Path(choice)
+    if str(choice).isdecimal():
+        path = _path_of(Path(folder), int(str(choice)))
+        if not path.is_dir():
+            kept = ", ".join(str(number) for number in _numbered(folder)) or "none"
+            raise CheckpointError(f"{folder} has no checkpoint of iteration {choice}; those that were kept are: {kept}")
+    return path, load_checkpoint(path)
 
 
 def list_checkpoints(folder: str | Path) -> list[Path]:
     """Return the checkpoints below `folder`, intact or not, oldest first."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return list(_numbered(folder).values())
+
+
+def _numbered(folder: str | Path) -> dict[int, Path]:
+    """Return the checkpoints below `folder` by their iterations, in order."""
+    paths = list(Path(folder).iterdir()) if Path(folder).is_dir() else []
+    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return dict(sorted(found))
+
+
+def _path_of(folder: Path, iteration: int) -> Path:
+    return folder / f"iteration-{iteration:06d}"
 
 
 class Learner(Protocol):
@@ -261,6 +275,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "format": _FORMAT,
         "iteration": checkpoint.iteration,
         "score": checkpoint.score,
+        "evaluated": checkpoint.evaluated,
         "state": checkpoint.state,
         "learner": {name: value for name, value in checkpoint.learner.items() if name not in kept},
     }
@@ -275,10 +290,10 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
         if state["format"] != _FORMAT:
             raise CheckpointError(f"{folder / STATE} is of format {state['format']!r}, and only {_FORMAT} is known")
         iteration, score, rest = state["iteration"], state["score"], state["state"]
-        # Checkpoints of version 0.1 have no such entry: no algorithm kept anything.
-        learner = state.get("learner", {})
-        mappings = isinstance(rest, dict) and isinstance(learner, dict)
-        if type(iteration) is not int or not isinstance(score, float | int | None) or not mappings:
+        # Checkpoints of version 0.1 have no such entries: no algorithm kept anything, and nothing was evaluated.
+        learner, evaluated = state.get("learner", {}), state.get("evaluated", False)
+        kinds = isinstance(rest, dict), isinstance(learner, dict), isinstance(evaluated, bool), type(iteration) is int
+        if not all(kinds) or not isinstance(score, float | int | None):
             raise TypeError("an entry has the wrong type")
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE} holds no checkpoint's state: {error}") from error
@@ -288,7 +303,7 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder / TENSORS} is no safetensors file: {error}") from error
     kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LEARNER)}
     learner |= {name.removeprefix(_LEARNER): tensor for name, tensor in kept.items()}
-    return Checkpoint(iteration, tensors, score, rest, learner)
+    return Checkpoint(iteration, tensors, score, rest, learner, evaluated)
 
 
 def _read(folder: Path, name: str) -> bytes:
@@ -327,6 +342,7 @@ def _prune(folder: Path, keep: int) -> None:
             discard(path)
 
 
-def _rank(checkpoint: Checkpoint) -> tuple[float, int]:
-    """Order checkpoints by score, then age; one without a score comes before all others."""
-    return (-math.inf if checkpoint.score is None else checkpoint.score, checkpoint.iteration)
+def _rank(checkpoint: Checkpoint) -> tuple[bool, float, int]:
+    """Order checkpoints by score, then age; those that were evaluated come last, and one without a score first."""
+    score = -math.inf if checkpoint.score is None else checkpoint.score
+    return (checkpoint.evaluated, score, checkpoint.iteration)

@@ -14,13 +14,14 @@ from maml_rl.runs.atomic_files import replace_file
 Metrics = dict[str, Any]
 
 _RETURN = "return/"
+_EVALUATION = "evaluation/"
 
 logger = logging.getLogger(__name__)
 
 
-def return_keys(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the mean returns, from before adaptation to after it."""
-    return [key for key in metrics if key.startswith(_RETURN)]
+def return_keys(metrics: Mapping[str, Any], *, evaluated: bool = False) -> list[str]:
+    """Return the keys of the mean returns, from before adaptation to after it; of training, or of an evaluation."""
+    return [key for key in metrics if key.startswith(_EVALUATION + _RETURN if evaluated else _RETURN)]
 
 
 class MetricsLog:

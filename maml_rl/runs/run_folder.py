@@ -21,6 +21,8 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 EVENTS = "tensorboard"
 SYSTEM = "system.json"
+# The tasks of the evaluations during training, where they came from a file.
+EVALUATION_TASKS = "evaluation-tasks.json"
 _LOCK = ".lock"
 
 # A resumed run may train longer, keep more checkpoints and be evaluated differently; what it computes must not change.
@@ -30,6 +32,7 @@ _MAY_CHANGE = {
     "keep-checkpoints",
     "evaluation-steps",
     "halve-step-size",
+    "evaluate-every",
     "inference",
     "num-groups",
     "step-timeout",
@@ -108,9 +111,14 @@ class RunFolder:
         self._events.write(metrics)
         self.iteration, self.env_steps = metrics["iteration"] + 1, metrics["env_steps"]
 
-    def keep(self, score: float | None) -> None:
-        """Copy the state after the finished iterations, so that `save` can write it in the middle of the next one."""
-        self._kept = copy.deepcopy(self._checkpoint(score))
+    def keep(self, score: float | None, *, evaluated: bool = False) -> None:
+        """Copy the state after the finished iterations, so that `save` can write it in the middle of the next one.
+
+        Args:
+            score: what the best checkpoint is best in.
+            evaluated: whether the score is that of an evaluation.
+        """
+        self._kept = copy.deepcopy(self._checkpoint(score, evaluated))
 
     def save(self) -> None:
         """Write a checkpoint of the state that was kept last, unless that is written already.
@@ -125,17 +133,18 @@ class RunFolder:
         save_checkpoint(self._kept, self.path / CHECKPOINTS, self._config.keep_checkpoints)
         self._saved = self._kept.iteration
 
-    def _checkpoint(self, score: float | None) -> Checkpoint:
+    def _checkpoint(self, score: float | None, evaluated: bool = False) -> Checkpoint:
         state = {"env_steps": self.env_steps, "algorithm": self._config.algorithm}
         tensors = dict(self._learner.policy.state_dict())
-        return Checkpoint(self.iteration, tensors, score, state, self._learner.state_dict())
+        return Checkpoint(self.iteration, tensors, score, state, self._learner.state_dict(), evaluated)
 
     def _create(self) -> None:
         """Clear the folder of an earlier run, and begin with a checkpoint of the initial parameters."""
         for name in (CHECKPOINTS, EVENTS):
             if (self.path / name).exists():
                 discard(self.path / name)
-        (self.path / METRICS).unlink(missing_ok=True)
+        for name in (METRICS, EVALUATION_TASKS):
+            (self.path / name).unlink(missing_ok=True)
         replace_file(self.path / CONFIG, self._config.to_json().encode())
         replace_file(self.path / SYSTEM, (json.dumps(describe_system(), indent=2) + "\n").encode())
         save_checkpoint(self._checkpoint(None), self.path / CHECKPOINTS, self._config.keep_checkpoints)

@@ -144,7 +144,8 @@ def test_another_run_is_not_overwritten_without_being_told(
         (["--fast-batch-size", "0"], ["fast-batch-size", "at least 1"]),
         (["--config", "nowhere.json"], ["nowhere.json", "No such file"]),
         (["--config", "wrong"], ["wrong is no run", "no config.json", "give a run"]),
-        (["--policy", "nowhere"], ["there is no checkpoint nowhere"]),
+        (["--checkpoint", "nowhere"], ["there is no checkpoint nowhere"]),
+        (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 2, 4"]),
         (["--policy", "wrong"], ["wrong", "SHA256SUMS"]),
         (["--output", "missing/results.npz"], ["there is no folder missing"]),
         (["--save-tasks", "missing/tasks.json"], ["there is no folder missing", "--save-tasks"]),
@@ -194,16 +195,16 @@ def test_checkpoint_of_another_architecture_is_refused_with_both_shapes(
     assert not (tmp_path / "r.npz").exists()
 
 
-@pytest.mark.parametrize("policy", [None, "latest", "best", "initial", "folder", "file"])
+@pytest.mark.parametrize("checkpoint", [None, "last", "latest", "best", "2", "initial", "folder", "file"])
 def test_trained_policy_is_tested_from_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, policy: str | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, checkpoint: str | None
 ) -> None:
     newest = sorted((run_folder / "checkpoints").iterdir())[-1]
-    choice = {"folder": str(newest), "file": str(newest / "tensors.safetensors")}.get(policy or "", policy)
+    choice = {"folder": str(newest), "file": str(newest / "tensors.safetensors")}.get(checkpoint or "", checkpoint)
     output = tmp_path / "results.npz"
     options = ["--config", str(run_folder / "config.json"), "--output", str(output), "--num-workers", "0"]
     options += ["--meta-batch-size", "5", "--num-batches", "2", "--num-steps", "2"]
-    assert run_test(options + ([] if choice is None else ["--policy", choice])) == 0
+    assert run_test(options + ([] if choice is None else ["--checkpoint", choice])) == 0
     rows = capsys.readouterr().out.splitlines()
     assert "95 % interval" in rows[1]
     assert [row.split()[0] for row in rows[2:5]] == ["0", "1", "2"]
@@ -578,6 +579,7 @@ def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     settings = ["--config", str(config), "--num-batches", "40", "--algorithm", algorithm]
+    settings += ["--evaluate-every", "3", "--evaluation-tasks", "2"]
     assert run_train([*settings, "--output-folder", str(undisturbed), "--num-workers", "0"]) == 0
     script = start("train.py", *settings, "--output-folder", str(killed), "--num-workers", "2")
     script.wait_until(lambda: lines_in(killed / "metrics.jsonl") >= 5)

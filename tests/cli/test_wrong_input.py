@@ -396,17 +396,17 @@ FILE_CASES: list[Case] = [
         )
     ],
     *[
-        (evaluate("--policy", policy), words)
+        (evaluate("--checkpoint", policy), words)
         for policy, words in (
             ("lastest", ["there is no checkpoint lastest"]),
             ("file", ["cannot read"]),
             ("folder", ["cannot read folder/SHA256SUMS"]),
-            ("x" * 300, ["--policy", "too long for a file system"]),
-            ("", ["--policy", "an empty text"]),
+            ("x" * 300, ["--checkpoint", "too long for a file system"]),
+            ("", ["--checkpoint", "an empty text"]),
             ("/dev/zero", ["there is no checkpoint /dev/zero"]),
         )
     ],
-    (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "no run", "--policy"]),
+    (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "no run", "--checkpoint"]),
     *[
         (["report", *arguments], words)
         for arguments, words in (

@@ -14,7 +14,7 @@ from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.published import published_returns
-from maml_rl.report.runs import read_runs
+from maml_rl.report.runs import RunGroup, read_runs
 from maml_rl.report.scales import readable
 from tests.report.conftest import NAVIGATION, make_run
 
@@ -66,6 +66,44 @@ def test_learning_curve_of_one_seed_has_no_band(navigation_runs: Path) -> None:
     root = read(curves.learning_curve(group))
     assert (count(root, "path", "line"), count(root, "path", "band")) == (2, 0)
     assert "--seeds" in words(root)
+
+
+def evaluated_group(folder: Path, seeds: int, every: int = 2) -> RunGroup:
+    for seed in range(seeds):
+        make_run(folder / f"seed-{seed}", {**NAVIGATION, "seed": seed, "evaluate-every": every, "evaluation-tasks": 2})
+    (group,), _ = read_runs([folder])
+    return group
+
+
+def test_evaluation_curve_has_a_point_for_every_evaluation_and_a_band_around_the_seeds(tmp_path: Path) -> None:
+    group = evaluated_group(tmp_path / "study", seeds=3, every=1)
+    (before, _, after) = group.evaluations()
+    assert before.iterations.tolist() == [0, 1, 2]
+    for curve in (before, after):
+        assert (curve.low < curve.seeds.mean(axis=0)).all()
+        assert (curve.high > curve.seeds.mean(axis=0)).all()
+    root = read(curves.evaluation_curve(group))
+    assert (count(root, "path", "line"), count(root, "path", "band")) == (3, 3)
+    assert "held-out tasks, which are the same in every evaluation" in words(root)
+    assert "the mean over 3 seeds, the band its 95 % interval" in words(root)
+
+
+def test_evaluations_between_iterations_without_any_are_joined(tmp_path: Path, navigation: GroupResult) -> None:
+    group = evaluated_group(tmp_path / "run", seeds=1, every=1)
+    (run,) = group.runs
+    rows = [dict(row) for row in run.metrics]
+    rows[1] = {key: value for key, value in rows[1].items() if not key.startswith("evaluation/")}
+    group = replace(group, runs=[replace(run, metrics=rows)])
+    root = read(curves.evaluation_curve(group))
+    paths = [mark.get("d", "") for mark in root.iter("path") if "line" in mark.get("class", "").split()]
+    assert [path.count("M") for path in paths] == [1, 1, 1]
+    assert [path.count("L") for path in paths] == [1, 1, 1]
+    # Beside runs that were not evaluated it stands alone.
+    compared = read(curves.compared_evaluation_curves([replace(group, index=1), navigation.group]))
+    assert (count(compared, "path", "line"), len(list(compared.iter("li")))) == (1, 1)
+    assert "seed-0, after 2 steps" in words(compared)
+    assert curves.compared_evaluation_curves([navigation.group]) is None
+    assert curves.evaluation_curve(navigation.group) is None
 
 
 def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult) -> None:

@@ -1,0 +1,280 @@
+"""`evaluate-every`: what an evaluation tells, and that training does not notice it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from maml_rl import load_policy
+from maml_rl.config import Config
+from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import Evaluation, evaluate
+from maml_rl.experiment.task_files import save_tasks
+from maml_rl.experiment.train import train
+from maml_rl.metalearners.metalearner import Batch
+from maml_rl.runs.checkpoint import find_checkpoint, latest_intact, list_checkpoints
+from maml_rl.runs.metrics import Metrics, return_keys
+from tests import small_runs
+from tests.small_runs import untimed
+
+TASKS = [{"goal": [0.3, -0.2]}, {"goal": [0.1, 0.4]}]
+
+
+def config_of(**values: Any) -> Config:
+    defaults = {
+        "num_batches": 6,
+        "evaluate_every": 2,
+        "evaluation_tasks": 4,
+        "evaluation_steps": 2,
+        "keep_checkpoints": 1,
+    }
+    return small_runs.config_of(**{**defaults, **values})
+
+
+def without_evaluations(folder: Path) -> list[Metrics]:
+    return [{key: value for key, value in row.items() if not key.startswith("evaluation/")} for row in untimed(folder)]
+
+
+def evaluations(folder: Path) -> dict[int, list[float]]:
+    """Returns after 0, 1, ... inner steps by the number of finished iterations."""
+    return {
+        row["iteration"] + 1: [row[key] for key in keys]
+        for row in untimed(folder)
+        if (keys := return_keys(row, evaluated=True))
+    }
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    return latest_intact(folder / "checkpoints")[1].tensors
+
+
+def assert_same(found: Path, wanted: Path) -> None:
+    assert untimed(found) == untimed(wanted)
+    assert all(torch.equal(parameters(found)[name], tensor) for name, tensor in parameters(wanted).items())
+
+
+def evaluated_afterward(config: Config, run: Path, checkpoint: int) -> Evaluation:
+    experiment = make_experiment(config)
+    experiment.restore(str(checkpoint), run)
+    return evaluate(experiment, meta_batch_size=4, validation=True, num_workers=0)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated") / "run"
+    train(config_of(keep_checkpoints=9), folder, num_workers=0)
+    return folder
+
+
+def test_training_is_bit_identical_with_and_without_evaluations(tmp_path: Path, evaluated: Path) -> None:
+    train(config_of(evaluate_every=None), tmp_path, num_workers=0)
+    assert evaluations(tmp_path) == {}
+    assert without_evaluations(evaluated) == untimed(tmp_path)
+    assert all(torch.equal(parameters(evaluated)[name], tensor) for name, tensor in parameters(tmp_path).items())
+
+
+def test_evaluation_is_of_the_parameters_of_its_checkpoint_on_all_tasks_and_steps(evaluated: Path) -> None:
+    found = evaluations(evaluated)
+    assert list(found) == [2, 4, 6]
+    for iteration, returns in found.items():
+        afterward = evaluated_afterward(config_of(), evaluated, iteration)
+        assert returns == afterward.returns.mean(axis=(0, 2), dtype=np.float64).tolist()
+        assert len(returns) == 3
+
+
+def test_tasks_are_neither_those_of_training_nor_those_of_a_later_test(evaluated: Path) -> None:
+    experiment = make_experiment(config_of())
+    with experiment.make_sampler(num_workers=0) as sampler:
+        drawn = [sampler.sample_tasks(4) for _ in range(6)]
+    drawn.append(evaluate(experiment, num_batches=10, meta_batch_size=4, num_workers=0).tasks)
+    others = {task["goal"].tobytes() for tasks in drawn for task in tasks}
+    mine = {task["goal"].tobytes() for task in evaluated_afterward(config_of(), evaluated, 6).tasks}
+    assert len(mine) == 4
+    assert not mine & others
+
+
+def test_evaluations_are_events_of_tensorboard(evaluated: Path) -> None:
+    (events,) = (evaluated / "tensorboard").glob("events.*")
+    accumulator = EventAccumulator(str(events)).Reload()
+    scalars = accumulator.Scalars("evaluation/return/step_2")
+    assert [event.step for event in scalars] == [1, 3, 5]
+    np.testing.assert_allclose(
+        [event.value for event in scalars], [each[2] for each in evaluations(evaluated).values()]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_number_of_workers_changes_no_evaluation(tmp_path: Path, evaluated: Path) -> None:
+    train(config_of(), tmp_path, num_workers=2)
+    assert_same(tmp_path, evaluated)
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing is saved."""
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]) -> None:
+    """Have an error come in the middle of the evaluation with this number, counted from 1."""
+    begun: list[None] = []
+
+    def fail(batch: Batch) -> None:
+        if len(begun) == number:
+            raise error
+
+    def evaluate_and_fail(*arguments: Any, **options: Any) -> Evaluation:
+        begun.append(None)
+        return evaluate(*arguments, **options, on_batch=fail)
+
+    monkeypatch.setattr("maml_rl.experiment.train.evaluate", evaluate_and_fail)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_run_ended_in_the_middle_of_an_evaluation_makes_each_once(
+    tmp_path: Path, evaluated: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
+) -> None:
+    with monkeypatch.context() as patched:
+        interrupting(patched, number, error)
+        with pytest.raises(error):
+            train(config_of(), tmp_path, num_workers=0)
+    train(config_of(), tmp_path, num_workers=0, resume=True)
+    assert_same(tmp_path, evaluated)
+
+
+@pytest.mark.parametrize("iteration", range(6))
+def test_run_broken_off_anywhere_makes_each_evaluation_once(tmp_path: Path, evaluated: Path, iteration: int) -> None:
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == iteration:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config_of(checkpoint_every=4), tmp_path, num_workers=0, on_iteration=stop)
+    train(config_of(checkpoint_every=4), tmp_path, num_workers=0, resume=True)
+    assert_same(tmp_path, evaluated)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_evaluations_and_batches_ahead_of_time_do_not_disturb_each_other(tmp_path: Path, num_workers: int) -> None:
+    config = config_of(prefetch=2, keep_checkpoints=9)
+    train(config, tmp_path, num_workers=num_workers)
+    found = evaluations(tmp_path)
+    assert list(found) == [2, 4, 6]
+    for iteration, returns in found.items():
+        afterward = evaluated_afterward(config, tmp_path, iteration)
+        assert returns == afterward.returns.mean(axis=(0, 2), dtype=np.float64).tolist()
+
+
+def test_evaluation_has_a_baseline_of_its_own() -> None:
+    experiment = make_experiment(config_of(prefetch=1))
+    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+        assert sampler.baseline is not experiment.baseline
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> None:
+    """Have the evaluations find these returns."""
+    left = iter(returns)
+
+    def find(*arguments: Any, **options: Any) -> Evaluation:
+        values = np.full((1, 2, 1), next(left), np.float32)
+        return Evaluation("2DNavigation-v0", 0, [{}], (0.1,), values)
+
+    monkeypatch.setattr("maml_rl.experiment.train.evaluate", find)
+
+
+def test_best_checkpoint_is_that_of_the_best_evaluation_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, [-900.0, -700.0, -800.0])
+    train(config_of(), tmp_path, num_workers=0)
+    names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
+    # Training returns, which are far higher, count for nothing once there are evaluations.
+    assert names == ["iteration-000004", "iteration-000006"]
+    assert find_checkpoint("best", tmp_path / "checkpoints")[1].score == -700.0
+    best = load_policy(tmp_path, "best").state_dict()
+    assert all(torch.equal(best[name], tensor) for name, tensor in load_policy(tmp_path, "4").state_dict().items())
+    assert not torch.equal(best["mu.weight"], load_policy(tmp_path, "last").state_dict()["mu.weight"])
+
+
+def test_evaluations_that_begin_with_a_resumed_run_choose_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, [-900.0, -700.0, -800.0])
+    train(config_of(num_batches=3, evaluate_every=None), tmp_path, num_workers=0)
+    train(config_of(num_batches=7), tmp_path, num_workers=0, resume=True)
+    assert list(evaluations(tmp_path)) == [4, 6]
+    assert find_checkpoint("best", tmp_path / "checkpoints")[1].iteration == 6
+
+
+def test_checkpoint_that_was_not_kept_is_named_with_those_that_were(tmp_path: Path, evaluated: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint of iteration 3; those that were kept are: 0, 2, 4, 6"):
+        load_policy(evaluated, "3")
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Callable[[str], str]:
+    def write(env_name: str) -> str:
+        path = tmp_path / "held-out.json"
+        save_tasks(path, env_name, TASKS)
+        return str(path)
+
+    return write
+
+
+def test_tasks_of_a_file_go_with_the_run(tmp_path: Path, held_out: Callable[[str], str]) -> None:
+    path = held_out("2DNavigation-v0")
+    config = config_of(evaluation_tasks=path)
+    train(config, tmp_path / "whole", num_workers=0)
+    train(config.override({"num-batches": 3}), tmp_path / "run", num_workers=0)
+    Path(path).write_text("")
+    train(config, tmp_path / "run", num_workers=0, resume=True)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    kept = json.loads((tmp_path / "run" / "evaluation-tasks.json").read_text())
+    assert kept == {"env-name": "2DNavigation-v0", "tasks": TASKS}
+    train(config_of(num_batches=1), tmp_path / "run", num_workers=0, overwrite=True)
+    assert not (tmp_path / "run" / "evaluation-tasks.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"evaluate_every": 0}, "'evaluate-every' in x.yaml, line 1: expected at least 1, got 0"),
+        ({"evaluate_every": "often"}, "'evaluate-every' in x.yaml, line 1: expected a whole number, got 'often'"),
+        ({"evaluation_tasks": 0}, "'evaluation-tasks' in x.yaml, line 1: expected at least 1, got 0"),
+        ({"evaluation_tasks": ""}, "'evaluation-tasks' in x.yaml, line 1: expected .* got ''.*a file of tasks"),
+        ({"evaluation_tasks": "nowhere.json"}, "'evaluation-tasks' in x.yaml, line 1: cannot read .*nowhere.json: No"),
+        ({"evaluation_tasks": 2**31 - 1}, "'evaluation-tasks' in x.yaml, line 1: .*2,147,483,647 tasks.*GiB"),
+    ],
+)
+def test_wrong_value_is_one_line_before_anything_is_made(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        train(config_of(**values), tmp_path / "run", num_workers=2)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_of_another_family_are_refused_before_anything_is_made(
+    tmp_path: Path, held_out: Callable[[str], str]
+) -> None:
+    config = config_of(evaluation_tasks=held_out("AntPos-v5"))
+    with pytest.raises(
+        ConfigError, match=r"'evaluation-tasks' in x.yaml, line 1: .*holds tasks of 'AntPos-v5'"
+    ) as caught:
+        train(config, tmp_path / "run", num_workers=2)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_means_of_recorded_infos_are_part_of_an_evaluation(tmp_path: Path) -> None:
+    train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
+    row = untimed(tmp_path / "run")[-1]
+    for step in (0, 1, 2):
+        assert 0.0 < row[f"evaluation/info/power/step_{step}"] < 1.0
