@@ -4,14 +4,23 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.learning.page import draw_charts, write_page
+from benchmarks.learning.page import Draw, Tables, draw_charts, draw_curves, tables, write_page
 from benchmarks.learning.plan import Plan
 from benchmarks.learning.training import Job, run_jobs
 from maml_rl.config.yaml_source import suggest
 
 
-def run(plan: Plan, arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing, if that is asked for, and make the page from the CSV files."""
+def run(
+    plan: Plan, arguments: Sequence[str] | None = None, *, tables: Tables = tables, draw: Draw = draw_curves
+) -> None:
+    """Train what is missing, if that is asked for, and make the page from the CSV files.
+
+    Args:
+        plan: what is trained.
+        arguments: of the command line.
+        tables: returns the tables of a family.
+        draw: draws its chart.
+    """
     parser = argparse.ArgumentParser(
         description=f"Make {plan.page.name} from the CSV files; with --train, first train what they lack.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -30,8 +39,8 @@ def run(plan: Plan, arguments: Sequence[str] | None = None) -> None:
                 parser.error(f"--{what} has no {name!r}{suggest(name, list(known))}")
     if options.train:
         run_jobs(_jobs(plan, options), options.minutes)
-    write_page(plan)
-    charts = draw_charts(plan)
+    write_page(plan, tables)
+    charts = draw_charts(plan, draw)
     print("\n".join(f"written: {path}" for path in (plan.page, *charts)))
 
 

@@ -1,13 +1,13 @@
 """Tables and charts from the CSV files alone, put between the marks of a page whose other text is written by hand."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.learning.plan import Contender, Family, Plan
+from benchmarks.learning.plan import Family, Plan
 from benchmarks.learning.results import Row, Values, by_seed, first_passing, read_rows
 from maml_rl.experiment.evaluate import interval_scope, pooled_intervals
 
@@ -17,9 +17,18 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _STEP = 1
 
+# (plan, family) -> Markdown.
+Tables = Callable[[Plan, Family], str]
+# (plan, family, what the file is to be) -> nothing.
+Draw = Callable[[Plan, Family, Path], None]
 
-def write_page(plan: Plan) -> None:
+
+def write_page(plan: Plan, tables: Tables) -> None:
     """Write the tables of every family into the page.
+
+    Args:
+        plan: whose page it is.
+        tables: returns those of a family.
 
     Raises:
         ValueError: If the page has no marks for a family that has results, or marks for one that the plan has not.
@@ -128,7 +137,7 @@ def _with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")
 
 
-def draw_charts(plan: Plan) -> list[Path]:
+def draw_charts(plan: Plan, draw: Draw) -> list[Path]:
     """Draw one chart for each family with results, and return their files."""
     import matplotlib
 
@@ -137,22 +146,22 @@ def draw_charts(plan: Plan) -> list[Path]:
     matplotlib.rcParams["svg.hashsalt"] = "maml_rl"
     charts = []
     for family in plan.families.values():
-        found = rows_of(plan, family)
-        if found:
+        if rows_of(plan, family):
             charts.append(chart_of(plan, family))
-            _draw(family, found, list(plan.contenders.values()), charts[-1])
+            charts[-1].parent.mkdir(parents=True, exist_ok=True)
+            draw(plan, family, charts[-1])
     return charts
 
 
-def _draw(family: Family, found: dict[str, list[Row]], contenders: Sequence[Contender], path: Path) -> None:
+def draw_curves(plan: Plan, family: Family, path: Path) -> None:
     """Draw the return after one step over environment steps and over minutes, and the final returns as bars."""
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 3, figsize=(15.0, 5.2), layout="constrained")
     palette = pyplot.get_cmap("tab20")
-    colors = {contender.name: palette(index % 20) for index, contender in enumerate(contenders)}
-    names = [name for name in found if name in colors]
-    for name in names:
+    colors = {name: palette(index % 20) for index, name in enumerate(plan.contenders)}
+    found = rows_of(plan, family)
+    for name in found:
         trainings = [of_seed for of_seed in by_seed(found[name]).values() if len(of_seed) > 1]
         if not trainings:
             continue
@@ -170,10 +179,9 @@ def _draw(family: Family, found: dict[str, list[Row]], contenders: Sequence[Cont
         panel.spines[["top", "right"]].set_visible(False)
         if family.threshold is not None:
             panel.axhline(family.threshold, color="0.6", lw=0.8, ls=":")
-    _draw_final(panels[2], {name: final_rows(found[name]) for name in names}, colors)
+    _draw_final(panels[2], {name: final_rows(rows) for name, rows in found.items()}, colors)
     figure.suptitle(family.title, x=0.01, ha="left", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 

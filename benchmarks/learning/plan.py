@@ -39,8 +39,8 @@ class Contender:
 
     Attributes:
         name: of its CSV file.
-        configs: folder of `configs` with its configs; where one has none for a family, `changes` are made to that of
-            MAML-TRPO.
+        configs: folder of `configs` with its configs, named as its algorithm; where it has none for a family, that of
+            MAML-TRPO is taken with this algorithm and its default settings.
         changes: of the config.
         trained: whether it is; a random initialization is not.
     """
@@ -56,7 +56,11 @@ class Contender:
         Every iteration that is evaluated has a checkpoint, and all checkpoints are kept.
         """
         path = ROOT / "configs" / self.configs / family.config
-        return load_config(path).override(
+        if path.is_file():
+            config = load_config(path)
+        else:
+            config = load_config(ROOT / "configs" / "maml" / family.config).override({"algorithm": self.configs})
+        return config.override(
             {
                 **family.changes,
                 **self.changes,

@@ -14,6 +14,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.task_files import load_tasks
 from maml_rl.experiment.train import train
+from maml_rl.metalearners.metalearner import algorithm_of
 
 TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
 FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 3, 2, -1e6, TINY)
@@ -107,7 +108,7 @@ def test_page_without_a_place_for_results_is_refused(done: tuple[Plan, Path]) ->
     text = plan.page.read_text()
     plan.page.write_text("Nothing.\n")
     with pytest.raises(ValueError, match="navigation"):
-        page.write_page(plan)
+        page.write_page(plan, page.tables)
     plan.page.write_text(text)
 
 
@@ -160,4 +161,4 @@ def test_every_contender_has_a_config(plan: Plan) -> None:
         for contender in plan.contenders.values():
             config = contender.config(family, 3)
             assert (config.seed, config.num_batches) == (3, family.iterations)
-            make_experiment(config)
+            algorithm_of(config)
