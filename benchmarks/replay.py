@@ -6,10 +6,11 @@ and the very model that the family steps, so that what it computes beside the mo
 on both sides.
 """
 
+import copy
 import multiprocessing
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,16 +31,24 @@ class Trajectories:
         qvel: (E, nv) initial velocities.
         controls: (E, T, nu) what the actuators got.
         lengths: (E,) steps of each episode.
+        fields: of the model, where they differ between episodes: (E, ...) by name. What MuJoCo derives follows.
     """
 
     qpos: Float64
     qvel: Float64
     controls: NDArray[np.floating[Any]]
     lengths: NDArray[np.int64]
+    fields: Mapping[str, Float64] = field(default_factory=dict)
 
     def part(self, episodes: slice) -> "Trajectories":
         """Return some of the episodes."""
-        return Trajectories(self.qpos[episodes], self.qvel[episodes], self.controls[episodes], self.lengths[episodes])
+        return Trajectories(
+            self.qpos[episodes],
+            self.qvel[episodes],
+            self.controls[episodes],
+            self.lengths[episodes],
+            {name: values[episodes] for name, values in self.fields.items()},
+        )
 
 
 class Replay:
@@ -104,6 +113,7 @@ def _replay_on_demand(connection: Connection, model: Any, substeps: int) -> None
     size = mujoco.mj_stateSize(model, kind)
     states, controls = np.empty((0, size)), np.empty((0, 0, model.nu))
     lengths = np.empty(0, np.int64)
+    models = [model]
     finals = np.empty((0, model.nq)), np.empty((0, model.nv))
     while True:
         try:
@@ -111,23 +121,44 @@ def _replay_on_demand(connection: Connection, model: Any, substeps: int) -> None
         except EOFError:
             return
         if isinstance(command, Trajectories):
-            states = _initial_states(model, data, command, size, kind)
+            models = _models(model, data, command)
+            states = _initial_states(models, data, command, size, kind)
             controls, lengths = np.ascontiguousarray(command.controls, np.float64), command.lengths
             finals = np.empty((len(lengths), model.nq)), np.empty((len(lengths), model.nv))
             connection.send("loaded")
         elif command == "run":
-            _run(mujoco, model, data, states, controls, lengths, substeps, finals)
+            _run(mujoco, models, data, states, controls, lengths, substeps, finals)
             connection.send("ready")
         else:
             connection.send(finals)
 
 
-def _initial_states(model: Any, data: Any, trajectories: Trajectories, size: int, kind: Any) -> Float64:
+def _models(model: Any, data: Any, trajectories: Trajectories) -> list[Any]:
+    """Return the model of each episode; episodes with the same fields one after the other share theirs."""
+    import mujoco
+
+    models: list[Any] = []
+    last: list[Float64] = []
+    for episode in range(len(trajectories.lengths)):
+        values = [rows[episode] for rows in trajectories.fields.values()]
+        if not models or not all(map(np.array_equal, values, last)):
+            models.append(copy.copy(model) if values else model)
+            for name, value in zip(trajectories.fields, values, strict=True):
+                getattr(models[-1], name)[...] = value
+            if values:
+                mujoco.mj_setConst(models[-1], data)
+            last = values
+        else:
+            models.append(models[-1])
+    return models
+
+
+def _initial_states(models: list[Any], data: Any, trajectories: Trajectories, size: int, kind: Any) -> Float64:
     """Return (E, size) integration states, warm start included, as a reset leaves them."""
     import mujoco
 
     states = np.empty((len(trajectories.lengths), size))
-    for state, qpos, qvel in zip(states, trajectories.qpos, trajectories.qvel, strict=True):
+    for model, state, qpos, qvel in zip(models, states, trajectories.qpos, trajectories.qvel, strict=True):
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
         mujoco.mj_forward(model, data)
@@ -137,7 +168,7 @@ def _initial_states(model: Any, data: Any, trajectories: Trajectories, size: int
 
 def _run(
     mujoco: Any,
-    model: Any,
+    models: list[Any],
     data: Any,
     states: Float64,
     controls: Float64,
@@ -148,6 +179,7 @@ def _run(
     """Replay all episodes: the tight loop whose speed is the limit."""
     step, control, kind = mujoco.mj_step, data.ctrl, mujoco.mjtState.mjSTATE_INTEGRATION
     for episode, length in enumerate(lengths.tolist()):
+        model = models[episode]
         mujoco.mj_setState(model, data, states[episode], kind)
         for row in controls[episode, :length]:
             control[:] = row

@@ -18,6 +18,7 @@ from latex2mathml.converter import convert
 from maml_rl.config import Config
 from maml_rl.config.reference import Setting, describe_settings
 from maml_rl.metalearners import find_metalearner
+from maml_rl.task_distributions import find_task_distribution
 
 # MkDocs counts the warnings of its own loggers, and fails on them in strict mode.
 LOG = logging.getLogger("mkdocs.hooks.documentation")
@@ -27,6 +28,7 @@ _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 _SETTINGS = re.compile(r"^<!-- settings: (.*) -->$", re.MULTILINE)
 _ALGORITHM_SETTINGS = re.compile(r"^<!-- settings of (\S+) -->$", re.MULTILINE)
+_TASK_SETTINGS = re.compile(r"^<!-- settings of tasks (\S+) -->$", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -75,6 +77,10 @@ def with_settings(markdown: str) -> str:
     def to_algorithm_table(match: re.Match[str]) -> str:
         return table_of(describe_settings(find_metalearner(match[1]).Settings))
 
+    def to_task_table(match: re.Match[str]) -> str:
+        return table_of(describe_settings(find_task_distribution(match[1]).Settings))
+
+    markdown = _TASK_SETTINGS.sub(to_task_table, markdown)
     return _ALGORITHM_SETTINGS.sub(to_algorithm_table, _SETTINGS.sub(to_table, markdown))
 
 

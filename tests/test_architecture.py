@@ -17,6 +17,7 @@ ROOMS = (
     "adaptation",
     "derivatives",
     "baseline",
+    "task_distributions",
     "runs",
     "policies",
     "episode",

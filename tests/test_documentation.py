@@ -23,9 +23,10 @@ from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
-from maml_rl.experiment.task_files import save_tasks
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms, find_metalearner
+from maml_rl.task_distributions import find_task_distribution, task_distributions
+from maml_rl.task_distributions.task_files import save_tasks
 from tests.report.chromium import Browser
 from tests.shown_commands import check_command
 
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 # Their blocks need nothing but each other, and a run in runs/maml/2d-navigation.
-RUN_PAGES = ("concepts.md", "families.md", "gpu.md", "index.md", "migrating.md")
+RUN_PAGES = ("concepts.md", "families.md", "gpu.md", "index.md", "migrating.md", "task-distributions.md")
 # Their blocks are scripts, and need packages that are no extras of ours; they are run where these are installed.
 SCRIPTS = [
     ("experiment-tracking.md", "mlflow"),
@@ -278,6 +279,14 @@ def test_every_setting_is_on_the_page_of_settings_once(documentation: Any, site:
     assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
     built = (site / "settings.html").read_text(encoding="utf-8")
     assert [key for key in keys if f"<td><code>{key}</code></td>" not in built] == []
+
+
+@pytest.mark.slow
+def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation: Any) -> None:
+    page = documentation.with_settings(PAGES["task-distributions.md"])
+    models = [find_task_distribution(name).Settings for name in task_distributions()]
+    keys = sorted(str(field.alias) for model in models for field in model.model_fields.values())
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
 
 
 @pytest.mark.parametrize(

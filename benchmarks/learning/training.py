@@ -18,10 +18,10 @@ from maml_rl import __version__
 from maml_rl.envs.meta_env import Task
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.task_files import load_tasks, save_tasks
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import Metrics, read_metrics
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS
+from maml_rl.task_distributions.task_files import save_tasks
 
 # Of the held-out tasks: their streams are those of evaluations, which no training draws from.
 _TASK_SEED = 1000
@@ -117,7 +117,7 @@ def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
         with drawn.make_sampler(num_workers=0, evaluation=True) as sampler:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_tasks(path, experiment.config.env_name, sampler.sample_tasks(NUM_TASKS))
-    return load_tasks(path, experiment)
+    return experiment.load_tasks(path)
 
 
 def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:

@@ -121,6 +121,11 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
     parser.add_argument("--tasks", type=file_path, metavar="FILE", help="evaluate on the tasks in this file")
     parser.add_argument(
+        "--training-tasks",
+        action="store_true",
+        help="draw new tasks as training does, where evaluations draw from others",
+    )
+    parser.add_argument(
         "--save-tasks", type=file_path, metavar="FILE", help="write the tasks that are drawn to this file"
     )
     parser.add_argument("--num-batches", type=positive, help="batches of tasks (default: 1, or all of a file)")
@@ -269,8 +274,8 @@ def _test(options: argparse.Namespace) -> None:
     if config_path is None:
         raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
     _check_outputs(options, config_path)
-    for name in ("save_tasks", "num_batches"):
-        if options.tasks is not None and getattr(options, name) is not None:
+    for name in ("save_tasks", "num_batches", "training_tasks"):
+        if options.tasks is not None and getattr(options, name):
             raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = _overridden(load_config(config_path), {name: getattr(options, name) for name in names})
@@ -284,10 +289,10 @@ def _test(options: argparse.Namespace) -> None:
 
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.evaluate import REPETITIONS, evaluate
-    from maml_rl.experiment.task_files import load_tasks, save_tasks
+    from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=options.num_workers)
-    tasks = None if options.tasks is None else load_tasks(options.tasks, experiment)
+    tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
         experiment.restore(options.checkpoint, config_path.parent)
@@ -300,6 +305,7 @@ def _test(options: argparse.Namespace) -> None:
             meta_batch_size=options.meta_batch_size,
             num_steps=num_steps,
             tasks=tasks,
+            training_tasks=options.training_tasks,
             repetitions=repetitions,
             num_workers=options.num_workers,
             on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
@@ -308,6 +314,8 @@ def _test(options: argparse.Namespace) -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     evaluation.save(options.output)
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
+    if options.training_tasks:
+        kind += " as in training"
     episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
     if repetitions > 1:
         episodes += f", {repetitions} times"

@@ -31,6 +31,7 @@ Positive = Annotated[float, Field(gt=0, le=3.4e38)]
 Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"
+TASKS = "tasks"
 # Settings of an algorithm that may stand at the top level, where earlier configs have them.
 FLAT_KEYS = (
     "first-order",
@@ -51,6 +52,14 @@ def _lower(value: object) -> object:
 def _none_is_empty(value: object) -> object:
     """A key without a value is null in YAML, and means no arguments here."""
     return {} if value is None else value
+
+
+def _distribution_of_text(value: object) -> object:
+    """The name of a distribution, or of a file of tasks, stands for that with its defaults."""
+    if not isinstance(value, str):
+        return value
+    is_name = re.fullmatch(r"[\w.]+:\w+|[\w-]+", value)
+    return {"distribution": value} if is_name else {"distribution": "list", "file": value}
 
 
 def _finite(value: Any) -> Any:
@@ -101,6 +110,11 @@ class Config(SettingsModel):
         Literal["maml", "pretrain", "oracle"],
         Field(description="maml; to compare with: pretrain (adapts after training only), oracle (observes its task)"),
     ] = "maml"
+    tasks: Annotated[
+        Annotated[dict[str, JsonValue], BeforeValidator(_finite)] | None,
+        BeforeValidator(_distribution_of_text),
+        Field(description="which tasks training draws: `distribution` and its settings; null: as the family does"),
+    ] = None
     max_episode_steps: Annotated[Count | None, Field(description="time limit; null for the family's own")] = None
     gamma: Annotated[Fraction, Field(description="discount factor")] = 0.99
     gae_lambda: Annotated[Fraction, Field(description="lambda of generalized advantage estimation")] = 1.0
@@ -193,9 +207,30 @@ class Config(SettingsModel):
         Raises:
             ConfigError: As `from_mapping`.
         """
-        lines = {path[1:]: line for path, line in self._source.lines.items() if path[:1] == (SECTION,)}
-        origins = {path[1:]: origin for path, origin in self._source.origins.items() if path[:1] == (SECTION,)}
-        mapping = Mapping(self._source.origin, self.algorithm_settings, lines, origins)
+        return self._check_section(SECTION, self.algorithm_settings, model, explain_unknown)
+
+    def check_task_settings(self, model: type[AnySettings]) -> AnySettings:
+        """Check the section `tasks`, but for the name of the distribution, by the distribution's own model.
+
+        Raises:
+            ConfigError: As `from_mapping`.
+        """
+        settings = {key: value for key, value in (self.tasks or {}).items() if key != "distribution"}
+        return self._check_section(TASKS, settings, model)
+
+    def _check_section(
+        self,
+        section: str,
+        settings: dict[str, Any],
+        model: type[AnySettings],
+        explain_unknown: Callable[[str], str] = lambda key: "",
+    ) -> AnySettings:
+        lines = {path[1:]: line for path, line in self._source.lines.items() if path[:1] == (section,)}
+        origins = {path[1:]: origin for path, origin in self._source.origins.items() if path[:1] == (section,)}
+        if whole := origins.get(()):
+            # All of it was replaced at once.
+            origins |= {(key,): whole for key in settings}
+        mapping = Mapping(self._source.origin, settings, lines, origins)
         try:
             return model.model_validate(mapping.values)
         except ValidationError as error:
@@ -207,6 +242,12 @@ class Config(SettingsModel):
         """Return this config with every setting of its algorithm written out."""
         values = settings.model_dump(mode="json", by_alias=True)
         return self.model_copy(update={"algorithm_settings": values})
+
+    def with_task_settings(self, settings: SettingsModel) -> Self:
+        """Return this config with every setting of its task distribution written out."""
+        values = settings.model_dump(mode="json", by_alias=True)
+        name = (self.tasks or {})["distribution"]
+        return self.model_copy(update={"tasks": {"distribution": name, **values}})
 
     @property
     def training_steps(self) -> int:

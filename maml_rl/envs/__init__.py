@@ -5,6 +5,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.making import ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, StepBuffers, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec, register_families
+from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 
 __all__ = [
     "FAMILIES",
@@ -14,8 +15,11 @@ __all__ = [
     "MetaVectorEnv",
     "ObservedLastStep",
     "ObservedTask",
+    "PolarTaskSpace",
     "StepBuffers",
     "Task",
+    "TaskParameter",
+    "TaskSpace",
     "check_meta_env",
     "make_vector_env",
 ]

@@ -15,6 +15,7 @@ from maml_rl.envs.arguments import check_count, check_number
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.family import BatchedFamily, to_all_slots
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -45,6 +46,7 @@ class _BanditFamily(BatchedFamily):
             render_mode=render_mode,
             autoreset_mode=autoreset_mode,
         )
+        self.task_space = TaskSpace({"mean": (TaskParameter.between(0.0, 1.0), (k,))})
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw the means of the arms from U[0, 1]."""

@@ -16,6 +16,7 @@ from maml_rl.envs.arguments import check_count
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -70,6 +71,7 @@ class DarkFamily(BatchedFamily):
             render_mode=render_mode,
             autoreset_mode=autoreset_mode,
         )
+        self.task_space = TaskSpace(dict.fromkeys(names, (TaskParameter.choice(*range(size)), (2,))))
         self._cells = np.zeros((num_envs, 2), np.int64)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.spaces import array_layout
+
+if TYPE_CHECKING:
+    from maml_rl.envs.task_space import TaskSpace
 
 Task = dict[str, Any]
 # When an environment's info holds a number that is recorded: at every step, or at the last of an episode.
@@ -86,9 +89,12 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
     Attributes:
         recorded_infos: which numbers in `info` are recorded with the episodes: "step" for one at every step, "episode"
             for one at the last step of an episode, as `{"success": "episode"}`. Any `gymnasium.Env` may have it.
+        task_space: what its tasks are made from, for grids, strata and splits of tasks; None where that is not said.
+            Any `gymnasium.Env` may have it.
     """
 
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
+    task_space: TaskSpace | None = None
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int) -> list[Task]:
@@ -113,7 +119,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         buffers: what every reset and step writes.
         parts: ranges of slots that are stepped independently of each other; one range here, one per worker elsewhere.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
-        recorded_infos: which infos are in `buffers`; see `MetaEnv`.
+        recorded_infos: which infos are in `buffers`; see `MetaEnv`, as for `task_space`.
         physics_seconds: (len(parts),) seconds spent stepping and resetting so far.
     """
 
@@ -123,6 +129,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     parts: tuple[slice, ...]
     max_episode_steps: int | None
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
+    task_space: TaskSpace | None = None
     physics_seconds: NDArray[np.float64]
 
     @abstractmethod
@@ -206,18 +213,20 @@ class EnvDescription:
         action_space: of one slot.
         max_episode_steps: its time limit; None if it has none.
         recorded_infos: see `MetaEnv`.
+        task_space: see `MetaEnv`.
     """
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     max_episode_steps: int | None
     recorded_infos: RecordedInfos
+    task_space: TaskSpace | None = None
 
     @classmethod
     def of(cls, env: MetaVectorEnv) -> EnvDescription:
         """Return the description of the slots of a vector environment."""
         single_spaces = env.single_observation_space, env.single_action_space
-        return cls(*single_spaces, env.max_episode_steps, dict(env.recorded_infos))
+        return cls(*single_spaces, env.max_episode_steps, dict(env.recorded_infos), env.task_space)
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:

@@ -15,6 +15,7 @@ from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -72,6 +73,7 @@ class Navigation2DVectorEnv(BatchedFamily):
             render_mode=render_mode,
             autoreset_mode=autoreset_mode,
         )
+        self.task_space = TaskSpace({"goal": (TaskParameter.between(self.low, self.high), (2,))})
         self._position = np.zeros((num_envs, 2))
         # Where all slots were after every step, and at which of these entries each slot's episode began.
         self._paths: list[NDArray[np.float64]] = []

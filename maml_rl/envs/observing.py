@@ -29,7 +29,7 @@ class ObservingVectorEnv(MetaVectorEnv):
     def __init__(self, env: MetaVectorEnv, low: NDArray[Any], high: NDArray[Any], dtype: "np.dtype[Any]") -> None:
         self.env = env
         self.num_envs, self.parts, self.max_episode_steps = env.num_envs, env.parts, env.max_episode_steps
-        self.recorded_infos = env.recorded_infos
+        self.recorded_infos, self.task_space = env.recorded_infos, env.task_space
         self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
         flat = spaces.utils.flatten_space(env.single_observation_space)
         assert isinstance(flat, spaces.Box)

@@ -18,6 +18,7 @@ from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
 from maml_rl.envs.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
+from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -127,6 +128,7 @@ class PointGoalVectorEnv(PointFamily):
     """
 
     task_description = "goal (2,): where to go, each coordinate uniform in [-1, 1]"
+    task_space = TaskSpace({"goal": (TaskParameter.between(-1.0, 1.0), (2,))})
     farthest_start = 1.0
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -144,6 +146,7 @@ class SparsePointGoalVectorEnv(PointFamily):
     """
 
     task_description = "goal (2,): where to go, uniform on the upper half of the unit circle"
+    task_space = PolarTaskSpace("goal", TaskParameter.between(0.0, np.pi), TaskParameter.choice(1.0))
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw goals from the half-circle."""
@@ -171,6 +174,7 @@ class PointCornerVectorEnv(PointFamily):
     """
 
     task_description = "goal (2,): the corner to go to, (-2, -2), (2, -2), (-2, 2) or (2, 2)"
+    task_space = TaskSpace({"goal": (TaskParameter.choice(-2.0, 2.0), (2,))})
     largest_move, farthest_start, reach = 0.2, 0.2, 2.5
 
     def __init__(self, num_envs: int = 1, *, sparse: bool = False, **options: Any) -> None:

@@ -20,7 +20,7 @@ from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
 from maml_rl.envs.memory import check_memory
-from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.spaces import array_layout
 from maml_rl.episode.task_episodes import Baseline
@@ -32,6 +32,8 @@ from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
+from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
+from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
@@ -48,6 +50,7 @@ class Experiment:
         device: where the policy lies.
         episode_bytes: what a recorded episode takes at least.
         in_child: whether the environment must not be made in this process.
+        task_distribution: which tasks are drawn; None for the family's own distribution.
     """
 
     config: Config
@@ -56,6 +59,7 @@ class Experiment:
     device: torch.device
     episode_bytes: int
     in_child: bool = False
+    task_distribution: TaskDistribution | None = None
 
     def check_memory(self, num_tasks: int, num_steps: int, num_batches: int = 1) -> None:
         """Refuse batches that certainly do not fit into the memory of this machine.
@@ -108,13 +112,33 @@ class Experiment:
         """Make one environment to try something in: in this process, or in a worker if it must not be made here."""
         return _make_env(self.config, in_child=self.in_child)
 
+    def load_tasks(self, path: str | Path) -> list[Task]:
+        """Read tasks from a file, and try them all in the environment.
+
+        Raises:
+            ConfigError: If the file cannot be read, is no file of tasks, is of another family, or a task is malformed;
+                in one line, which names the task.
+        """
+        tasks = read_tasks(path, self.config.env_name)
+        env = self.make_env()
+        try:
+            try_tasks(tasks, env, path)
+        finally:
+            env.close()
+        return tasks
+
     @property
     def env_maker(self) -> EnvMaker:
         """What the policy acts in: the config's family, which shows an oracle its tasks."""
         return _env_maker(self.config)
 
     def make_sampler(
-        self, *, num_workers: int | None = None, evaluation: bool = False, timer: StageTimer = NULL_TIMER
+        self,
+        *,
+        num_workers: int | None = None,
+        evaluation: bool = False,
+        test_tasks: bool | None = None,
+        timer: StageTimer = NULL_TIMER,
     ) -> MultiTaskSampler:
         """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments.
 
@@ -142,6 +166,8 @@ class Experiment:
                 step_timeout=config.step_timeout,
                 max_restarts=config.max_restarts,
                 evaluation=evaluation,
+                test_tasks=test_tasks,
+                task_distribution=self.task_distribution,
                 record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
                 timer=timer,
                 **{"device": self.device, **modes},
@@ -207,6 +233,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         policy = (_make_own_policy(config, env) or learner.make_policy(env, config, settings)).to(device)
         metalearner = learner.from_config(policy, config, settings, device)
         baseline = make_baseline(config.baseline, env.single_observation_space)
+        distribution, config = _make_task_distribution(config, env)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
@@ -217,7 +244,32 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     layouts = map(array_layout, (env.single_observation_space, env.single_action_space))
     # Rewards, advantages and the mask beside observations and actions.
     step_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts) + 3 * 4
-    return Experiment(config, metalearner, baseline, device, length * step_bytes, in_child)
+    return Experiment(config, metalearner, baseline, device, length * step_bytes, in_child, distribution)
+
+
+def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDistribution | None, Config]:
+    """Make what the section `tasks` describes, and return it with the config in which all its settings stand."""
+    if config.tasks is None:
+        return None, config
+    name = config.tasks.get("distribution")
+    if not isinstance(name, str):
+        names = ", ".join(task_distributions())
+        raise config.error(f"add a line `distribution: ...`, one of {names}, or module:Class", "tasks")
+    try:
+        found = find_task_distribution(name)
+    except ValueError as error:
+        raise config.error(str(error), "tasks", "distribution") from error
+    settings = config.check_task_settings(found.Settings)
+    family = FamilyTasks(config.env_name, env.task_space, lambda count, seed: env.sample_tasks(count, seed=seed))
+    try:
+        distribution = found.from_settings(settings, config.env_name)
+        try_tasks(distribution.check(family), env, "the distribution")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A user's own may raise anything.
+        raise config.error(explain(error), "tasks") from error
+    return distribution, config.with_task_settings(settings)
 
 
 def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:

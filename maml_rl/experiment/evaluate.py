@@ -136,6 +136,7 @@ def evaluate(
     num_steps: int | None = None,
     rule: AdaptationRule | None = None,
     tasks: Sequence[Task] | None = None,
+    training_tasks: bool = False,
     repetitions: int = 1,
     validation: bool = False,
     num_workers: int | None = None,
@@ -154,6 +155,7 @@ def evaluate(
         num_steps: inner steps; None for the config's.
         rule: the inner loop; None for the metalearner's, with the config's schedule of step sizes.
         tasks: what to measure on, each once, in batches of `meta_batch_size`; None to draw `num_batches` new ones.
+        training_tasks: draw new tasks as training does, where training and evaluations draw from different ones.
         repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
             first is the same for any number of repetitions.
         validation: draw tasks and episodes from streams that no other evaluation draws from: for choosing a checkpoint.
@@ -193,7 +195,9 @@ def evaluate(
     returns: list[list[NDArray[np.float32]]] = []
     infos: list[list[dict[str, NDArray[np.float32]]]] = []
     opened: AbstractContextManager[MultiTaskSampler] = (
-        experiment.make_sampler(num_workers=num_workers, evaluation=True) if sampler is None else nullcontext(sampler)
+        experiment.make_sampler(num_workers=num_workers, evaluation=True, test_tasks=not training_tasks)
+        if sampler is None
+        else nullcontext(sampler)
     )
     start = _VALIDATION if validation else 0
     with opened as sampler:

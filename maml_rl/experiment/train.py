@@ -1,5 +1,6 @@
 """Training: collect a batch, update the meta-policy, write metrics and checkpoints; repeat."""
 
+import copy
 import hashlib
 import logging
 import math
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +23,13 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
-from maml_rl.experiment.task_files import load_tasks, save_tasks
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, RunFolder
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.task_distributions.task_files import save_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +92,13 @@ def train(
         if isinstance(held_out, list):
             save_tasks(run.path / EVALUATION_TASKS, config.env_name, held_out)
         sampler.seek(run.iteration - 1)
+        _resume_tasks(experiment, run)
         with _saving_when_interrupted(run), _collecting(run.iteration, experiment, sampler) as (next_batch, publish):
             for iteration in range(run.iteration, config.num_batches):
                 if stop is not None and stop.is_set():
                     run.save()
                     break
-                metrics = _iterate(iteration, experiment, next_batch)
+                metrics, task_state = _iterate(iteration, experiment, next_batch)
                 publish(iteration + 1)
                 metrics["env_steps"] += run.env_steps
                 finished = iteration + 1
@@ -103,7 +106,8 @@ def train(
                 run.record(metrics)
                 # The best checkpoint is that of the highest return after adaptation.
                 evaluated = return_keys(metrics, evaluated=True)
-                run.keep(metrics[(evaluated or return_keys(metrics))[-1]], evaluated=bool(evaluated))
+                score = metrics[(evaluated or return_keys(metrics))[-1]]
+                run.keep(score, evaluated=bool(evaluated), task_state=task_state)
                 if evaluated or finished % config.checkpoint_every == 0 or finished == config.num_batches:
                     run.save()
                 if on_iteration is not None:
@@ -125,7 +129,7 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
             experiment.check_memory(config.evaluation_tasks, config.test_steps)
             return config.evaluation_tasks
         # A resumed run keeps its tasks, whatever has become of the file.
-        tasks = load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks, experiment)
+        tasks = experiment.load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks)
         experiment.check_memory(len(tasks), config.test_steps)
     except ConfigError as error:
         raise config.error(str(error), "evaluation-tasks") from error
@@ -186,6 +190,7 @@ class _Collected:
         seconds: that it took.
         stages: seconds of each stage, if they are measured.
         means: of quantities, if they are measured.
+        task_state: what the task distribution keeps, having been told of this batch.
     """
 
     batch: Batch
@@ -193,6 +198,7 @@ class _Collected:
     seconds: float
     stages: dict[str, float]
     means: dict[str, float]
+    task_state: dict[str, Any] | None
 
 
 @contextmanager
@@ -204,13 +210,19 @@ def _collecting(
     A batch is collected when it is asked for; or with `prefetch` ahead of that, by a thread that alone uses the sampler
     and its copy of the policy.
     """
-    config, metalearner = experiment.config, experiment.metalearner
+    config, metalearner, distribution = experiment.config, experiment.metalearner, experiment.task_distribution
 
     def collect(version: int) -> _Collected:
         started = perf_counter()
-        batch = metalearner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
+        tasks = sampler.sample_tasks(config.meta_batch_size)
+        batch = metalearner.collect(sampler, tasks)
         seconds = perf_counter() - started
-        return _Collected(batch, version, seconds, sampler.timer.take(), sampler.timer.take_means())
+        task_state = None
+        if distribution is not None:
+            # Here rather than after the meta-update: also with `prefetch`, it knows of every batch before the next.
+            distribution.update(tasks, metalearner.returns(batch).double().mean(2).cpu().numpy())
+            task_state = copy.deepcopy(distribution.state_dict())
+        return _Collected(batch, version, seconds, sampler.timer.take(), sampler.timer.take_means(), task_state)
 
     newest: tuple[int, dict[str, Tensor]]
 
@@ -232,8 +244,20 @@ def _collecting(
         yield prefetcher.take, publish
 
 
-def _iterate(iteration: int, experiment: Experiment, next_batch: Callable[[], _Collected]) -> Metrics:
-    """Do one meta-update, and return its metrics."""
+def _resume_tasks(experiment: Experiment, run: RunFolder) -> None:
+    """Give the task distribution what it kept when the run was interrupted."""
+    if experiment.task_distribution is None or run.task_state is None:
+        return
+    try:
+        experiment.task_distribution.load_state_dict(run.task_state)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the run in {run.path} cannot be resumed with these tasks: {error}") from error
+
+
+def _iterate(
+    iteration: int, experiment: Experiment, next_batch: Callable[[], _Collected]
+) -> tuple[Metrics, dict[str, Any] | None]:
+    """Do one meta-update, and return its metrics, and what the task distribution keeps after its batch."""
     metalearner = experiment.metalearner
     started = perf_counter()
     collected = next_batch()
@@ -261,7 +285,7 @@ def _iterate(iteration: int, experiment: Experiment, next_batch: Callable[[], _C
     if collected.stages:
         for stage, seconds in {**collected.stages, "outer": updated - updating}.items():
             metrics[f"time/share/{stage}"] = seconds / (updated - started)
-    return metrics
+    return metrics, collected.task_state
 
 
 def policy_spread(policy: Policy, episodes: TaskEpisodes) -> dict[str, float]:

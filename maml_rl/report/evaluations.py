@@ -14,7 +14,6 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, evaluate, same_tasks
-from maml_rl.experiment.task_files import load_tasks
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.report.runs import Run, RunGroup
 from maml_rl.runs.numbered import newest_path
@@ -95,7 +94,7 @@ def evaluate_group(
         notices += complaint
         if task_file is not None:
             try:
-                held_out = load_tasks(task_file, make_experiment(run.config))
+                held_out = make_experiment(run.config).load_tasks(task_file)
             except MamlRLError as error:
                 notices.append(f"The policy of {run.path} could not be tried: {error}.")
                 continue

@@ -11,6 +11,7 @@ _STEP_SIZES = (0.5, 0.25, 0.25)
 _EPISODES_BEFORE_A_STEP = 40
 _PROTOCOL = {
     "env-name": "2DNavigation-v0",
+    "tasks": None,
     "env-kwargs": {"low": -0.5, "high": 0.5, "normalization_scale": 1.0},
     "algorithm": "maml-trpo",
     "method": "maml",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.task_files import load_tasks
 from maml_rl.report.data import FIRST_COLUMN, returns_table, training_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
@@ -106,7 +105,7 @@ def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
     errors = []
     for group in groups:
         try:
-            load_tasks(path, make_experiment(group.config))
+            make_experiment(group.config).load_tasks(path)
             return
         except MamlRLError as error:
             errors.append(error)

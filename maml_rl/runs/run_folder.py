@@ -7,9 +7,9 @@ import os
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import TASKS, Config, load_config
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable, discard, replace_file, sync_folder
 from maml_rl.runs.checkpoint import Checkpoint, Learner, latest_intact, restore, save_checkpoint
@@ -56,6 +56,7 @@ class RunFolder:
         path: the folder.
         iteration: number of finished iterations.
         env_steps: environment steps taken in them.
+        task_state: what the task distribution kept after them; None where it keeps nothing.
 
     Raises:
         ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
@@ -69,6 +70,7 @@ class RunFolder:
         self.path = Path(folder)
         self._config, self._learner = config, learner
         self.iteration, self.env_steps = 0, 0
+        self.task_state: dict[str, Any] | None = None
         self._kept: Checkpoint | None = None
         self._saved = 0
         check_run_folder(self.path, resume=resume, overwrite=overwrite)
@@ -111,13 +113,15 @@ class RunFolder:
         self._events.write(metrics)
         self.iteration, self.env_steps = metrics["iteration"] + 1, metrics["env_steps"]
 
-    def keep(self, score: float | None, *, evaluated: bool = False) -> None:
+    def keep(self, score: float | None, *, evaluated: bool = False, task_state: dict[str, Any] | None = None) -> None:
         """Copy the state after the finished iterations, so that `save` can write it in the middle of the next one.
 
         Args:
             score: what the best checkpoint is best in.
             evaluated: whether the score is that of an evaluation.
+            task_state: what the task distribution keeps after these iterations.
         """
+        self.task_state = task_state
         self._kept = copy.deepcopy(self._checkpoint(score, evaluated))
 
     def save(self) -> None:
@@ -134,7 +138,9 @@ class RunFolder:
         self._saved = self._kept.iteration
 
     def _checkpoint(self, score: float | None, evaluated: bool = False) -> Checkpoint:
-        state = {"env_steps": self.env_steps, "algorithm": self._config.algorithm}
+        state: dict[str, Any] = {"env_steps": self.env_steps, "algorithm": self._config.algorithm}
+        if self.task_state:
+            state[TASKS] = self.task_state
         tensors = dict(self._learner.policy.state_dict())
         return Checkpoint(self.iteration, tensors, score, state, self._learner.state_dict(), evaluated)
 
@@ -163,6 +169,7 @@ class RunFolder:
         path, checkpoint = latest_intact(self.path / CHECKPOINTS)
         restore(checkpoint, self._learner, self._config.algorithm, path)
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
+        self.task_state = checkpoint.state.get(TASKS)
         self._saved = self.iteration
 
 

@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker, ObservedLastStep
+from maml_rl.envs.making import EnvMaker, ObservedLastStep, env_id
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
-from maml_rl.errors import ChildLost
+from maml_rl.errors import ChildLost, TaskError
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Inference, Phase, make_backend
 from maml_rl.samplers.rollout.actor import log_probs_of, try_memory
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
+from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 
 Result = TypeVar("Result")
 
@@ -68,8 +69,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             `envs.LastStepParts`.
         reset_memory_each_episode: have the policy's memory begin anew with every episode, not only with every phase.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
-        evaluation: draw tasks and episodes from the evaluation's streams, which training never touches; and from the
-            test tasks of a family that keeps them apart.
+        evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
+        test_tasks: draw from the test tasks of a family or a task distribution that keeps them apart; None for what
+            `evaluation` says.
+        task_distribution: what `sample_tasks` draws from; None for the family's own distribution. A curriculum is told
+            how its tasks went by your code, with its method `update`.
         device: where the policy acts; episodes stay on the CPU.
         timer: gets the seconds of every stage.
 
@@ -103,6 +107,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         reset_memory_each_episode: bool = False,
         record_log_probs: bool = False,
         evaluation: bool = False,
+        test_tasks: bool | None = None,
+        task_distribution: TaskDistribution | None = None,
         device: torch.device | str = "cpu",
         timer: StageTimer = NULL_TIMER,
     ) -> None:
@@ -136,6 +142,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self.iteration, self.phase = -1, 0
         self._reset_memory, self._device, self._memory_tried = reset_memory_each_episode, device, False
         self.record_log_probs, self.evaluation, self.timer = record_log_probs, evaluation, timer
+        self.test_tasks = evaluation if test_tasks is None else test_tasks
+        self.task_distribution = task_distribution
         self._closed = self._interrupted = False
 
     def prepare(self, num_tasks: int) -> None:
@@ -150,18 +158,37 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
 
         Returns:
             M tasks; the same for the same seed and iteration.
+
+        Raises:
+            ValueError: If the task distribution does not fit the family.
         """
         iteration = self.iteration + 1
-        purpose = Purpose.EVALUATION_TASKS if self.evaluation else Purpose.TASKS
-        tasks = self.draw_tasks(num_tasks, StreamKey(self.seed, purpose, iteration))
+        key = StreamKey(self.seed, Purpose.EVALUATION_TASKS if self.evaluation else Purpose.TASKS, iteration)
+        if self.task_distribution is None:
+            tasks = self.draw_tasks(num_tasks, key)
+        else:
+            tasks = self._draw_from(self.task_distribution, check_count("num_tasks", num_tasks), key)
         self.seek(iteration)
+        return tasks
+
+    def _draw_from(self, distribution: TaskDistribution, num_tasks: int, key: StreamKey) -> list[Task]:
+        self.prepare(num_tasks)
+        family = FamilyTasks(
+            env_id(self._recipe.env) or "the family",
+            self.env.task_space,
+            lambda count, seed: self._replay(lambda: self._backend.sample_tasks(count, seed, self.test_tasks)),
+        )
+        draw = distribution.sample_test if self.test_tasks else distribution.sample
+        tasks = draw(family, num_tasks, generator(key))
+        if len(tasks) != num_tasks:
+            raise TaskError(f"{type(distribution).__name__} was asked for {num_tasks} tasks and drew {len(tasks)}")
         return tasks
 
     def draw_tasks(self, num_tasks: int, key: StreamKey) -> list[Task]:
         """Draw tasks from the random stream `key`, without beginning an iteration."""
         check_count("num_tasks", num_tasks)
         seed = int(generator(key).integers(2**63))
-        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed, self.evaluation))
+        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed, self.test_tasks))
 
     def seek(self, iteration: int) -> None:
         """Continue as if `iteration` had just begun: the next `rollout` is its phase 0.

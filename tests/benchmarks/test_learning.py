@@ -12,7 +12,6 @@ from benchmarks.learning.results import Row, first_passing, read_rows, write_row
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
-from maml_rl.experiment.task_files import load_tasks
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.metalearner import algorithm_of
 
@@ -59,7 +58,7 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
     assert all((trained[name] == tensor).all() for name, tensor in resumed.items())
     experiment = make_experiment(config)
     experiment.restore("latest", tmp_path / "run")
-    tasks = load_tasks(folder / "results" / "navigation" / "tasks.json", experiment)
+    tasks = experiment.load_tasks(folder / "results" / "navigation" / "tasks.json")
     assert len(tasks) == 40
     returns = evaluate(experiment, tasks=tasks, num_workers=0).task_returns()
     np.testing.assert_allclose(rows[-1].task_returns, returns, atol=1e-3)

@@ -36,6 +36,7 @@ def test_there_is_a_config_for_every_experiment() -> None:
         "2d-navigation",
         "halfcheetah-dir",
         "halfcheetah-vel",
+        "halfcheetah-vel-ood",
         "ant-dir",
         "ant-vel",
         "ant-goal",
@@ -58,7 +59,8 @@ def test_there_is_a_config_for_every_experiment() -> None:
         "dark-room",
         "dark-key-door",
     }
-    published = {"finn2017/2d-navigation.yaml", "finn2017/halfcheetah-dir.yaml"}
+    finn2017 = ("2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "ant-vel", "ant-pos")
+    published = {f"finn2017/{family}.yaml" for family in finn2017}
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 
@@ -89,10 +91,13 @@ def test_config_describes_an_experiment_that_can_be_made(path: Path) -> None:
 
 
 def test_configs_of_finn_2017_have_its_network_batch_and_horizon() -> None:
-    navigation, cheetah = (
-        load_config(ROOT / "finn2017" / f"{name}.yaml") for name in ("2d-navigation", "halfcheetah-dir")
-    )
-    for config in (navigation, cheetah):
+    configs = {path.stem: load_config(path) for path in (ROOT / "finn2017").glob("*.yaml")}
+    navigation, cheetah = configs.pop("2d-navigation"), configs["halfcheetah-dir"]
+    for config in configs.values():
+        assert config.env_name.endswith("-finn2017-v0")
+        assert (config.max_episode_steps, config.meta_batch_size, config.fast_lr) == (200, 40, 0.1)
+        assert config.halve_step_size == "once"
+    for config in (navigation, *configs.values()):
         assert config.hidden_sizes == (100, 100)
         assert config.nonlinearity == "relu"
         assert (config.fast_batch_size, config.gamma, config.evaluation_steps) == (20, 0.99, 3)
@@ -102,6 +107,4 @@ def test_configs_of_finn_2017_have_its_network_batch_and_horizon() -> None:
     assert cheetah.env_name == "HalfCheetahDir-finn2017-v0"
     assert (navigation.max_episode_steps, navigation.meta_batch_size, navigation.num_batches) == (100, 40, 100)
     assert (navigation.fast_lr, navigation.env_kwargs["normalization_scale"]) == (0.5, 1.0)
-    assert cheetah.halve_step_size == "once"
-    assert (cheetah.max_episode_steps, cheetah.meta_batch_size, cheetah.num_batches) == (200, 40, 100)
-    assert cheetah.fast_lr == 0.1
+    assert cheetah.num_batches == 100

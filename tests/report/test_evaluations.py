@@ -7,9 +7,9 @@ import pytest
 
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate
-from maml_rl.experiment.task_files import save_tasks
 from maml_rl.report.evaluations import evaluate_group
 from maml_rl.report.runs import read_runs
+from maml_rl.task_distributions.task_files import save_tasks
 
 
 def made_up(returns: np.ndarray) -> Evaluation:

@@ -9,8 +9,8 @@ import pytest
 from maml_rl.cli.main import run_report
 from maml_rl.cli.train_test import run_train
 from maml_rl.envs.mujoco import rendering
-from maml_rl.experiment.task_files import save_tasks
 from maml_rl.report import write_report
+from maml_rl.task_distributions.task_files import save_tasks
 
 
 def report(*arguments: object) -> int:

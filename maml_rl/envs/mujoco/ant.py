@@ -19,6 +19,7 @@ from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
+from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -93,6 +94,11 @@ class AntFamily(MujocoFamily):
         velocity: Floats = (self._torso_position[:, :2] - before) / self.dt
         return velocity
 
+    def _place(self) -> Floats:
+        """Return the places (N, 2) in the plane that a reward for a place is about."""
+        place: Floats = self._torso_position[:, :2]
+        return place
+
     def _clip_forces(self) -> None:
         np.maximum(self._forces, -1.0, out=self._clipped_forces)
         np.minimum(self._clipped_forces, 1.0, out=self._clipped_forces)
@@ -155,13 +161,14 @@ class AntPosVectorEnv(AntFamily):
     ) -> None:
         self.low, self.high = check_interval(low, high)
         super().__init__(num_envs, {"position": TaskEntry((2,))}, **options)
+        self.task_space = TaskSpace({"position": (TaskParameter.between(self.low, self.high), (2,))})
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw places from the square."""
         return [{"position": position} for position in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        offset = np.abs(self._torso_position[:, :2] - self.tasks["position"])
+        offset = np.abs(self._place() - self.tasks["position"])
         return 4.0 - (offset[:, 0] + offset[:, 1])
 
 
@@ -178,6 +185,7 @@ class AntDir2DVectorEnv(AntFamily):
     """
 
     task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
+    task_space = TaskSpace.of_numbers(angle=TaskParameter.between(0.0, 2.0 * np.pi))
     survive_reward, control_cost = 1.0, 0.5
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
@@ -219,6 +227,8 @@ class AntGoalVectorEnv(AntFamily):
     def __init__(self, num_envs: int = 1, *, radius: float = 3.0, **options: Unpack[MujocoOptions]) -> None:
         self.radius = check_positive("radius", radius)
         super().__init__(num_envs, {"goal": TaskEntry((2,))}, **options)
+        distance = TaskParameter.between(0.0, self.radius, "square")
+        self.task_space = PolarTaskSpace("goal", TaskParameter.between(0.0, 2.0 * np.pi), distance)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw places from the disk."""
@@ -227,7 +237,7 @@ class AntGoalVectorEnv(AntFamily):
         return [{"goal": goal} for goal in np.stack((distances * np.cos(angles), distances * np.sin(angles)), axis=1)]
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        offset = np.abs(self._torso_position[:, :2] - self.tasks["goal"])
+        offset = np.abs(self._place() - self.tasks["goal"])
         return -(offset[:, 0] + offset[:, 1])
 
 

@@ -13,6 +13,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -37,6 +38,7 @@ class HumanoidDirVectorEnv(MujocoFamily):
     """
 
     task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
+    task_space = TaskSpace.of_numbers(angle=TaskParameter.between(0.0, 2.0 * np.pi))
     start_noise, uniform_velocities = 1e-2, True
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.arguments import check_positive
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 
 # Field of the model, and the base of its factors.
@@ -49,6 +50,13 @@ class RandomParameters(MujocoFamily):
         }
         # The body's family makes the model itself.
         super().__init__(num_envs, entries, **options)  # type: ignore[call-arg]
+        limit = self.log_scale_limit
+        self.task_space = TaskSpace(
+            {
+                name: (TaskParameter.between(base**-limit, base**limit, "log"), entries[name].shape)
+                for name, base in _BASES.items()
+            }
+        )
         self._tasks_changed()
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -65,7 +73,11 @@ class RandomParameters(MujocoFamily):
     def _tasks_changed(self) -> None:
         # The first task comes before the physics is there.
         if hasattr(self, "physics"):
-            self.physics.set_model({name: own * self.tasks[name] for name, own in self._own_parameters.items()})
+            self.physics.set_model(self.model_fields())
+
+    def model_fields(self) -> dict[str, NDArray[np.float64]]:
+        """Return the fields of the slots' models that differ, (N, ...) by name."""
+        return {name: own * self.tasks[name] for name, own in self._own_parameters.items()}
 
 
 def _are_positive(factors: NDArray[np.float64]) -> bool:

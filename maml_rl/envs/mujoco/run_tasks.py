@@ -9,6 +9,7 @@ from maml_rl.envs.arguments import check_interval
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions
 from maml_rl.envs.mujoco.physics import Floats
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.envs.tasks import TaskEntry
 
 
@@ -37,6 +38,7 @@ class VelocityTasks(MujocoFamily):
         self.low, self.high = check_interval(low, high)
         # The body's family makes the model itself.
         super().__init__(num_envs, {"velocity": TaskEntry()}, **options)  # type: ignore[call-arg]
+        self.task_space = TaskSpace.of_numbers(velocity=TaskParameter.between(self.low, self.high))
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw velocities from the range."""
@@ -56,6 +58,7 @@ class DirectionTasks(MujocoFamily):
     """
 
     task_description = "direction: 1 to run forwards, -1 to run backwards, each with probability 1/2"
+    task_space = TaskSpace.of_numbers(direction=TaskParameter.choice(-1.0, 1.0))
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
         entries = {"direction": TaskEntry((), "-1 or 1", _is_direction)}

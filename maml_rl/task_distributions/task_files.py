@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.errors import ChildEnvError, ConfigError, explain
-from maml_rl.experiment.build import Experiment
 from maml_rl.runs.atomic_files import replace_file
 
 _ENV_NAME, _TASKS = "env-name", "tasks"
@@ -39,12 +38,11 @@ def save_tasks(path: str | Path, env_name: str, tasks: Sequence[Task]) -> None:
     replace_file(Path(path), text.encode())
 
 
-def load_tasks(path: str | Path, experiment: Experiment) -> list[Task]:
-    """Read tasks, and try them all in the experiment's environment.
+def read_tasks(path: str | Path, env_name: str) -> list[Task]:
+    """Read the tasks of a family; whether they are tasks of it, only its environment can tell: see `try_tasks`.
 
     Raises:
-        ConfigError: If the file cannot be read, is no file of tasks, is of another family, or a task is malformed; in
-            one line, which names the task.
+        ConfigError: If the file cannot be read, is no file of tasks, or is of another family; in one line.
     """
     if Path(path).is_char_device():
         raise ConfigError(f"{path} is a device, and no file of tasks; {_LOOKS_LIKE}")
@@ -58,28 +56,39 @@ def load_tasks(path: str | Path, experiment: Experiment) -> list[Task]:
         raise ConfigError(f"{path} is no JSON that tasks can be read from ({error}); {_LOOKS_LIKE}") from error
     if not isinstance(content, dict) or set(content) != {_ENV_NAME, _TASKS}:
         raise ConfigError(f"{path} is no file of tasks; {_LOOKS_LIKE}")
-    config, tasks = experiment.config, content[_TASKS]
-    if content[_ENV_NAME] != config.env_name:
-        raise ConfigError(f"{path} holds tasks of {content[_ENV_NAME]!r}, the policy is of {config.env_name!r}")
+    tasks = content[_TASKS]
+    if content[_ENV_NAME] != env_name:
+        raise ConfigError(f"{path} holds tasks of {content[_ENV_NAME]!r}, the policy is of {env_name!r}")
     if not isinstance(tasks, list) or not tasks:
         raise ConfigError(f"{path} holds no list of tasks; {_LOOKS_LIKE}")
-    env = experiment.make_env()
     decoded: list[Task] = []
-    try:
-        for index, task in enumerate(tasks):
-            try:
-                decoded.append(_decode(task))
-                if not isinstance(task, dict):
-                    raise TypeError(f"expected a mapping from names to values, got {task!r}")
-                env.reset_task([decoded[-1]])
-            # What a third party's environment raises for a task that it cannot use.
-            except (ChildEnvError, ValueError, TypeError, LookupError, ArithmeticError) as error:
-                reason = explain(error) if isinstance(error, ChildEnvError) else " ".join(str(error).split())
-                reason = reason.removeprefix("slot 0: ") or type(error).__name__
-                raise ConfigError(f"task {index + 1} in {path}: {reason}") from error
-    finally:
-        env.close()
+    for index, task in enumerate(tasks):
+        try:
+            decoded.append(_decode(task))
+            if not isinstance(task, dict):
+                raise TypeError(f"expected a mapping from names to values, got {task!r}")
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(f"task {index + 1} in {path}: {_in_a_line(error)}") from error
     return decoded
+
+
+def try_tasks(tasks: Sequence[Task], env: MetaVectorEnv, origin: str | Path) -> None:
+    """Give every task to an environment of one slot.
+
+    Raises:
+        ConfigError: If it cannot use one; in one line, which names the task.
+    """
+    for index, task in enumerate(tasks):
+        try:
+            env.reset_task([task])
+        # What a third party's environment raises for a task that it cannot use.
+        except (ValueError, TypeError, LookupError, ArithmeticError, ChildEnvError) as error:
+            raise ConfigError(f"task {index + 1} in {origin}: {_in_a_line(error)}") from error
+
+
+def _in_a_line(error: Exception) -> str:
+    text = explain(error) if isinstance(error, ChildEnvError) else str(error)
+    return " ".join(text.split()).removeprefix("slot 0: ") or type(error).__name__
 
 
 def _encode(value: Any) -> Any:

@@ -11,7 +11,7 @@ from maml_rl.config import Config
 from maml_rl.envs import FAMILIES, make_vector_env
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
-from maml_rl.experiment.task_files import load_tasks, save_tasks
+from maml_rl.task_distributions.task_files import save_tasks
 from tests.envs.third_party import WalkEnv
 
 
@@ -60,7 +60,7 @@ def test_tasks_of_every_family_come_back_to_the_bit(tmp_path: Path, env_id: str)
     env = make_vector_env(env_id)
     tasks = env.sample_tasks(5, seed=1)
     save_tasks(tmp_path / "tasks.json", env_id, tasks)
-    loaded = load_tasks(tmp_path / "tasks.json", experiment_of(env_id))
+    loaded = experiment_of(env_id).load_tasks(tmp_path / "tasks.json")
     assert same_bits(tasks, loaded)
     assert [path.name for path in tmp_path.iterdir()] == ["tasks.json"]
 
@@ -95,13 +95,13 @@ def test_tasks_of_every_family_come_back_to_the_bit(tmp_path: Path, env_id: str)
 )
 def test_values_of_other_peoples_tasks_come_back_to_the_bit(tmp_path: Path, any_task: Experiment, value: Any) -> None:
     save_tasks(tmp_path / "tasks.json", "AnyTask-v0", [{"entry": value}])
-    (task,) = load_tasks(tmp_path / "tasks.json", any_task)
+    (task,) = any_task.load_tasks(tmp_path / "tasks.json")
     assert same_bits(task["entry"], value)
 
 
 def test_tasks_are_written_by_hand_as_plain_lists(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text('{"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.25, -1]}]}')
-    assert load_tasks(tmp_path / "mine.json", experiment_of()) == [{"goal": [0.25, -1]}]
+    assert experiment_of().load_tasks(tmp_path / "mine.json") == [{"goal": [0.25, -1]}]
 
 
 @pytest.mark.parametrize("value", [np.nan, [np.inf], np.array([1.0, np.nan]), object(), np.array(["a"]), 1j, {1: 2}])
@@ -148,7 +148,7 @@ def test_malformed_file_is_one_sentence_that_says_where(tmp_path: Path, text: st
     path = tmp_path / "tasks.json"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError) as error:
-        load_tasks(path, experiment_of())
+        experiment_of().load_tasks(path)
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 400
@@ -158,4 +158,4 @@ def test_malformed_file_is_one_sentence_that_says_where(tmp_path: Path, text: st
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the tasks in .*nowhere\.json: No such file"):
-        load_tasks(tmp_path / "nowhere.json", experiment_of())
+        experiment_of().load_tasks(tmp_path / "nowhere.json")

@@ -1,0 +1,220 @@
+"""What the tasks of a family are made from: numbers with names and ranges, drawn independently of each other.
+
+A family declares its `TaskSpace`, so that its tasks can be put on grids, into strata, and on two sides of a split.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import Task
+
+Floats = NDArray[np.float64]
+# What of a number is uniform: itself, its logarithm, or its square (as the distance from the center of a disk).
+Scale = Literal["linear", "log", "square"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskParameter:
+    """One number that tasks are made from, and how it is distributed.
+
+    Attributes:
+        ranges: where it lies, each as (low, high) with low below high; high itself is never drawn.
+        scale: what of it is uniform within the ranges.
+        values: numbers that alone are drawn, all equally likely, in place of ranges.
+    """
+
+    ranges: tuple[tuple[float, float], ...] = ()
+    scale: Scale = "linear"
+    values: tuple[float, ...] = ()
+
+    @classmethod
+    def between(cls, low: float, high: float, scale: Scale = "linear") -> TaskParameter:
+        """Return the parameter of one range."""
+        return cls(((float(low), float(high)),), scale)
+
+    @classmethod
+    def choice(cls, *values: float) -> TaskParameter:
+        """Return the parameter that has a few values."""
+        return cls(values=tuple(map(float, values)))
+
+    def within(self, wanted: Sequence[Any]) -> TaskParameter:
+        """Return this parameter elsewhere, which may be outside of its own range.
+
+        Args:
+            wanted: [low, high], or several such; values, for a parameter that has values.
+
+        Raises:
+            ValueError: If it is empty, or no list of numbers.
+        """
+        try:
+            numbers = np.array(wanted, np.float64)
+        except (TypeError, ValueError):
+            numbers = np.array(np.nan)
+        if self.values:
+            if numbers.ndim != 1 or not len(numbers) or not np.isfinite(numbers).all():
+                raise ValueError(f"expected a list of values, among {list(self.values)} by default, got {wanted!r}")
+            return replace(self, values=tuple(dict.fromkeys(numbers.tolist())))
+        ranges = numbers[None] if numbers.ndim == 1 else numbers
+        if ranges.ndim != 2 or ranges.shape[1] != 2 or not len(ranges) or not np.isfinite(ranges).all():
+            raise ValueError(f"expected a range [low, high], or a list of ranges, got {wanted!r}")
+        ordered = sorted(map(tuple, ranges.tolist()))
+        for low, high in ordered:
+            if not low < high:
+                raise ValueError(f"the range [{low:g}, {high:g}] is empty; low must be below high")
+        if self.scale != "linear" and (ordered[0][0] < 0.0 or (self.scale == "log" and ordered[0][0] == 0.0)):
+            raise ValueError(f"the range [{ordered[0][0]:g}, {ordered[0][1]:g}] must be above 0")
+        for (low, high), (following, _) in pairwise(ordered):
+            if following < high:
+                raise ValueError(f"the ranges overlap: one from {low:g} to {high:g}, one from {following:g}")
+        return replace(self, ranges=tuple(ordered))
+
+    def at(self, quantiles: Floats) -> Floats:
+        """Return the values (n,) below which shares `quantiles` (n,) in [0, 1) of all draws are."""
+        if self.values:
+            chosen: Floats = np.array(self.values)[(quantiles * len(self.values)).astype(int)]
+            return chosen
+        bounds = np.array(self.ranges)
+        starts, ends = self._scaled(bounds).T
+        before = np.concatenate([[0.0], np.cumsum(ends - starts)])
+        places = quantiles * before[-1]
+        index = np.minimum(np.searchsorted(before, places, side="right") - 1, len(bounds) - 1)
+        drawn = self._unscaled(starts[index] + (places - before[index]))
+        low, high = bounds[index].T
+        # Rounding must not leave the range.
+        inside: Floats = np.minimum(np.maximum(drawn, low), np.nextafter(high, low))
+        return inside
+
+    def quantile(self, value: float) -> float:
+        """Return the share of draws below `value`, between 0 and 1."""
+        if self.values:
+            return sum(known < value for known in self.values) / len(self.values)
+        scaled = self._scaled(np.array(self.ranges))
+        covered = np.clip(self._scaled(np.array(value if self.scale == "linear" else max(value, 0.0))), *scaled.T)
+        return float((covered - scaled[:, 0]).sum() / (scaled[:, 1] - scaled[:, 0]).sum())
+
+    def ends(self) -> list[float]:
+        """Return the values at the ends of the ranges, or all values."""
+        if self.values:
+            return list(self.values)
+        return [end for low, high in self.ranges for end in (low, float(np.nextafter(high, low)))]
+
+    def overlaps(self, other: TaskParameter) -> bool:
+        """Tell whether both may draw the same value."""
+        if self.values:
+            return not set(self.values).isdisjoint(other.values)
+        return any(one[0] < two[1] and two[0] < one[1] for one, two in product(self.ranges, other.ranges))
+
+    def _scaled(self, numbers: Floats) -> Floats:
+        if self.scale == "log":
+            with np.errstate(divide="ignore"):
+                return np.log(numbers)
+        return numbers * numbers if self.scale == "square" else numbers
+
+    def _unscaled(self, numbers: Floats) -> Floats:
+        if self.scale == "log":
+            return np.exp(numbers)
+        return np.sqrt(numbers) if self.scale == "square" else numbers
+
+
+class TaskSpace:
+    """All parameters of a family's tasks.
+
+    Here they are the numbers of a task's entries: `velocity` for a number, `goal_0` and `goal_1` for an array (2,),
+    `body_inertia_1_0` and so on for one of two dimensions. A space with other parameters overrides `to_tasks` and
+    `values_of`.
+
+    Args:
+        entries: by the names of the entries of a task, how each of its numbers is distributed, and its shape.
+    """
+
+    def __init__(self, entries: Mapping[str, tuple[TaskParameter, tuple[int, ...]]]) -> None:
+        self._entries = dict(entries)
+
+    @property
+    def parameters(self) -> dict[str, TaskParameter]:
+        """All parameters, by name."""
+        return {name: parameter for entry, (parameter, shape) in self._entries.items() for name in _names(entry, shape)}
+
+    @classmethod
+    def of_numbers(cls, **entries: TaskParameter) -> TaskSpace:
+        """Return the space of tasks whose entries are single numbers."""
+        return cls({name: (parameter, ()) for name, parameter in entries.items()})
+
+    def to_tasks(self, values: Mapping[str, Floats]) -> list[Task]:
+        """Return the tasks that are made from values (n,) of every parameter."""
+        columns = {
+            entry: np.stack([values[name] for name in _names(entry, shape)], axis=1).reshape(-1, *shape)
+            for entry, (_, shape) in self._entries.items()
+        }
+        rows = zip(*columns.values(), strict=True)
+        return [{entry: _own(value) for entry, value in zip(columns, row, strict=True)} for row in rows]
+
+    def values_of(self, task: Task) -> dict[str, float]:
+        """Return the values of the parameters that a task is made from."""
+        return {
+            name: float(value)
+            for entry, (_, shape) in self._entries.items()
+            for name, value in zip(_names(entry, shape), np.ravel(task[entry]), strict=True)
+        }
+
+    def tasks_at(self, quantiles: Floats, parameters: Mapping[str, TaskParameter] | None = None) -> list[Task]:
+        """Return the tasks at quantiles (n, number of parameters); `parameters` stand in place of those of a name."""
+        replaced = {**self.parameters, **(parameters or {})}
+        return self.to_tasks(
+            {name: parameter.at(quantiles[:, column]) for column, (name, parameter) in enumerate(replaced.items())}
+        )
+
+    def find(self, name: str) -> TaskParameter:
+        """Return the parameter of a name.
+
+        Raises:
+            ValueError: If there is none; with the closest name.
+        """
+        parameters = self.parameters
+        if name not in parameters:
+            (close,) = difflib.get_close_matches(name, parameters, 1, cutoff=0.0)
+            raise ValueError(f"unknown task parameter {name!r}; did you mean {close!r}?")
+        return parameters[name]
+
+
+class PolarTaskSpace(TaskSpace):
+    """Tasks whose one entry is a place (2,) in the plane, made from its angle in radians and distance.
+
+    Args:
+        entry: name of the entry.
+        angle: from the first axis towards the second, in [0, 2 pi).
+        distance: from the origin.
+    """
+
+    def __init__(self, entry: str, angle: TaskParameter, distance: TaskParameter) -> None:
+        super().__init__({"angle": (angle, ()), "distance": (distance, ())})
+        self._entry = entry
+
+    def to_tasks(self, values: Mapping[str, Floats]) -> list[Task]:
+        """Return the tasks that are made from angles and distances (n,)."""
+        angle, distance = values["angle"], values["distance"]
+        places = np.stack((distance * np.cos(angle), distance * np.sin(angle)), axis=1)
+        return [{self._entry: place.copy()} for place in places]
+
+    def values_of(self, task: Task) -> dict[str, float]:
+        """Return angle and distance of a task."""
+        x, y = map(float, task[self._entry])
+        return {"angle": float(np.arctan2(y, x) % (2.0 * np.pi)), "distance": float(np.hypot(x, y))}
+
+
+def _own(value: Any) -> Any:
+    """Return a number as a float, an array as the caller's own."""
+    return value.copy() if isinstance(value, np.ndarray) else float(value)
+
+
+def _names(entry: str, shape: tuple[int, ...]) -> list[str]:
+    """Return the names of the numbers of an entry, in the order of its memory."""
+    return ["_".join([entry, *map(str, index)]) for index in np.ndindex(shape)]

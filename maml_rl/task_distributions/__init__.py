@@ -1,0 +1,29 @@
+"""Which tasks training draws, and which its evaluations: in place of the family's own distribution."""
+
+from maml_rl.task_distributions.distributions import Curriculum, Grid, Split, Stratified, TaskList
+from maml_rl.task_distributions.task_distribution import (
+    FamilyTasks,
+    TaskDistribution,
+    find_task_distribution,
+    register_task_distribution,
+    task_distributions,
+)
+
+__all__ = [
+    "Curriculum",
+    "FamilyTasks",
+    "Grid",
+    "Split",
+    "Stratified",
+    "TaskDistribution",
+    "TaskList",
+    "find_task_distribution",
+    "register_task_distribution",
+    "task_distributions",
+]
+
+register_task_distribution("list", TaskList)
+register_task_distribution("grid", Grid)
+register_task_distribution("stratified", Stratified)
+register_task_distribution("split", Split)
+register_task_distribution("curriculum", Curriculum)

@@ -1,0 +1,155 @@
+"""What a task distribution is: the protocol, and the registry of their names.
+
+A distribution is a subclass of `TaskDistribution`. It draws from a random stream that is keyed by seed and iteration,
+and keeps nothing but what its `state_dict` has: then the tasks are bit-identical wherever the environments are, and
+after a run is resumed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.config import SettingsModel
+from maml_rl.config.yaml_source import suggest
+from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import TaskSpace
+from maml_rl.errors import explain
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyTasks:
+    """What a distribution knows of the family whose tasks it draws.
+
+    Attributes:
+        name: of the family.
+        declared_space: what its tasks are made from; None where the family does not declare it.
+        draw_seeded: draws as many tasks as told from the family's own distribution, with a seed.
+    """
+
+    name: str
+    declared_space: TaskSpace | None
+    draw_seeded: Callable[[int, int], list[Task]]
+
+    def draw(self, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw tasks from the family's own distribution; in an evaluation from that of its test tasks."""
+        return self.draw_seeded(num_tasks, int(rng.integers(2**63)))
+
+    @property
+    def space(self) -> TaskSpace:
+        """What its tasks are made from.
+
+        Raises:
+            ValueError: If the family does not declare it.
+        """
+        if self.declared_space is None:
+            raise ValueError(
+                f"{self.name} does not say what its tasks are made from; give it an attribute task_space, or draw from "
+                "a list of tasks"
+            )
+        return self.declared_space
+
+
+class TaskDistribution(ABC):
+    """Draws the tasks of training, and of the evaluations that go with it.
+
+    Attributes:
+        Settings: what a config may set, by the names of the constructor's arguments.
+    """
+
+    Settings: ClassVar[type[SettingsModel]] = SettingsModel
+
+    @classmethod
+    def from_settings(cls, settings: Any, env_name: str) -> Self:
+        """Make the distribution that a config describes, for the family `env_name`."""
+        return cls(**{name: getattr(settings, name) for name in type(settings).model_fields})
+
+    @abstractmethod
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw the tasks of one iteration of training.
+
+        Args:
+            family: whose tasks.
+            num_tasks: how many.
+            rng: the random stream of this iteration; draw from nothing else.
+        """
+
+    def sample_test(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw tasks for an evaluation: from the family's own distribution, unless a subclass has test tasks."""
+        return family.draw(num_tasks, rng)
+
+    def check(self, family: FamilyTasks) -> list[Task]:
+        """Return tasks at the limits of what can be drawn, for the environment to try before training begins.
+
+        Raises:
+            ValueError: If the family has no such tasks, in one line with the remedy.
+        """
+        return []
+
+    def update(self, tasks: Sequence[Task], returns: NDArray[np.float64]) -> None:
+        """Learn how an iteration went; called before the next one is drawn.
+
+        Args:
+            tasks: the M tasks of the iteration.
+            returns: (M, columns) mean return of each task after 0, 1, ... inner steps, or in each episode of a trial.
+        """
+        return
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `update` has changed, as JSON can hold it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: If it does not fit.
+        """
+        return
+
+
+_REGISTRY: dict[str, type[TaskDistribution]] = {}
+
+
+def register_task_distribution(name: str, distribution: type[TaskDistribution]) -> None:
+    """Give a distribution a name for configs.
+
+    Raises:
+        ValueError: If the name is taken by another class, or holds a colon.
+    """
+    if ":" in name:
+        raise ValueError(f"the name of a task distribution holds no colon, got {name!r}")
+    if _REGISTRY.setdefault(name, distribution) is not distribution:
+        raise ValueError(f"the name {name!r} is taken by {_REGISTRY[name]}; choose another")
+
+
+def task_distributions() -> list[str]:
+    """Return the registered names."""
+    return list(_REGISTRY)
+
+
+def find_task_distribution(name: str) -> type[TaskDistribution]:
+    """Return the class of a registered name, or of "module:Class".
+
+    Raises:
+        ValueError: If there is none; with the nearest name.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        if name not in _REGISTRY:
+            raise ValueError(f"unknown task distribution {name!r}{suggest(name, task_distributions())}")
+        return _REGISTRY[name]
+    try:
+        found = getattr(import_module(module), attribute)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A module may raise anything.
+        raise ValueError(f"cannot import the task distribution {name!r} ({explain(error)})") from error
+    if not (isinstance(found, type) and issubclass(found, TaskDistribution)):
+        raise ValueError(f"{name!r} is no task distribution; make it a subclass of TaskDistribution")
+    return found

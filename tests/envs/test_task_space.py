@@ -1,0 +1,143 @@
+"""What tasks are made from: closed forms of the parameters, and the declarations of all families."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maml_rl.envs import PolarTaskSpace, TaskParameter, TaskSpace, make_vector_env
+from maml_rl.envs.serial import SerialVectorEnv
+from tests.envs.third_party import WalkEnv
+
+EVEN = np.linspace(0.0, 1.0, 1001)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "quantile", "value"),
+    [
+        (TaskParameter.between(-1.0, 3.0), 0.25, 0.0),
+        (TaskParameter.between(0.5, 8.0, "log"), 0.25, 1.0),
+        (TaskParameter.between(0.0, 3.0, "square"), 0.25, 1.5),
+        (TaskParameter(((0.0, 1.0), (5.0, 6.0))), 0.75, 5.5),
+        (TaskParameter(((1.0, 2.0), (4.0, 16.0)), "log"), 2.0 / 3.0, 8.0),
+        (TaskParameter.choice(-1.0, 1.0), 0.5, 1.0),
+        (TaskParameter.choice(3.0, 1.0, 2.0), 0.3, 3.0),
+    ],
+)
+def test_value_at_a_quantile_is_the_closed_form(parameter: TaskParameter, quantile: float, value: float) -> None:
+    assert parameter.at(np.array([quantile]))[0] == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        TaskParameter.between(-0.3, 0.1),
+        TaskParameter.between(1.5**-3, 1.5**3, "log"),
+        TaskParameter.between(0.0, 3.0, "square"),
+        TaskParameter(((0.0, 0.1), (0.7, 2.0))),
+    ],
+)
+def test_values_stay_in_their_ranges_and_come_back_as_quantiles(parameter: TaskParameter) -> None:
+    quantiles = np.append(EVEN, np.nextafter(1.0, 0.0))
+    values = parameter.at(quantiles)
+    assert all(any(low <= value < high for low, high in parameter.ranges) for value in values)
+    assert (np.diff(values) > 0.0).all()
+    np.testing.assert_allclose([parameter.quantile(value) for value in values], quantiles, atol=1e-12)
+    assert (parameter.quantile(-99.0), parameter.quantile(99.0)) == (0.0, 1.0)
+
+
+def test_area_of_a_disk_is_drawn_evenly() -> None:
+    distances = TaskParameter.between(0.0, 2.0, "square").at(EVEN)
+    assert np.mean(distances < 1.0) == pytest.approx(0.25, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "wanted", "message"),
+    [
+        (TaskParameter.between(0, 2), [1.5, 1.5], r"the range \[1.5, 1.5\] is empty"),
+        (TaskParameter.between(0, 2), [2, 1], "is empty; low must be below high"),
+        (TaskParameter.between(0, 2), [], "expected a range"),
+        (TaskParameter.between(0, 2), [1, 2, 3], "expected a range"),
+        (TaskParameter.between(0, 2), ["a", 2], "expected a range"),
+        (TaskParameter.between(0, 2), [[0, 1], [2]], "expected a range"),
+        (TaskParameter.between(0, 2), [0, np.inf], "expected a range"),
+        (TaskParameter.between(0, 2), 3, "expected a range"),
+        (TaskParameter.between(0, 2), [[0, 1], [0.5, 2]], "overlap: one from 0 to 1, one from 0.5"),
+        (TaskParameter.between(1, 2, "log"), [0, 1], "must be above 0"),
+        (TaskParameter.between(0, 2, "square"), [-1, 1], "must be above 0"),
+        (TaskParameter.choice(-1, 1), [], "expected a list of values"),
+        (TaskParameter.choice(-1, 1), [[1, 2]], "expected a list of values"),
+        (TaskParameter.choice(-1, 1), "left", "expected a list of values"),
+    ],
+)
+def test_malformed_range_is_refused_by_name(parameter: TaskParameter, wanted: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parameter.within(wanted)
+
+
+def test_names_number_the_entries_of_arrays_and_tasks_are_made_of_them() -> None:
+    space = TaskSpace({"goal": (TaskParameter.between(0, 1), (2,)), "speed": (TaskParameter.between(0, 1), ())})
+    assert list(space.parameters) == ["goal_0", "goal_1", "speed"]
+    (task,) = space.to_tasks({"goal_0": np.array([1.0]), "goal_1": np.array([2.0]), "speed": np.array([3.0])})
+    np.testing.assert_array_equal(task["goal"], [1.0, 2.0])
+    assert type(task["speed"]) is float
+    assert space.values_of(task) == {"goal_0": 1.0, "goal_1": 2.0, "speed": 3.0}
+    with pytest.raises(ValueError, match=r"unknown task parameter 'goal'; did you mean 'goal_[01]'\?"):
+        space.find("goal")
+
+
+def test_places_are_made_of_angle_and_distance() -> None:
+    space = PolarTaskSpace("goal", TaskParameter.between(0, 2 * np.pi), TaskParameter.between(0, 3, "square"))
+    (task,) = space.to_tasks({"angle": np.array([1.5 * np.pi]), "distance": np.array([2.0])})
+    np.testing.assert_allclose(task["goal"], [0.0, -2.0], atol=1e-12)
+    assert space.values_of(task) == pytest.approx({"angle": 1.5 * np.pi, "distance": 2.0})
+
+
+def test_what_a_family_declares_is_what_it_draws(env_id: str) -> None:
+    env = make_vector_env(env_id)
+    space = env.task_space
+    if env_id == "TabularMDP-v0":
+        # Its transitions are no independent numbers.
+        assert space is None
+        return
+    assert space is not None
+    space = pickle.loads(pickle.dumps(space))
+    parameters = space.parameters
+    drawn = env.sample_tasks(200, seed=0)
+    values = [space.values_of(task) for task in drawn]
+    for name in list(parameters)[:: max(1, len(parameters) // 8)]:
+        # Kolmogorov and Smirnov's distance to the uniform distribution, of the middles of ties.
+        quantiles = np.sort([parameters[name].quantile(value[name]) for value in values])
+        if parameters[name].values:
+            count = len(parameters[name].values)
+            found = np.bincount(np.rint(quantiles * count).astype(int), minlength=count)
+            assert np.abs(found / 200 - 1.0 / count).max() < 0.15, name
+        else:
+            assert np.abs(quantiles - (np.arange(200) + 0.5) / 200).max() < 0.14, name
+    # Tasks that are made of the parameters are those of the family, at the ends of the ranges, too.
+    for corner in (0.0, np.nextafter(1.0, 0.0)):
+        env.reset_task(space.tasks_at(np.full((1, len(parameters)), corner)))
+    (again,) = space.to_tasks({name: np.array([value]) for name, value in values[0].items()})
+    assert again.keys() == drawn[0].keys()
+    for name in again:
+        np.testing.assert_allclose(again[name], drawn[0][name], rtol=1e-12, atol=1e-12)
+
+
+def test_range_of_a_family_follows_its_arguments() -> None:
+    space = make_vector_env("HalfCheetahVel-v5", {"low": 1.0, "high": 3.0}).task_space
+    assert space is not None
+    assert space.parameters["velocity"].ranges == ((1.0, 3.0),)
+
+
+def test_other_peoples_environments_declare_theirs() -> None:
+    class Declaring(WalkEnv):
+        task_space: Any = TaskSpace.of_numbers(slope=TaskParameter.between(-1, 1))
+
+    class Wrong(WalkEnv):
+        task_space: Any = {"slope": (-1, 1)}  # noqa: RUF012
+
+    assert SerialVectorEnv(Declaring).task_space is Declaring.task_space
+    assert SerialVectorEnv(WalkEnv).task_space is None
+    with pytest.raises(TypeError, match="task_space must be a maml_rl"):
+        SerialVectorEnv(Wrong)

@@ -1,0 +1,273 @@
+"""The section `tasks` of a config: what training and its evaluations draw, wherever, and after a run is resumed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.config import Config, load_config
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.envs import Task
+from maml_rl.errors import ConfigError, TaskError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.train import train
+from maml_rl.runs.checkpoint import latest_intact
+from maml_rl.runs.metrics import Metrics
+from maml_rl.task_distributions import FamilyTasks, Split, Stratified, TaskDistribution, TaskList
+from maml_rl.task_distributions.task_files import save_tasks
+from tests.small_runs import config_of, untimed
+
+SPLIT = {"distribution": "split", "train": {"goal_0": [-0.5, 0]}, "test": {"goal_0": [0, 0.5]}}
+CURRICULUM = {"distribution": "curriculum", "parameter": "goal_0", "parts": 3}
+DISTRIBUTIONS = [
+    {"distribution": "list", "tasks": [{"goal": [0.1, 0.2]}, {"goal": [-0.1, 0.2]}]},
+    {"distribution": "grid", "values": {"goal_0": [0.1, 0.2], "goal_1": 3}},
+    {"distribution": "stratified"},
+    SPLIT,
+    CURRICULUM,
+]
+IDS = [str(settings["distribution"]) for settings in DISTRIBUTIONS]
+
+
+class Notebook(TaskDistribution):
+    """Writes down what it is asked for and told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        self.notes.append("draw")
+        return family.draw(num_tasks, rng)
+
+    def update(self, tasks: Any, returns: NDArray[np.float64]) -> None:
+        assert returns.shape == (3, 2)
+        self.notes.append("update")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"notes": self.notes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.notes = list(state["notes"])
+
+
+class Stingy(TaskDistribution):
+    """Draws one task whatever it is asked for."""
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        return family.draw(1, rng)
+
+
+class Interruption(Exception):
+    """Stands for whatever ends a run in the middle."""
+
+
+def goals(tasks: list[Task]) -> list[list[float]]:
+    return [list(task["goal"]) for task in tasks]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tasks", DISTRIBUTIONS, ids=IDS)
+def test_training_is_bit_identical_on_workers(tmp_path: Path, tasks: Any) -> None:
+    config = config_of(tasks=tasks, num_batches=3)
+    for workers in (0, 2):
+        train(config, tmp_path / str(workers), num_workers=workers)
+    assert untimed(tmp_path / "2") == untimed(tmp_path / "0")
+
+
+@pytest.mark.parametrize("tasks", DISTRIBUTIONS, ids=IDS)
+def test_training_is_bit_identical_after_an_interruption(tmp_path: Path, tasks: Any) -> None:
+    config = config_of(tasks=tasks)
+    train(config, tmp_path / "whole", num_workers=0)
+
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == 2:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        train(config, tmp_path / "parts", num_workers=0, on_iteration=stop)
+    train(config, tmp_path / "parts", num_workers=0, resume=True)
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    states = [latest_intact(tmp_path / run / "checkpoints")[1].state for run in ("parts", "whole")]
+    assert states[0] == states[1]
+
+
+def test_family_that_is_drawn_through_a_distribution_gives_the_tasks_of_the_family() -> None:
+    drawn = []
+    for tasks in (None, {"distribution": f"{__name__}:Notebook"}):
+        with make_experiment(config_of(tasks=tasks)).make_sampler(num_workers=0) as sampler:
+            drawn.append([goals(sampler.sample_tasks(3)) for _ in range(2)])
+    assert drawn[0] == drawn[1]
+
+
+def test_curriculum_is_told_the_returns_and_they_change_what_is_drawn(tmp_path: Path) -> None:
+    config = config_of(tasks={**CURRICULUM, "uniform": 0.0}, meta_batch_size=12)
+    train(config, tmp_path, num_workers=0)
+    averages = latest_intact(tmp_path / "checkpoints")[1].state["tasks"]["averages"]
+    assert all(slow < 0.0 and fast != slow for fast, slow in averages)
+    drawn = []
+    for state in (None, {"averages": [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]}):
+        experiment = make_experiment(config)
+        assert experiment.task_distribution is not None
+        if state is not None:
+            experiment.task_distribution.load_state_dict(state)
+        with experiment.make_sampler(num_workers=0) as sampler:
+            drawn.append(goals(sampler.sample_tasks(30)))
+    assert min(x for x, _ in drawn[0]) < -0.2
+    assert min(x for x, _ in drawn[1]) >= 0.5 - 1.0 / 3.0 - 1e-9
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_distribution_is_told_of_every_batch_before_the_next_and_a_checkpoint_of_those_before_it(
+    tmp_path: Path, prefetch: int
+) -> None:
+    config = config_of(tasks={"distribution": f"{__name__}:Notebook"}, prefetch=prefetch)
+    train(config, tmp_path, num_workers=0)
+    checkpoints = sorted((tmp_path / "checkpoints").iterdir())
+    for path in checkpoints[-2:]:
+        state = json.loads((path / "state.json").read_text())
+        assert str(state).count("'draw', 'update'") == int(path.name[-6:])
+
+
+def test_evaluations_draw_the_test_side_of_a_split_or_if_told_that_of_training() -> None:
+    experiment = make_experiment(config_of(tasks=SPLIT))
+    test = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0)
+    training = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0, training_tasks=True)
+    assert all(x >= 0.0 for x, _ in goals(test.tasks))
+    assert all(x < 0.0 for x, _ in goals(training.tasks))
+
+
+def test_evaluations_of_a_list_draw_from_the_family() -> None:
+    found = [
+        goals(evaluate(make_experiment(config_of(tasks=tasks)), meta_batch_size=5, num_steps=0, num_workers=0).tasks)
+        for tasks in (None, DISTRIBUTIONS[0])
+    ]
+    assert found[0] == found[1]
+
+
+def test_name_and_file_stand_for_a_distribution(tmp_path: Path) -> None:
+    save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": np.array([0.1, 0.2])}])
+    experiments = [make_experiment(config_of(tasks=text)) for text in ("stratified", str(tmp_path / "some.json"))]
+    stratified, listed = (experiment.task_distribution for experiment in experiments)
+    assert isinstance(stratified, Stratified)
+    assert isinstance(listed, TaskList)
+    assert goals(listed.tasks) == [[0.1, 0.2]]
+    assert experiments[0].config.tasks == {"distribution": "stratified", "parameters": None}
+
+
+def test_run_with_other_tasks_in_its_file_is_not_resumed(tmp_path: Path) -> None:
+    save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": [0.1, 0.2]}])
+    config = config_of(tasks=str(tmp_path / "some.json"), num_batches=1)
+    train(config, tmp_path / "run", num_workers=0)
+    save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": [0.1, 0.3]}])
+    with pytest.raises(Exception, match="cannot be resumed with these tasks: the tasks are not those with which"):
+        train(config.override({"num-batches": 2}), tmp_path / "run", num_workers=0, resume=True)
+
+
+@pytest.mark.slow
+def test_sampler_takes_a_distribution() -> None:
+    split = Split({"goal_0": [-0.5, 0]}, {"goal_0": [0, 0.5]})
+    drawn = {}
+    for name, options in {
+        "training": {},
+        "workers": {"num_workers": 2},
+        "test": {"evaluation": True},
+        "of training": {"evaluation": True, "test_tasks": False},
+    }.items():
+        with MultiTaskSampler(
+            "2DNavigation-v0",
+            {},
+            2,
+            get_policy_for_env(make_experiment(config_of()).make_sampler(num_workers=0)),
+            seed=0,
+            task_distribution=split,
+            **{"num_workers": 0, **options},
+        ) as sampler:
+            drawn[name] = goals(sampler.sample_tasks(10))
+    assert drawn["training"] == drawn["workers"]
+    assert all(x < 0.0 for name in ("training", "of training") for x, _ in drawn[name])
+    assert drawn["training"] != drawn["of training"]
+    assert all(x >= 0.0 for x, _ in drawn["test"])
+
+
+def test_distribution_that_draws_too_few_is_named() -> None:
+    with (
+        make_experiment(config_of(tasks={"distribution": f"{__name__}:Stingy"})).make_sampler(num_workers=0) as sampler,
+        pytest.raises(TaskError, match="Stingy was asked for 3 tasks and drew 1"),
+    ):
+        sampler.sample_tasks(3)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (
+            {"distribution": "splitt"},
+            "'tasks.distribution' in x.yaml, line 1: unknown task distribution 'splitt'",
+        ),
+        (
+            {"train": {"goal_0": [0, 1]}},
+            "'tasks' in x.yaml, line 1: add a line `distribution: ...`, one of list, ",
+        ),
+        ({"distribution": "nowhere:X"}, "cannot import the task distribution 'nowhere:X'"),
+        ({"distribution": "split", "trian": {}}, "unknown key 'trian' in x.yaml, line 1; did you mean 'train'"),
+        ({"distribution": "split", "test": {"goal": [0, 1]}}, "unknown task parameter 'goal'; did you mean 'goal_"),
+        ({"distribution": "split", "test": {"goal_0": [1, 0]}}, r"'test', 'goal_0': the range \[1, 0\] is empty"),
+        ({"distribution": "split", "test": [0, 1]}, r"'test' in x.yaml, line 1: expected a mapping, got \[0, 1\]"),
+        ({"distribution": "split"}, "a split needs ranges of 'train', of 'test'"),
+        ({"distribution": "grid", "values": {"goal_0": 9000, "goal_1": 9000}}, "81,000,000 tasks is too large; give"),
+        ({"distribution": "list"}, "needs at least one; add 'tasks', or a 'file'"),
+        ({"distribution": "list", "file": "nowhere.json"}, "cannot read the tasks in nowhere.json: No such file"),
+        ({"distribution": "list", "file": "x", "tasks": [{}]}, "two lists of tasks; keep 'tasks' or 'file'"),
+        ({"distribution": "list", "tasks": [{"gaol": [0, 0]}]}, "task 1 in the distribution: .*did you mean 'goal'"),
+        ({"distribution": "curriculum", "parts": 0}, "'parts' in x.yaml, line 1: expected at least 1, got 0"),
+        ({"distribution": "curriculum"}, "needs a 'parameter', such as 'goal_0' or 'goal_1'; add it"),
+        (3, "'tasks' in x.yaml, line 1: expected a mapping, got 3"),
+        ("nowhere.json", "cannot read the tasks in nowhere.json"),
+    ],
+)
+def test_wrong_section_is_refused_in_a_line_before_any_process_starts(tasks: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        make_experiment(config_of(tasks=tasks))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("env_name", "tasks", "message"),
+    [
+        ("HalfCheetahDir-v5", {"distribution": "grid", "values": {"direction": [0.5]}}, "must be -1 or 1, got 0.5"),
+        ("Bandit-K5-v0", {"distribution": "split", "test": {"mean_0": [1, 2]}}, "must be probabilities in"),
+        ("DarkRoom-v0", {"distribution": "split", "test": {"goal_0": [9]}}, "must be a cell, two integers from 0 to 8"),
+        ("TabularMDP-v0", {"distribution": "stratified"}, "TabularMDP-v0 does not say what its tasks are made from"),
+    ],
+)
+def test_task_that_a_family_does_not_allow_is_refused(env_name: str, tasks: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"'tasks' in x.yaml, line 1: .*{message}"):
+        make_experiment(config_of(env_name=env_name, tasks=tasks))
+
+
+def test_tasks_outside_of_the_familys_range_are_drawn_where_it_allows_them() -> None:
+    settings = {"distribution": "split", "test": {"velocity": [2, 3]}}
+    config = config_of(env_name="HalfCheetahVel-v5", tasks=settings)
+    with make_experiment(config).make_sampler(num_workers=0, evaluation=True) as sampler:
+        assert all(2.0 <= task["velocity"] < 3.0 for task in sampler.sample_tasks(10))
+
+
+def test_command_line_replaces_the_section_as_a_whole(tmp_path: Path) -> None:
+    text = "env-name: 2DNavigation-v0\ntasks:\n  distribution: split\n  test: {goal_0: [0.5, 1]}\n"
+    config = Config.from_mapping(parse_mapping(text, "x.yaml"))
+    replaced = config.override({"tasks": {"distribution": "grid", "valves": {}}})
+    with pytest.raises(ConfigError, match="unknown key 'valves' in the command line; did you mean 'values'"):
+        make_experiment(replaced)
+    assert make_experiment(config.override({"tasks": None})).task_distribution is None
+    saved = tmp_path / "config.json"
+    written = make_experiment(config).config
+    saved.write_text(written.to_json())
+    assert load_config(saved).differences(written) == []
+    with pytest.raises(ConfigError, match=r"'tasks' in x.yaml, line 2: 'test', 'goal_0': expected a range"):
+        make_experiment(Config.from_mapping(parse_mapping(text.replace("[0.5, 1]", "3"), "x.yaml")))
