@@ -11,7 +11,7 @@ import mujoco
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import BatchOfOne
-from maml_rl.envs.mujoco.ant import AntFamily
+from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntFamily, AntPosVectorEnv, AntVelVectorEnv
 from maml_rl.envs.mujoco.family import MujocoFamily
 from maml_rl.envs.mujoco.half_cheetah import HalfCheetahFamily
 from maml_rl.envs.mujoco.models import load_model
@@ -71,7 +71,9 @@ class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
 
 
 class Finn2017AntFamily(RllabBody, AntFamily):
-    """Base of the family with rllab's ant; see `RllabBody`. A step is 0.02 s, and starts are on bent legs.
+    """To be put before the family of an ant's task: rllab's ant, see `RllabBody`.
+
+    A step is 0.02 s, and starts are on bent legs.
 
     The model is Gymnasium's with the time step and the contact impedance of rllab's, whose actuators have a gear of 1
     and a range of 150 where Gymnasium's have a gear of 150 and a range of 1.
@@ -92,6 +94,9 @@ class Finn2017AntFamily(RllabBody, AntFamily):
         self._simulate(controls, active)
         return self._center_of_mass_velocity[:, :2].copy()
 
+    def _place(self) -> Floats:
+        return self._center_of_mass[:, :2]
+
 
 @cache
 def _ant_model() -> mujoco.MjModel:
@@ -109,13 +114,16 @@ class Finn2017HalfCheetahDirVectorEnv(DirectionTasks, Finn2017HalfCheetahFamily)
     """Run forwards or backwards: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
 
 
-class Finn2017AntDirVectorEnv(DirectionTasks, Finn2017AntFamily):
+class Finn2017AntVelVectorEnv(Finn2017AntFamily, AntVelVectorEnv):
+    """Walk at the velocity of the task: 1 - |v - velocity| and the terms common to all ants; see `VelocityTasks`."""
+
+
+class Finn2017AntDirVectorEnv(Finn2017AntFamily, AntDirVectorEnv):
     """Walk forwards or backwards: direction * v and the terms common to all ants; see `DirectionTasks`."""
 
-    task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
 
-    def _task_reward(self, velocity: Floats) -> Floats:
-        return self._forward_reward(velocity[:, 0])
+class Finn2017AntPosVectorEnv(Finn2017AntFamily, AntPosVectorEnv):
+    """Bring the center of mass to the place of the task: 4 minus its L1 distance, and the terms common to all ants."""
 
 
 class Finn2017HalfCheetahVelEnv(BatchOfOne):
@@ -128,6 +136,18 @@ class Finn2017HalfCheetahDirEnv(BatchOfOne):
     """One slot of `Finn2017HalfCheetahDirVectorEnv`."""
 
     family_class = Finn2017HalfCheetahDirVectorEnv
+
+
+class Finn2017AntVelEnv(BatchOfOne):
+    """One slot of `Finn2017AntVelVectorEnv`."""
+
+    family_class = Finn2017AntVelVectorEnv
+
+
+class Finn2017AntPosEnv(BatchOfOne):
+    """One slot of `Finn2017AntPosVectorEnv`."""
+
+    family_class = Finn2017AntPosVectorEnv
 
 
 class Finn2017AntDirEnv(BatchOfOne):

@@ -72,7 +72,15 @@ def test_steps_are_those_of_bare_mujoco(env_id, tasks, engine, model, in_empty_f
     env.close()
 
 
-def test_the_ants_steps_are_those_of_bare_mujoco(engine, ordinary_model, in_empty_folder):
+@pytest.mark.parametrize(
+    ("env_id", "task"),
+    [
+        ("AntDir-finn2017-v0", {"direction": -1}),
+        ("AntVel-finn2017-v0", {"velocity": 1.7}),
+        ("AntPos-finn2017-v0", {"position": [1.0, -2.0]}),
+    ],
+)
+def test_the_ants_steps_are_those_of_bare_mujoco(env_id, task, engine, ordinary_model, in_empty_folder):
     """One Runge-Kutta step of 0.02 s, then a forward pass and the contact forces of the state after it."""
     model = ordinary_model("ant.xml")
     model.opt.timestep = 0.02
@@ -80,7 +88,7 @@ def test_the_ants_steps_are_those_of_bare_mujoco(engine, ordinary_model, in_empt
     assert model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4
     # Torques of at most 150.
     np.testing.assert_array_equal(model.actuator_gear[:, 0] * model.actuator_ctrlrange[:, 1], [150.0] * 8)
-    env = make_vector_env("AntDir-finn2017-v0", {"engine": engine, "task": {"direction": -1}}, 2)
+    env = make_vector_env(env_id, {"engine": engine, "task": task}, 2)
     assert env.dt == 0.02
     assert env.metadata["render_fps"] == 50
     observations, _ = env.reset(seed=3)
@@ -101,7 +109,14 @@ def test_the_ants_steps_are_those_of_bare_mujoco(engine, ordinary_model, in_empt
             forces = np.clip(data.cfrc_ext, -1.0, 1.0).ravel()
             seen = (data.qpos, data.qvel, forces, data.xmat[1], data.subtree_com[1])
             np.testing.assert_array_equal(observations[slot], np.concatenate(seen).astype(np.float32))
-            reward = -center_of_mass_velocity(model, data)[0] + 0.05
+            velocity = center_of_mass_velocity(model, data)[0]
+            match task:
+                case {"direction": direction}:
+                    reward = direction * velocity + 0.05
+                case {"velocity": wanted}:
+                    reward = 1.0 - abs(velocity - wanted) + 0.05
+                case {"position": position}:
+                    reward = 4.0 - np.abs(data.subtree_com[1, :2] - position).sum() + 0.05
             reward -= 0.005 * float((data.ctrl**2).sum()) + 0.0005 * float((forces**2).sum())
             assert rewards[slot] == pytest.approx(reward, rel=1e-9, abs=1e-12)
             touched += bool(forces.any())
