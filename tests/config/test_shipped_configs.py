@@ -32,6 +32,7 @@ ALGORITHMS = [name for name in algorithms() if name != "maml-trpo"]
 
 def test_there_is_a_config_for_every_experiment() -> None:
     bandits = {f"maml/bandit/bandit-k{k}-n{n}.yaml" for k in (5, 10, 50) for n in (10, 100, 500)}
+    bandits |= {f"maml/bandit/gaussian-bandit-k{k}.yaml" for k in (5, 10, 50)}
     families = {
         "2d-navigation",
         "halfcheetah-dir",
