@@ -11,12 +11,17 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt
 TRAIN_READY := $(VENV)/.ready-to-train
 READY := $(VENV)/.ready
+# Meta-World needs another MuJoCo than the extra fast.
+METAWORLD_VENV ?= .venv-metaworld
+METAWORLD_RUN := $(METAWORLD_VENV)/bin/python
+METAWORLD_READY := $(METAWORLD_VENV)/.ready
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast lint types docs format lock clean
+.PHONY: help install train test test-fast test-metaworld lint types docs format lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 install: $(READY) ## set up .venv with everything
 
@@ -47,6 +52,16 @@ test: $(READY) ## run the whole test suite
 test-fast: $(READY) ## run the tests that take little time, in less than a minute
 	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow' $(ARGS)
 
+$(METAWORLD_READY): pyproject.toml constraints-metaworld.txt
+	@$(PYTHON) -m venv --clear $(METAWORLD_VENV)
+	@scripts/install-torch $(METAWORLD_RUN)
+	@$(METAWORLD_RUN) -m pip install --quiet --constraint constraints-metaworld.txt --editable '.[metaworld,report,dev]'
+	@touch $@
+
+test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
+	$(METAWORLD_RUN) -c 'import metaworld'
+	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal -m metaworld $(ARGS)
+
 lint: $(READY) ## check the style
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -63,8 +78,9 @@ format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff format .
 
 lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
-	uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
-		--custom-compile-command 'make lock' $(ARGS) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,fast report docs examples bench dev) --output-file constraints.txt pyproject.toml
+	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
+	$(LOCK) $(addprefix --extra ,metaworld report dev) --output-file constraints-metaworld.txt pyproject.toml
 
 clean: ## remove .venv and the caches; runs stay
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info
+	rm -rf $(VENV) $(METAWORLD_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

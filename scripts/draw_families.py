@@ -2,9 +2,11 @@
 
     python scripts/draw_families.py
 
-Families with a renderer show a state as it is rendered; bandits and Markov decision processes show their tasks.
+Families with a renderer show a state as it is rendered; bandits and Markov decision processes show their tasks. Where
+Meta-World is installed, its pictures alone are drawn: it needs another version of MuJoCo.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,11 @@ _ARROW = {"arrowstyle": "-|>,head_width=0.5,head_length=0.9", "color": "#c83c32"
 
 def main() -> None:
     """Draw all pictures."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    if find_spec("metaworld"):
+        for name, seed in (("MetaWorld/ML1-reach-v3", 1), ("MetaWorld/ML10-v3", 5)):
+            task = _task(name, seed)
+            _save(name, _frame, _walk(name, task, 15), task.get("env_name", "reach-v3"))
+        return
     _save("Bandit-K10-v0", _arms, _task("Bandit-K10-v0", 4))
     _save("GaussianBandit-K10-v0", _arms, _task("GaussianBandit-K10-v0", 5), 1.0)
     _save("TabularMDP-v0", _rewards, _task("TabularMDP-v0", 4))
@@ -90,6 +96,7 @@ def _save(name: str, draw: Any, *arguments: Any) -> None:
     figure, axes = plt.subplots(figsize=(3.2, 3.2), dpi=100, layout="constrained")
     draw(axes, *arguments)
     path = FOLDER / f"{name}.webp"
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, pil_kwargs={"quality": 80})
     plt.close(figure)
     print(path.relative_to(FOLDER.parent.parent.parent))

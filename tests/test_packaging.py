@@ -18,6 +18,7 @@ import maml_rl
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+METAWORLD_LOCK = "constraints-metaworld.txt"
 SUPPORTED = SpecifierSet(PROJECT["requires-python"])
 # Releases that people have: the first of each minor version, what Debian and Ubuntu ship, and a late one.
 PYTHONS = [
@@ -35,8 +36,8 @@ PYTHONS = [
 ]
 
 
-def pins() -> list[Requirement]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+def pins(lock: str = "constraints.txt") -> list[Requirement]:
+    lines = (ROOT / lock).read_text(encoding="utf-8").splitlines()
     return [Requirement(line) for line in lines if line and not line.lstrip().startswith("#")]
 
 
@@ -65,6 +66,15 @@ def test_every_pinned_package_has_one_version_for_each_supported_python() -> Non
         if not any(pin.marker and "python" not in str(pin.marker) for pin in same):
             counts = {sum(applies(pin, python) for pin in same) for python in PYTHONS}
             assert counts in ({1}, {0}), name
+
+
+def test_environment_of_metaworld_differs_only_in_what_metaworld_needs() -> None:
+    usual, with_metaworld = ({pin.name: pin for pin in pins(lock)} for lock in ("constraints.txt", METAWORLD_LOCK))
+    others = {name for name, pin in with_metaworld.items() if name in usual and pin.specifier != usual[name].specifier}
+    assert others == {"mujoco"}
+    assert set(with_metaworld) - set(usual) == {"metaworld", "scipy"}
+    (needed,) = (Requirement(line) for line in PROJECT["optional-dependencies"]["metaworld"])
+    assert needed.specifier == with_metaworld["metaworld"].specifier
 
 
 def test_supported_pythons_are_the_same_wherever_they_are_named() -> None:

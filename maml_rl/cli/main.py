@@ -118,12 +118,14 @@ def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs")
 def _envs(options: Namespace) -> None:
     from maml_rl.envs import FAMILIES
 
-    width = max(map(len, FAMILIES))
+    width, shown = max(map(len, FAMILIES)), ""
     for env_id, family in FAMILIES.items():
         description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
         limit = f"{family.max_episode_steps} steps" if family.max_episode_steps else "1 step"
-        lines = textwrap.wrap(f"{description} ({limit})", 96 - width) or [""]
+        text = f"{description} ({limit})"
+        lines = ["as above"] if text == shown else textwrap.wrap(text, 118 - width)
         print(f"{env_id:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
+        shown = text
     print(
         "\nAny gymnasium.Env with sample_tasks and reset_task is a family, too, as module:Id-v0; see maml-rl check-env."
     )

@@ -140,7 +140,8 @@ class Config(SettingsModel):
     meta_batch_size: Annotated[Count, Field(description="tasks for each meta-update")] = 20
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of every random stream")] = 0
     slots_per_task: Annotated[
-        Count | None, Field(description="environments for each task; null: one for each episode")
+        Count | None,
+        Field(description="environments for each task; null: one for each episode, or the family's own default"),
     ] = None
     inference: Annotated[
         Literal["auto", "central", "worker"],

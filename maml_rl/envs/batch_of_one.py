@@ -91,5 +91,6 @@ def _first_slot(infos: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(values, Mapping):
             first[name] = _first_slot(values)
         elif not name.startswith("_"):
-            first[name] = values[0].copy() if values.ndim > 1 else float(values[0])
+            text = values.dtype == object
+            first[name] = values[0].copy() if values.ndim > 1 else values[0] if text else float(values[0])
     return first

@@ -314,10 +314,11 @@ class BatchedFamily(MetaVectorEnv):
 
 
 def _with_masks(values: Mapping[str, NDArray[Any]], mask: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-    """Return arrays (N, ...) by name, zero outside of the mask, each with its mask as `_name`."""
+    """Return arrays (N, ...) by name, zero (text: None) outside of the mask, each with its mask as `_name`."""
     masked: dict[str, NDArray[Any]] = {}
     for name, value in values.items():
-        masked[name] = np.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, 0.0)
+        filler = np.array(None if value.dtype == object else 0.0)
+        masked[name] = np.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, filler)
         masked[f"_{name}"] = mask.copy()
     return masked
 

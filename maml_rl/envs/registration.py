@@ -24,6 +24,8 @@ class FamilySpec:
         max_episode_steps: time limit by default; None where episodes end by themselves.
         kwargs: keyword arguments that belong to the id.
         has_physics: whether its steps are dear enough to be worth several processes or threads.
+        extra: of this package, without which it cannot be made; "" for none.
+        slots_per_task: environments per task that a sampler makes by default; None for one per episode.
     """
 
     module: str
@@ -31,11 +33,34 @@ class FamilySpec:
     max_episode_steps: int | None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     has_physics: bool = False
+    extra: str = ""
+    slots_per_task: int | None = None
 
 
 def _mujoco(module: str, name: str) -> FamilySpec:
     return FamilySpec(f"maml_rl.envs.mujoco.{module}", name, 200, has_physics=True)
 
+
+def _metaworld(benchmark: str) -> FamilySpec:
+    return FamilySpec(
+        "maml_rl.envs.metaworld",
+        "MetaWorld",
+        500,
+        {"benchmark": benchmark},
+        extra="metaworld",
+        # Each holds some ten megabytes, and takes half a second to make.
+        slots_per_task=1,
+    )
+
+
+_METAWORLD_ENVIRONMENTS = """
+    assembly basketball bin-picking box-close button-press-topdown button-press-topdown-wall button-press
+    button-press-wall coffee-button coffee-pull coffee-push dial-turn disassemble door-close door-lock door-open
+    door-unlock hand-insert drawer-close drawer-open faucet-open faucet-close hammer handle-press-side handle-press
+    handle-pull-side handle-pull lever-pull pick-place-wall pick-out-of-hole pick-place plate-slide plate-slide-side
+    plate-slide-back plate-slide-back-side peg-insert-side peg-unplug-side soccer stick-push stick-pull push
+    push-wall push-back reach reach-wall shelf-place sweep-into sweep window-open window-close
+"""
 
 FAMILIES: dict[str, FamilySpec] = {
     **{f"Bandit-K{k}-v0": FamilySpec("maml_rl.envs.bandit", "BernoulliBandit", None, {"k": k}) for k in (5, 10, 50)},
@@ -72,6 +97,8 @@ FAMILIES: dict[str, FamilySpec] = {
     "SparsePointCorner-v0": FamilySpec("maml_rl.envs.point", "PointCorner", 100, {"sparse": True}),
     "DarkRoom-v0": FamilySpec("maml_rl.envs.dark_room", "DarkRoom", 20),
     "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.dark_room", "DarkKeyDoor", 50),
+    **{f"MetaWorld/ML1-{name}-v3": _metaworld(f"ML1-{name}-v3") for name in _METAWORLD_ENVIRONMENTS.split()},
+    **{f"MetaWorld/{benchmark}-v3": _metaworld(benchmark) for benchmark in ("ML10", "ML25", "ML45")},
 }
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import TaskError
 
-TaskArrays = dict[str, NDArray[np.float64]]
+# By entry, (N, ...) float64; or objects that are text.
+TaskArrays = dict[str, NDArray[Any]]
 
 
 def _any_numbers(array: NDArray[np.float64]) -> bool:
@@ -26,15 +27,17 @@ class TaskEntry:
         shape: () for a number.
         requirement: what a value must fulfill, in words; "" for any finite numbers.
         fulfills: tells whether an array of the right shape does; a function of a module, so that it can be pickled.
+        choices: the texts that a value may be, in place of numbers; empty for numbers.
     """
 
     shape: tuple[int, ...] = ()
     requirement: str = ""
     fulfills: Callable[[NDArray[np.float64]], bool] = _any_numbers
+    choices: tuple[str, ...] = ()
 
 
 def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> TaskArrays:
-    """Return the entries of a task as float64 arrays; lists, as they come from JSON, are fine.
+    """Return the entries of a task as arrays; lists, as they come from JSON, are fine.
 
     Raises:
         TaskError: If an entry is missing, unknown, or malformed; the message names it.
@@ -49,9 +52,13 @@ def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> Tas
     return {name: _parse_entry(name, task, entry) for name, entry in entries.items()}
 
 
-def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArray[np.float64]:
+def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArray[Any]:
     if name not in task:
         raise TaskError(f"a task is missing the entry {name!r}; got {sorted(task)}")
+    if entry.choices:
+        if not isinstance(task[name], str) or task[name] not in entry.choices:
+            raise TaskError(f"entry {name!r} of a task must be one of {', '.join(entry.choices)}, got {task[name]!r}")
+        return np.array(task[name], object)
     array = _numbers(task[name])
     if array is None:
         raise TaskError(f"entry {name!r} of a task must hold numbers, got {task[name]!r}")

@@ -52,7 +52,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         num_workers: worker processes; 0 steps in this process; None takes the number of usable cores.
         backend: where the environments are: "in-process", "processes", or "auto", which is the former if
             `num_workers` is 0 and else the latter. The episodes are the same.
-        slots_per_task: environments per task, a divisor of B; None for B. With fewer than B the episodes run in waves.
+        slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
+            fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
@@ -116,13 +117,15 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
         policy = as_policy(policy)
         self.batch_size = check_count("batch_size", batch_size)
+        maker: EnvMaker | None = env if env is not None else env_name
+        shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
+        self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
+        if slots_per_task is None:
+            slots_per_task = self._recipe.slots_per_task
         self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        maker: EnvMaker | None = env if env is not None else env_name
-        shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
-        self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
         self._backend = make_backend(
             backend,
             self._recipe,

@@ -165,6 +165,7 @@ def test_envs_tells_what_the_tasks_of_every_family_mean(capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert all(f"\n{env_id} " in f"\n{shown}" for env_id in FAMILIES)
     assert "goal (2,): where to go" in shown
+    assert re.search(r"MetaWorld/ML10-v3 +as above", shown)
     assert all(len(line) <= 120 for line in shown.splitlines())
 
 

@@ -6,6 +6,7 @@ import torch
 from maml_rl.config import load_config
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import algorithms, find_metalearner
+from tests.envs.contract import marks
 
 ROOT = Path(__file__).resolve().parents[2] / "configs"
 PATHS = sorted(ROOT.rglob("*.yaml"))
@@ -62,6 +63,7 @@ def test_there_is_a_config_for_every_experiment() -> None:
     }
     finn2017 = ("2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "ant-vel", "ant-pos")
     published = {f"finn2017/{family}.yaml" for family in finn2017}
+    published |= {f"metaworld/{benchmark}.yaml" for benchmark in ("ml1-reach", "ml10", "ml25", "ml45")}
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 
@@ -85,7 +87,9 @@ def test_config_spells_out_the_familiar_keys_under_comments(path: Path) -> None:
             assert lines[number - 1], f"line {number + 1} has no comment: {line}"
 
 
-@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=marks(load_config(path).env_name)) for path in PATHS], ids=NAMES
+)
 def test_config_describes_an_experiment_that_can_be_made(path: Path) -> None:
     experiment = make_experiment(load_config(path))
     assert all(torch.isfinite(parameter).all() for parameter in experiment.policy.parameters())

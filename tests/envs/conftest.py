@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
-from tests.envs.contract import QUICK
+from maml_rl.envs import MetaVectorEnv, make_vector_env
+from tests.envs.contract import TRIED, marks
 
 
-@pytest.fixture(params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES])
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in TRIED])
 def env_id(request: pytest.FixtureRequest) -> Any:
     return request.param
 

@@ -1,11 +1,13 @@
 """How the contract tests play a family, and how they compare what they saw."""
 
+import importlib.util
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from maml_rl.envs import MetaVectorEnv, Task
+from maml_rl.envs import FAMILIES, MetaVectorEnv, Task
 
 # One of each kind; `make test-fast` tries these, and `make test` all.
 QUICK = {
@@ -16,6 +18,19 @@ QUICK = {
     "Walker2DRandParams-v5",
     "DarkRoom-v0",
 }
+# Of the families that need an extra, those that stand for the rest: each takes seconds to make.
+OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3"}
+TRIED = [name for name, family in FAMILIES.items() if not family.extra or name in OF_EXTRAS]
+
+
+def marks(env_id: str) -> list[pytest.MarkDecorator]:
+    """What the tests of a family are marked with."""
+    extra = FAMILIES[env_id].extra
+    if extra:
+        missing = importlib.util.find_spec(extra) is None
+        return [getattr(pytest.mark, extra), pytest.mark.skipif(missing, reason=f"could not import '{extra}'")]
+    return [] if env_id in QUICK else [pytest.mark.slow]
+
 
 # Enough steps for every reward to have shown itself, few enough for physics.
 STEPS = 6

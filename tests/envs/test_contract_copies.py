@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import FAMILIES, make_vector_env
-from tests.envs.contract import QUICK, random_actions, same
+from tests.envs.contract import TRIED, marks, random_actions, same
 
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
@@ -20,9 +20,9 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 # Every family, on each engine if it has physics.
 FAMILIES_AND_ENGINES = [
-    pytest.param((env_id, {"engine": engine} if engine else {}), marks=() if env_id in QUICK else pytest.mark.slow)
-    for env_id, family in FAMILIES.items()
-    for engine in (("mjbatch", "mujoco") if family.has_physics else ("",))
+    pytest.param((env_id, {"engine": engine} if engine else {}), marks=marks(env_id))
+    for env_id in TRIED
+    for engine in (("mjbatch", "mujoco") if FAMILIES[env_id].has_physics else ("",))
 ]
 
 

@@ -12,7 +12,7 @@ from maml_rl.envs import FAMILIES
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import read_metrics
-from tests.envs.contract import QUICK
+from tests.envs.contract import TRIED, marks
 
 CONFIGS: dict[str, Path] = {}
 for path in shipped_configs().values():
@@ -22,9 +22,7 @@ for path in shipped_configs().values():
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "env_id", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.parametrize("env_id", [pytest.param(name, marks=marks(name)) for name in TRIED])
 def test_family_trains_from_its_config(tmp_path: Path, env_id: str) -> None:
     whole = load_config(CONFIGS[env_id])
     small = {"num-batches": 3, "meta-batch-size": 3, "fast-batch-size": 4, "hidden-sizes": [8], "cg-iters": 3}

@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 
 _SIZE = 480
 _MAX_SHAPES = 1000
-_CAMERA = "track"
 
 
 class Renderer:
-    """Pictures of one model, seen by the camera that moves along.
+    """Pictures of one model, seen by one of its cameras.
 
     OpenGL is chosen as MuJoCo does, by the variable MUJOCO_GL; where that is not set and there is no screen, it is EGL.
 
     Args:
         model: what to draw.
+        camera: its name; by default the one that moves along.
 
     Raises:
         gymnasium.error.DependencyNotInstalled: If there is no usable OpenGL.
     """
 
-    def __init__(self, model: mujoco.MjModel) -> None:
+    def __init__(self, model: mujoco.MjModel, camera: str = "track") -> None:
         self._context: Any = None
         self._resources: Any = None
         try:
@@ -54,7 +54,7 @@ class Renderer:
         self._options = mujoco.MjvOption()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._camera.fixedcamid = model.camera(_CAMERA).id
+        self._camera.fixedcamid = model.camera(camera).id
 
     def draw(self, qpos: NDArray[np.float64]) -> NDArray[np.uint8]:
         """Return a picture (480, 480, 3) of the joint positions (nq,)."""

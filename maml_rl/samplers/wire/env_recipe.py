@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.making import EnvMaker, env_id, make_vector_env, observed_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
-from maml_rl.envs.registration import find_spec
+from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.samplers.wire.describing import describe_env, describe_task
 
 
@@ -60,6 +60,12 @@ class Recipe:
             # The id of an earlier version: one warning here is enough.
             env = spec.id
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
+
+    @property
+    def slots_per_task(self) -> int | None:
+        """How many environments of each task the family has by default; None for one per episode."""
+        family = None if self.spec is None else FAMILIES.get(self.spec.id)
+        return None if family is None else family.slots_per_task
 
     def make(
         self, num_envs: int, num_threads: int = 1, current_slots: NDArray[np.int64] | None = None
