@@ -139,6 +139,9 @@ class Config(SettingsModel):
     num_batches: Annotated[Count, Field(description="iterations; each ends in one meta-update")] = 500
     meta_batch_size: Annotated[Count, Field(description="tasks for each meta-update")] = 20
     seed: Annotated[int, Field(ge=0, lt=2**32, description="seed of every random stream")] = 0
+    observe_last: Annotated[
+        bool, Field(description="show the policy the last action, reward and termination beside the observation")
+    ] = False
     slots_per_task: Annotated[
         Count | None,
         Field(description="environments for each task; null: one for each episode, or the family's own default"),

@@ -21,21 +21,21 @@ from maml_rl.seeding import SlotStreams
 
 
 class _BanditFamily(BatchedFamily):
-    """Common to all bandits: k arms, one pull per episode, and an observation that is always zero."""
-
-    longest_episode = 1
+    """Common to all bandits: k arms, episodes of a fixed number of pulls, and an observation that is always zero."""
 
     def __init__(
         self,
         num_envs: int,
         k: int,
+        pulls: int,
         entry: TaskEntry,
         task: Task | None,
         max_episode_steps: int | None,
         render_mode: str | None,
         autoreset_mode: str | AutoresetMode,
     ) -> None:
-        self.k = k
+        self.k, self.pulls = k, check_count("pulls", pulls)
+        self.longest_episode = pulls
         super().__init__(
             num_envs,
             spaces.Box(0.0, 1.0, (1,), np.float32),
@@ -63,11 +63,11 @@ class _BanditFamily(BatchedFamily):
 
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], bool]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         means = self.tasks["mean"][np.arange(self.num_envs), actions]
         rewards = self._pull(means, active, streams)
         self._reward_terms = {"reward_arm": rewards}
-        return rewards, True
+        return rewards, self._elapsed + 1 >= self.pulls
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = 0.0
@@ -79,8 +79,9 @@ class BernoulliBanditVectorEnv(_BanditFamily):
     Args:
         num_envs: number of slots.
         k: number of arms.
+        pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
         task: `{"mean": (k,)}`, probabilities.
-        max_episode_steps: steps after which an episode is truncated; it terminates with its first step anyway.
+        max_episode_steps: steps after which an episode is truncated; it terminates with its last pull anyway.
         render_mode: None.
         autoreset_mode: see `BatchedFamily`.
     """
@@ -92,6 +93,7 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         num_envs: int = 1,
         *,
         k: int = 10,
+        pulls: int = 1,
         task: Task | None = None,
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
@@ -99,7 +101,7 @@ class BernoulliBanditVectorEnv(_BanditFamily):
     ) -> None:
         check_count("k", k)
         entry = TaskEntry((k,), "probabilities in [0, 1]", _are_probabilities)
-        super().__init__(num_envs, k, entry, task, max_episode_steps, render_mode, autoreset_mode)
+        super().__init__(num_envs, k, pulls, entry, task, max_episode_steps, render_mode, autoreset_mode)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
@@ -113,9 +115,10 @@ class GaussianBanditVectorEnv(_BanditFamily):
     Args:
         num_envs: number of slots.
         k: number of arms.
+        pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
         std: standard deviation of every arm.
         task: `{"mean": (k,)}`.
-        max_episode_steps: steps after which an episode is truncated; it terminates with its first step anyway.
+        max_episode_steps: steps after which an episode is truncated; it terminates with its last pull anyway.
         render_mode: None.
         autoreset_mode: see `BatchedFamily`.
     """
@@ -127,6 +130,7 @@ class GaussianBanditVectorEnv(_BanditFamily):
         num_envs: int = 1,
         *,
         k: int = 10,
+        pulls: int = 1,
         std: float = 1.0,
         task: Task | None = None,
         max_episode_steps: int | None = None,
@@ -137,7 +141,7 @@ class GaussianBanditVectorEnv(_BanditFamily):
         if check_number("std", std) < 0.0:
             raise ValueError(f"std must not be negative, got {std}")
         self.std = float(std)
-        super().__init__(num_envs, k, TaskEntry((k,)), task, max_episode_steps, render_mode, autoreset_mode)
+        super().__init__(num_envs, k, pulls, TaskEntry((k,)), task, max_episode_steps, render_mode, autoreset_mode)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams

@@ -56,7 +56,7 @@ class BatchedFamily(MetaVectorEnv):
 
     task_description: ClassVar[str]
     # The step by which every episode has terminated; None if episodes need not terminate.
-    longest_episode: ClassVar[int | None] = None
+    longest_episode: int | None = None
 
     def __init__(
         self,

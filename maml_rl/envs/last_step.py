@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, read_reset_mask
 from maml_rl.envs.observing import ObservingVectorEnv
+from maml_rl.envs.spaces import write_flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class LastStepParts:
 
     Attributes:
         observation: the environment's own, flattened; a Discrete one as a one-hot vector.
-        last_action: a Discrete one as a one-hot vector, a Box one flattened.
+        last_action: a discrete one as one-hot vectors, a Box one flattened.
         last_reward: one number.
         last_termination: one number, 1 where the last step ended an episode, by termination or truncation.
         size: numbers in all.
@@ -119,17 +120,11 @@ class LastStepVectorEnv(ObservingVectorEnv):
 
     def _show(self, part: slice, actions: NDArray[Any], stepped: NDArray[np.bool_]) -> None:
         """Note the outcome of a step in the slots of a part that were not at the end of their episode."""
-        last, buffers, space = self._last[part], self.buffers, self.single_action_space
-        if isinstance(space, spaces.Discrete):
-            outcome = np.zeros_like(last)
-            chosen = np.flatnonzero(stepped)
-            outcome[chosen, actions[chosen] - space.start] = 1.0
-        else:
-            outcome = np.empty_like(last)
-            outcome[:, :-2] = actions.reshape(len(actions), -1)
-        outcome[:, -2] = buffers.rewards[part]
-        outcome[:, -1] = buffers.terminated[part] | buffers.truncated[part]
-        last[stepped] = outcome[stepped]
+        outcome = np.empty((int(stepped.sum()), self._last.shape[1]), np.float32)
+        write_flat(self.single_action_space, actions[stepped], outcome[:, :-2])
+        outcome[:, -2] = self.buffers.rewards[part][stepped]
+        outcome[:, -1] = (self.buffers.terminated[part] | self.buffers.truncated[part])[stepped]
+        self._last[part][stepped] = outcome
         self._begun[part] |= stepped
 
     def _write_further(self, out: NDArray[Any]) -> None:

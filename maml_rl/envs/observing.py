@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task
+from maml_rl.envs.spaces import write_flat
 
 
 class ObservingVectorEnv(MetaVectorEnv):
@@ -101,13 +102,8 @@ class ObservingVectorEnv(MetaVectorEnv):
         return received
 
     def _observe(self) -> None:
-        own, out = self.env.buffers.observations, self.buffers.observations
-        space, size = self.env.single_observation_space, self._own_size
-        if isinstance(space, spaces.Discrete):
-            out[:, :size] = 0.0
-            out[np.arange(self.num_envs), own - space.start] = 1.0
-        else:
-            out[:, :size] = own.reshape(self.num_envs, size)
+        out, size = self.buffers.observations, self._own_size
+        write_flat(self.env.single_observation_space, self.env.buffers.observations, out[:, :size])
         self._write_further(out[:, size:])
 
     def _infos(self) -> dict[str, Any]:

@@ -132,6 +132,17 @@ def category_counts(space: Space) -> list[int]:
     return [int(count) for count in space.nvec.ravel()] if isinstance(space, spaces.MultiDiscrete) else []
 
 
+def write_flat(space: Space, values: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write elements (N, ...) of a space as vectors (N, D), with one-hot vectors for what is discrete."""
+    counts = np.array(category_counts(space), np.int64)
+    if not len(counts):
+        out[:] = values.reshape(out.shape)
+        return
+    out[:] = 0
+    chosen = (values - getattr(space, "start", 0)).reshape(len(values), len(counts))
+    np.put_along_axis(out, chosen + counts.cumsum() - counts, 1, axis=1)
+
+
 def flattener_for(space: Space) -> ObservationFlattener | None:
     """Return what makes vectors of the observations of a space; None where they are arrays that are used as they are.
 

@@ -2,5 +2,6 @@
 
 from maml_rl.episode.batch_episodes import BatchEpisodes
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.episode.trials import Trials
 
-__all__ = ["BatchEpisodes", "TaskEpisodes"]
+__all__ = ["BatchEpisodes", "TaskEpisodes", "Trials"]

@@ -18,7 +18,7 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import make_baseline
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
-from maml_rl.envs.making import EnvMaker, ObservedTask, make_vector_env
+from maml_rl.envs.making import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -161,7 +161,7 @@ class Experiment:
                 baseline=copy.deepcopy(self.baseline) if evaluation else self.baseline,
                 seed=config.seed,
                 num_workers=num_workers,
-                slots_per_task=config.slots_per_task,
+                slots_per_task=1 if self.metalearner.columns == "episode" else config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
                 step_timeout=config.step_timeout,
                 max_restarts=config.max_restarts,
@@ -231,7 +231,11 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         if config.policy is None:
             _check_policy_memory(config, env)
         policy = (_make_own_policy(config, env) or learner.make_policy(env, config, settings)).to(device)
-        metalearner = learner.from_config(policy, config, settings, device)
+        try:
+            metalearner = learner.from_config(policy, config, settings, device)
+        except TypeError as error:
+            # A policy that the algorithm cannot train.
+            raise config.error(explain(error), "algorithm" if config.policy is None else "policy") from error
         baseline = make_baseline(config.baseline, env.single_observation_space)
         distribution, config = _make_task_distribution(config, env)
     except ConfigError:
@@ -312,7 +316,8 @@ def _make_env(config: Config, *, in_child: bool) -> MetaVectorEnv:
 
 
 def _env_maker(config: Config) -> EnvMaker:
-    return ObservedTask(config.env_name) if config.method == "oracle" else config.env_name
+    env: EnvMaker = ObservedTask(config.env_name) if config.method == "oracle" else config.env_name
+    return ObservedLastStep(env) if config.observe_last else env
 
 
 def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:

@@ -299,7 +299,7 @@ def policy_spread(policy: Policy, episodes: TaskEpisodes) -> dict[str, float]:
         "policy/entropy", in nats, and "policy/std", the mean over the entries of an action; without what the policy's
         distribution does not have, and empty for a policy with a memory.
     """
-    if not policy.stateless:
+    if not policy.stateless or policy.has_memory:
         return {}
     real = episodes.mask[:, :, 0].bool()
     observations = episodes.observations[:, :, 0][real].to(next(policy.parameters()).device)

@@ -14,6 +14,7 @@ register("reptile", "maml_rl.metalearners.reptile:Reptile")
 register("anil", "maml_rl.metalearners.anil:ANIL")
 register("meta-sgd", "maml_rl.metalearners.meta_sgd:MetaSGD")
 register("cavia", "maml_rl.metalearners.cavia:CAVIA")
+register("rl2", "maml_rl.metalearners.rl2:RL2")
 
 __all__ = [
     "MAMLTRPO",

@@ -34,6 +34,9 @@ class Sampler(Protocol):
     def rollout(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
         """Sample the episodes of one phase under fixed parameters."""
 
+    def rollout_trials(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
+        """Sample a trial of every task: its episodes one after the other, through which the policy keeps its memory."""
+
     def sample(
         self,
         tasks: Sequence[Task],
@@ -54,7 +57,8 @@ class Batch:
     """The episodes of a batch of tasks, as the metalearner collected them.
 
     Attributes:
-        phases: for a learner that adapts by gradient steps the episodes before each step and after the last.
+        phases: for a learner that adapts by gradient steps the episodes before each step and after the last; for one
+            with a memory the episodes of the trials, (M, T, B, ...).
     """
 
     phases: Sequence[TaskEpisodes]
@@ -123,6 +127,7 @@ class MetaLearner(ABC):
         device: torch.device | str = "cpu",
     ) -> None:
         self.policy = as_policy(policy)
+        check_memory(type(self), self.policy)
         self.rule = None if rule is None else as_rule(rule)
         self.settings = self.Settings() if settings is None else settings
         self.collection = collection or Collection()
@@ -228,6 +233,19 @@ class MetaLearner(ABC):
             device=self.device,
         )
         return Batch([*train_episodes, valid_episodes])
+
+
+def check_memory(learner: type[MetaLearner], policy: Policy) -> None:
+    """Refuse a policy with a memory where adaptation takes gradient steps.
+
+    Raises:
+        TypeError: If the learner cannot train the policy.
+    """
+    if policy.has_memory and learner.columns == "step":
+        raise TypeError(
+            f"{learner.__name__} adapts by gradient steps, through which it cannot train {type(policy).__name__}, "
+            "which has a memory; use the algorithm rl2, or a policy without a memory"
+        )
 
 
 _OPTIMIZER = "optimizer"

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from maml_rl.envs.spaces import category_counts
 from maml_rl.policies.distributions import DistributionForm, log_prob, noise_shape, sample_from_noise, take_apart
-from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy
+from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy, Unrolled
 
 _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 # Tasks that act together. Rounding under vmap depends on the number of tasks and on the place among them: both are the
@@ -240,6 +240,23 @@ class ModulePolicy(Policy):
             return torch.cat(each_actions), tuple(torch.cat(tensors) for tensors in zip(*each_memory, strict=True))
 
         return act
+
+    def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
+        """Go through sequences (L, N, ...) step by step; see `Policy.unroll`."""
+        module, params = _copy_structure(self.__dict__["module"]), params or self._own()
+        memory = self.initial_memory(observations.shape[1]) if memory is None else memory
+        tensors, values = [], []
+        for rows in observations:
+            distribution, memory, estimates = self._step(module, params, rows, memory)
+            self._form, of_step = take_apart(distribution)
+            tensors.append(of_step)
+            values.append(estimates)
+        estimated = [value for value in values if value is not None]
+        return Unrolled(
+            tuple(torch.stack(parts) for parts in zip(*tensors, strict=True)),
+            torch.stack(estimated) if estimated else None,
+            memory,
+        )
 
     def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-probability (...) of actions (..., *action shape)."""

@@ -14,6 +14,7 @@ build distribution objects.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -29,6 +30,21 @@ Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
 # What a policy remembers: tensors (num, ...), finite numbers or integers; nothing for a policy without a memory.
 Memory = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """What a policy with a memory computes of N sequences of L steps.
+
+    Attributes:
+        distribution: the distribution parameters, with the leading axes (L, N), or none where they are the same.
+        values: (L, N) estimates of the return from each step on; None if the policy has none.
+        memory: tensors (N, ...) after the last step.
+    """
+
+    distribution: DistributionParams
+    values: Tensor | None
+    memory: Memory
 
 
 class Policy(nn.Module, ABC):
@@ -126,6 +142,22 @@ class Policy(nn.Module, ABC):
             return lambda observations, noise, memory: self.act_with_memory(observations, noise, memory, params)
         act = self.actor(params, first_task)
         return lambda observations, noise, memory: (act(observations, noise), ())
+
+    def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> "Unrolled":
+        """Go through sequences of observations, differentiably: what the update of a recurrent policy computes.
+
+        Args:
+            observations: (L, N, *observation shape), N sequences of L steps.
+            memory: tensors (N, ...) before the first step; None where trials begin.
+            params: of the policy's own shapes.
+
+        Returns:
+            Distributions and values of every step, and the memory after the last.
+
+        Raises:
+            TypeError: If the policy does not say how.
+        """
+        raise TypeError(f"{type(self).__name__} cannot go through sequences; write its method unroll")
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse spaces that the policy does not fit; called before the first phase.

@@ -242,7 +242,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         episodes = self._replay(one_phase)
         if self.record_log_probs:
             with self.timer.stage("inference"):
-                episodes.log_probs = log_probs_of(self.policy, params, episodes)
+                kept = None if self._reset_memory else self.slots_per_task
+                episodes.log_probs = log_probs_of(self.policy, params, episodes, kept)
         if is_next:
             self.phase += 1
         return episodes

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maml_rl.envs import make_vector_env
 from maml_rl.envs.bandit import BernoulliBanditVectorEnv, GaussianBanditVectorEnv
 from maml_rl.errors import TaskError
 
@@ -78,3 +79,14 @@ def test_arm_that_there_is_not_is_refused(actions: list[Any]) -> None:
     env.reset(seed=0)
     with pytest.raises(ValueError, match=r"actions must be integers in \[0, 5\)"):
         env.step(np.array(actions))
+
+
+def test_an_episode_of_several_pulls_terminates_with_the_last() -> None:
+    env = make_vector_env("Bandit-K5-v0", {"pulls": 3}, 2)
+    assert env.max_episode_steps == 3
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(2, np.int64))[2].tolist() for _ in range(4)]
+    assert ends == [[False, False], [False, False], [True, True], [True, True]]
+    env.close()
+    with pytest.raises(ValueError, match="pulls"):
+        BernoulliBanditVectorEnv(1, pulls=0)

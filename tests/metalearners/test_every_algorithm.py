@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from maml_rl.config import Config, load_config
-from maml_rl.errors import CheckpointError
+from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
@@ -26,6 +26,8 @@ class Interruption(Exception):
 
 def small(algorithm: str, **values: object) -> Config:
     keys = {key.replace("_", "-"): value for key, value in values.items()}
+    if algorithm == "rl2":
+        keys |= {"observe-last": True, "algorithm-settings": {"hidden-size": 8, "num-minibatches": 2}}
     return config_of(num_steps=2, num_batches=3).override({"algorithm": algorithm, **keys})
 
 
@@ -110,8 +112,15 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     algorithm, folder = run
     experiment = make_experiment(load_config(folder / "config.json"))
     experiment.restore("latest", folder)
-    assert evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0).returns.shape == (2, 3, 4)
+    evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
     policy = load_policy(folder)
+    if algorithm == "rl2":
+        # Four episodes of one trial.
+        assert evaluation.returns.shape == (2, 4, 1)
+        with pytest.raises(ConfigError, match="does not adapt by gradient steps"):
+            adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]})
+        return
+    assert evaluation.returns.shape == (2, 3, 4)
     assert policy.adaptation_rule.name() == make_experiment(small(algorithm)).metalearner.rule.name()
     adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}).state_dict()
     changed = {name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, adapted[name])}

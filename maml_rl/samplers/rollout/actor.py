@@ -13,6 +13,7 @@ from maml_rl.derivatives import ParameterLayout, cut
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.spaces import array_layout
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.episode.trials import Trials
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 from maml_rl.seeding import PhaseStreams
@@ -22,6 +23,8 @@ from maml_rl.seeding import PhaseStreams
 _NUMBERS_PER_BLOCK = 65_536
 # Slots in a trial of a policy's memory: a number that is no usual size of one.
 _TRIED = 3
+# Trials whose log-probabilities are computed at once.
+_TRIALS_PER_PASS = 128
 
 
 class EpisodeNoise:
@@ -272,7 +275,9 @@ def _shapes(memory: Any) -> str:
     return f"the shape {shapes[0]}" if len(shapes) == 1 else f"the shapes ({', '.join(shapes)})"
 
 
-def log_probs_of(policy: Policy, params: Mapping[str, Tensor] | None, episodes: TaskEpisodes) -> Tensor:
+def log_probs_of(
+    policy: Policy, params: Mapping[str, Tensor] | None, episodes: TaskEpisodes, slots_per_task: int | None = None
+) -> Tensor:
     """Return the log-probability of every action under the parameters that it was chosen with.
 
     These are the same for all steps of a phase: in one pass afterwards it costs less than step by step.
@@ -281,6 +286,7 @@ def log_probs_of(policy: Policy, params: Mapping[str, Tensor] | None, episodes: 
         policy: has chosen the actions.
         params: as the policy had them.
         episodes: of M tasks, on the CPU.
+        slots_per_task: S, where the policy's memory was kept from episode to episode of a slot; None for none kept.
 
     Returns:
         (M, T, B) float32, zero on padding.
@@ -288,6 +294,19 @@ def log_probs_of(policy: Policy, params: Mapping[str, Tensor] | None, episodes: 
     policy = as_policy(policy, episodes.observations.shape[3:])
     _, steps, num_episodes = episodes.rewards.shape
     device = next(policy.parameters()).device
+    if policy.has_memory:
+        trials = Trials.of(episodes, slots_per_task or num_episodes)
+        with torch.no_grad(), intra_op_threads(1):
+            of_phase, is_stacked = phase_parameters(policy, len(episodes), params)
+            per_task = trials.mask.shape[1] // len(episodes)
+            columns = torch.arange(trials.mask.shape[1]).split(per_task if is_stacked else _TRIALS_PER_PASS)
+            parts = []
+            for index, part in enumerate(columns):
+                own = {name: (value[index] if is_stacked else value).to(device) for name, value in of_phase.items()}
+                unrolled = policy.unroll(trials.observations[:, part].to(device), params=own)
+                log_probs = policy.log_prob_from(unrolled.distribution, trials.actions[:, part].to(device))
+                parts.append(log_probs.float().cpu())
+        return trials.as_episodes(torch.cat(parts, 1), episodes)
     chunks = cut(len(episodes), steps * num_episodes, ParameterLayout(policy).width, device)
     with torch.no_grad(), intra_op_threads(1):
         stacked = policy.stack_parameters(len(episodes), params)

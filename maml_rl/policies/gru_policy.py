@@ -1,0 +1,284 @@
+"""A recurrent policy, of a GRU or an LSTM, for Box and Discrete actions.
+
+Trials are sampled cell by cell, in one product for all gates and a few element-wise operations; in the update, torch's
+own kernels go through whole sequences. The two agree to rounding.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
+from maml_rl.policies.distributions import invert_categorical
+from maml_rl.policies.memory_policy import MemoryPolicy
+from maml_rl.policies.normal_mlp import NormalMLPPolicy
+from maml_rl.policies.policy import DistributionParams, Memory, Params, Unrolled
+
+Cell = Literal["gru", "lstm"]
+ValueKind = Literal["head", "network", "none"]
+
+# Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way wherever, and beside
+# whichever others, it is computed.
+_ROWS = 64
+
+
+class GRUPolicy(MemoryPolicy):
+    """A recurrent layer whose output gives the distribution of actions, and the values.
+
+    Observations are flattened, Discrete ones become one-hot vectors. Gaussians have a learned deviation that does not
+    see the state, as those of `NormalMLPPolicy`. The memory of a GRU is (num, H), that of an LSTM twice that.
+
+    Args:
+        observation_space: of one environment; with `observe_last` it shows the last action and reward.
+        action_space: of one environment, Box or Discrete starting at 0.
+        hidden_size: H, units of the recurrent layer.
+        cell: "gru" or "lstm".
+        value: what estimates values: "head", a linear function of the policy's own units; "network", one of a recurrent
+            layer of its own; or "none".
+        init_std: initial standard deviation of a Gaussian.
+        min_std: it never falls below this.
+        seed: of the initial weights; the global random state does not change.
+
+    Raises:
+        TypeError: If a space is not supported.
+        ValueError: If a number is not positive, or the cell or the kind of value is unknown.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_size: int = 64,
+        *,
+        cell: Cell = "gru",
+        value: ValueKind = "head",
+        init_std: float = 1.0,
+        min_std: float = 1e-6,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, given, known in (("cell", cell, get_args(Cell)), ("value", value, get_args(ValueKind))):
+            if given not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}")
+        if hidden_size < 1:
+            raise ValueError(f"hidden_size must be positive, got {hidden_size}")
+        if not isinstance(observation_space, spaces.Box | spaces.Discrete):
+            raise TypeError(f"no policy for the observation space {observation_space}: expected Box or Discrete")
+        self.observation_space, self.action_space = observation_space, action_space
+        self.hidden_size, self.cell = hidden_size, cell
+        self.input_size = spaces.flatdim(observation_space)
+        distributions: NormalMLPPolicy | CategoricalMLPPolicy
+        match action_space:
+            case spaces.Box(shape=shape):
+                outputs = math.prod(shape)
+                distributions = NormalMLPPolicy(1, outputs, (), init_std=init_std, min_std=min_std, action_shape=shape)
+                self.sigma = nn.Parameter(torch.full((outputs,), math.log(init_std)))
+            case spaces.Discrete(n=n, start=0):
+                outputs = int(n)
+                distributions = CategoricalMLPPolicy(1, outputs)
+            case _:
+                raise TypeError(
+                    f"no policy for the action space {action_space}: expected Box, or Discrete starting at 0"
+                )
+        # Only what it knows of its distribution is used, not its parameters.
+        self.__dict__["_distributions"] = distributions
+        self.noise_kind, self.noise_size = distributions.noise_kind, distributions.noise_size
+        layer = nn.GRU if cell == "gru" else nn.LSTM
+        # The constructors themselves would draw from the global random state.
+        self.core = layer(self.input_size, hidden_size, device="meta").to_empty(device="cpu")
+        self.head = nn.utils.skip_init(nn.Linear, hidden_size, outputs)
+        self.value_core = copy.deepcopy(self.core) if value == "network" else None
+        self.value_head = None if value == "none" else nn.utils.skip_init(nn.Linear, hidden_size, 1)
+        generator = torch.Generator().manual_seed(seed)
+        for recurrent in (self.core, self.value_core):
+            if recurrent is not None:
+                for name, weights in recurrent.named_parameters():
+                    if name.startswith("bias"):
+                        nn.init.zeros_(weights)
+                        continue
+                    for gate in weights.detach().split(hidden_size):
+                        nn.init.orthogonal_(gate, generator=generator)
+        for linear, gain in ((self.head, 0.01), (self.value_head, 1.0)):
+            if linear is not None:
+                nn.init.orthogonal_(linear.weight, gain, generator)
+                nn.init.zeros_(linear.bias)
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
+        mine, theirs = (
+            (spaces.flatdim(seen), done.shape, getattr(done, "n", None))
+            for seen, done in ((self.observation_space, self.action_space), (observation_space, action_space))
+        )
+        if mine != theirs:
+            raise ValueError(
+                f"the policy is for {self.input_size} observed numbers and {self.action_space}, but the environment "
+                f"has {spaces.flatdim(observation_space)} and {action_space}; with observe_last=True the last action "
+                "and reward are among them"
+            )
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return zeros (num, H), twice for an LSTM."""
+        zeros = self.head.weight.new_zeros(num, self.hidden_size)
+        return (zeros,) if self.cell == "gru" else (zeros, zeros.clone())
+
+    def act_with_memory(
+        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions (M, S, ...), and the memory after them; see `Policy.act_with_memory`."""
+        own: dict[str, Tensor] = dict(self.named_parameters())
+        return self.memory_actor(own if params is None else params)(observations, noise, memory)
+
+    def memory_actor(
+        self, params: Params, first_task: int = 0
+    ) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act_with_memory` under fixed parameters, without gradients; see `Policy.memory_actor`."""
+        params = {name: value.detach() for name, value in params.items()}
+        size, inputs = self.hidden_size, self.input_size
+        gates, gate_bias = self._gates(params)
+        head, head_bias = params["head.weight"].mT.contiguous(), params["head.bias"]
+        std = None if self.noise_kind == "uniform" else self._log_std(params).exp()
+        if std is not None and std.dim() == 2:
+            std = std.unsqueeze(1)
+        is_stacked = gates.dim() == 3
+
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            num_tasks, slots = noise.shape[:2]
+            # The number of rows that stand before these in their block, of other tasks.
+            before = 0 if is_stacked else first_task * slots % _ROWS
+            count = slots if is_stacked else num_tasks * slots
+            rows = count if is_stacked else -(-(before + count) // _ROWS) * _ROWS
+            lead = (num_tasks,) if is_stacked else ()
+            filled = slice(before, before + count)
+            units = gates.new_zeros(*lead, rows, inputs + size)
+            units[..., filled, :inputs] = self._encode(observations).reshape(*lead, count, inputs)
+            units[..., filled, inputs:] = memory[0].reshape(*lead, count, size)
+            summed = _product(units, gates, gate_bias)
+            old = units[..., inputs:]
+            if self.cell == "gru":
+                reset, keep = torch.sigmoid_(summed[..., : 2 * size]).split(size, -1)
+                new = torch.tanh_(summed[..., 2 * size : 3 * size] + reset * summed[..., 3 * size :])
+                hidden = new + keep * (old - new)
+                after: Memory = (hidden,)
+            else:
+                enter, keep, leave = torch.sigmoid_(summed[..., : 3 * size]).split(size, -1)
+                state = gates.new_zeros(*lead, rows, size)
+                state[..., filled, :] = memory[1].reshape(*lead, count, size)
+                state = keep * state + enter * torch.tanh_(summed[..., 3 * size :])
+                hidden = leave * torch.tanh(state)
+                after = hidden, state
+            outputs = _product(hidden, head, head_bias)[..., filled, :].reshape(num_tasks, slots, -1)
+            if std is None:
+                actions = invert_categorical(outputs, noise.squeeze(-1))
+            else:
+                actions = (noise * std + outputs).reshape(num_tasks, slots, *self.action_space.shape)  # type: ignore[misc]
+            return actions, tuple(tensor[..., filled, :].reshape(num_tasks, slots, size) for tensor in after)
+
+        return act
+
+    def _gates(self, params: Params) -> tuple[Tensor, Tensor]:
+        """Return one matrix (..., I + H, gates) and one bias (..., gates) for inputs and memory side by side.
+
+        Those of a GRU are (reset, keep, new from the inputs, new from the memory); of an LSTM, (enter, keep, leave,
+        new).
+        """
+        from_input, from_memory = params["core.weight_ih_l0"], params["core.weight_hh_l0"]
+        input_bias, memory_bias = params["core.bias_ih_l0"], params["core.bias_hh_l0"]
+        size = self.hidden_size
+        if self.cell == "gru":
+            both, new = slice(0, 2 * size), slice(2 * size, None)
+            from_input = torch.cat((from_input, torch.zeros_like(from_input[..., new, :])), -2)
+            of_gates, of_new = from_memory[..., both, :], from_memory[..., new, :]
+            from_memory = torch.cat((of_gates, torch.zeros_like(of_new), of_new), -2)
+            bias = torch.cat(
+                (input_bias[..., both] + memory_bias[..., both], input_bias[..., new], memory_bias[..., new]), -1
+            )
+            return torch.cat((from_input, from_memory), -1).mT.contiguous(), bias
+        # torch has (enter, keep, new, leave); sigmoids are taken of what lies together.
+        order = torch.cat([torch.arange(size) + size * gate for gate in (0, 1, 3, 2)]).to(from_input.device)
+        weights = torch.cat((from_input, from_memory), -1).index_select(-2, order)
+        return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)
+
+    def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
+        """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`.
+
+        Raises:
+            ValueError: If the parameters are stacked.
+        """
+        own: dict[str, Tensor] = dict(self.named_parameters())
+        params = own if params is None else params
+        if params["head.weight"].dim() != 2:
+            raise ValueError("sequences are computed under parameters that all tasks share, got stacked ones")
+        memory = self.initial_memory(observations.shape[1]) if memory is None else memory
+        inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
+        state = tuple(tensor.unsqueeze(0).contiguous() for tensor in memory)
+        units, last = self._run("core", params, inputs, state)
+        outputs = torch.nn.functional.linear(units, params["head.weight"], params["head.bias"])
+        distribution = (outputs,) if self.noise_kind == "uniform" else (outputs, self._log_std(params))
+        values = None
+        if self.value_head is not None:
+            if self.value_core is not None:
+                units, _ = self._run("value_core", params, inputs, tuple(torch.zeros_like(old) for old in state))
+            values = torch.nn.functional.linear(units, params["value_head.weight"], params["value_head.bias"])
+            values = values.squeeze(-1)
+        return Unrolled(distribution, values, tuple(tensor.squeeze(0) for tensor in last))
+
+    def _run(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
+        """Return the units (L, N, H) of a recurrent layer, and its last state, by the functions of nn.GRU, nn.LSTM."""
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        weights = [params[f"{core}.{name}"] for name in names]
+        # With biases, one layer, no dropout, differentiable, in one direction, steps first.
+        options = True, 1, 0.0, True, False, False
+        if self.cell == "gru":
+            units, last = torch.gru(inputs, state[0], weights, *options)
+            return units, (last,)
+        units, *lasts = torch.lstm(inputs, state, weights, *options)
+        return units, tuple(lasts)
+
+    def distribution_from(self, parameters: DistributionParams) -> Distribution:
+        """Return the distribution with these tensors: (logits,), or (mean, log standard deviation)."""
+        return self._known.distribution_from(parameters)
+
+    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of actions (..., *action shape)."""
+        return self._known.log_prob_from(distribution, actions)
+
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """Return KL(old, new), (...)."""
+        return self._known.kl(old, new)
+
+    @property
+    def _known(self) -> NormalMLPPolicy | CategoricalMLPPolicy:
+        known: NormalMLPPolicy | CategoricalMLPPolicy = self.__dict__["_distributions"]
+        return known
+
+    def _log_std(self, params: Params) -> Tensor:
+        assert isinstance(self._known, NormalMLPPolicy)
+        return torch.clamp(params["sigma"], min=self._known.min_log_std)
+
+    def _encode(self, observations: Tensor) -> Tensor:
+        """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors."""
+        dtype = self.head.weight.dtype
+        if isinstance(self.observation_space, spaces.Discrete):
+            categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
+            return (observations.unsqueeze(-1) == categories).to(dtype)
+        return observations.to(dtype)
+
+
+def _product(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """Return units @ weights + bias: per task for stacked weights, else in blocks of a fixed number of rows."""
+    if weights.dim() == 3:
+        return torch.baddbmm(bias.unsqueeze(1), units, weights)
+    if units.device.type != "cpu":
+        blocks = units.unflatten(0, (-1, _ROWS))
+        return torch.baddbmm(bias, blocks, weights.expand(len(blocks), *weights.shape)).flatten(0, 1)
+    summed = units.new_empty(len(units), weights.shape[1])
+    for block, out in zip(units.split(_ROWS), summed.split(_ROWS), strict=True):
+        torch.addmm(bias, block, weights, out=out)
+    return summed

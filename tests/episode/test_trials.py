@@ -1,0 +1,77 @@
+"""Trials against plain loops over Python lists."""
+
+import pytest
+import torch
+
+from maml_rl.episode import TaskEpisodes, Trials
+
+GAMMA, LAMBDA = 0.9, 0.7
+
+
+def make_episodes(lengths: list[list[int]]) -> TaskEpisodes:
+    counts = torch.tensor(lengths)
+    grid = (len(lengths), int(counts.max()), len(lengths[0]))
+    generator = torch.Generator().manual_seed(0)
+    real = torch.arange(grid[1]).reshape(1, -1, 1) < counts.unsqueeze(1)
+    rewards = torch.randn(grid, generator=generator) * real
+    observations = torch.randn((*grid, 2), generator=generator) * real.unsqueeze(-1)
+    ends = torch.ones_like(counts, dtype=torch.bool)
+    return TaskEpisodes(
+        observations, rewards + 1.0, rewards, counts, ~ends, ends, torch.zeros(grid[0], grid[2], 2), log_probs=-rewards
+    )
+
+
+LENGTHS = [[[3, 1, 4], [2, 2, 2]], [[4, 4, 4, 4]], [[1, 3], [5, 2], [2, 0]]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_episodes_stand_after_each_other(lengths: list[list[int]]) -> None:
+    episodes = make_episodes(lengths)
+    trials = Trials.of(episodes)
+    for task, of_task in enumerate(lengths):
+        steps = [(t, b) for b, length in enumerate(of_task) for t in range(length)]
+        assert trials.mask[:, task].tolist() == [1.0] * len(steps) + [0.0] * (len(trials.mask) - len(steps))
+        for place, (t, b) in enumerate(steps):
+            assert torch.equal(trials.observations[place, task], episodes.observations[task, t, b])
+            assert trials.actions[place, task] == episodes.actions[task, t, b]
+            assert trials.rewards[place, task] == episodes.rewards[task, t, b]
+            assert trials.log_probs is not None
+            assert trials.log_probs[place, task] == -episodes.rewards[task, t, b]
+            assert trials.episodes[place, task] == b
+        assert not trials.rewards[len(steps) :, task].any()
+    assert torch.equal(trials.as_episodes(trials.rewards, episodes), episodes.rewards)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_returns_and_advantages_go_through_the_ends_of_episodes(lengths: list[list[int]]) -> None:
+    episodes = make_episodes(lengths)
+    trials = Trials.of(episodes)
+    values = torch.randn(trials.mask.shape, generator=torch.Generator().manual_seed(1))
+    returns, advantages = trials.returns(GAMMA), trials.advantages(values, GAMMA, LAMBDA)
+    for task, of_task in enumerate(lengths):
+        rewards = [float(episodes.rewards[task, t, b]) for b, length in enumerate(of_task) for t in range(length)]
+        estimates = values[:, task].tolist()
+        for start in range(len(rewards)):
+            expected = sum(GAMMA**later * reward for later, reward in enumerate(rewards[start:]))
+            assert float(returns[start, task]) == pytest.approx(expected, abs=1e-5)
+            advantage = 0.0
+            for later in range(start, len(rewards)):
+                after = estimates[later + 1] if later + 1 < len(rewards) else 0.0
+                error = rewards[later] + GAMMA * after - estimates[later]
+                advantage += (GAMMA * LAMBDA) ** (later - start) * error
+            assert float(advantages[start, task]) == pytest.approx(advantage, abs=1e-5)
+        assert not advantages[len(rewards) :, task].any()
+
+
+def test_slots_of_a_task_are_trials_of_their_own() -> None:
+    episodes = make_episodes([[3, 1, 4, 2], [2, 2, 2, 1]])
+    trials = Trials.of(episodes, slots_per_task=2)
+    assert trials.mask.sum(0).tolist() == [7, 3, 4, 3]
+    first = [(t, b) for b in (0, 2) for t in range((3, 0, 4)[b])]
+    assert trials.rewards[:, 0].tolist() == [float(episodes.rewards[0, t, b]) for t, b in first]
+    assert trials.episodes[:3, 1].tolist() == [0, 1, 1]
+    each = Trials.of(episodes, slots_per_task=4)
+    assert each.mask.sum(0).tolist() == [3, 1, 4, 2, 2, 2, 2, 1]
+    assert torch.equal(each.as_episodes(each.rewards, episodes), episodes.rewards)
+    with pytest.raises(ValueError, match="must divide the 4 episodes"):
+        Trials.of(episodes, slots_per_task=3)

@@ -1,0 +1,176 @@
+"""RL2: its update against plain loops over single trials, and what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from maml_rl import MAMLTRPO, MultiTaskSampler, TaskEpisodes
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners import rl2
+from maml_rl.metalearners.metalearner import Batch, Collection
+from maml_rl.metalearners.rl2 import RL2
+from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy
+from tests.small_runs import config_of
+
+GAMMA, LAMBDA = 0.9, 0.7
+COLLECTION = Collection(gamma=GAMMA, gae_lambda=LAMBDA)
+
+
+def make_policy(**options: Any) -> GRUPolicy:
+    return GRUPolicy(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 6, **options).double()
+
+
+def make_episodes(lengths: list[list[int]], seed: int = 0) -> TaskEpisodes:
+    counts = torch.tensor(lengths)
+    grid = (len(lengths), int(counts.max()), len(lengths[0]))
+    generator = torch.Generator().manual_seed(seed)
+    real = torch.arange(grid[1]).reshape(1, -1, 1) < counts.unsqueeze(1)
+    ends = torch.ones_like(counts, dtype=torch.bool)
+    return TaskEpisodes(
+        torch.randn((*grid, 3), generator=generator, dtype=torch.float64) * real.unsqueeze(-1),
+        torch.randint(4, grid, generator=generator) * real,
+        torch.randn(grid, generator=generator) * real,
+        counts,
+        ~ends,
+        ends,
+        torch.zeros(grid[0], grid[2], 3),
+    )
+
+
+EPISODES = [[3, 1], [2, 2], [4, 4], [1, 2], [3, 3]]
+
+
+def one_by_one(episodes: TaskEpisodes) -> list[tuple[Tensor, Tensor, list[float]]]:
+    """Return observations, actions and rewards of each trial, in a plain order."""
+    trials = []
+    for task, lengths in enumerate(episodes.lengths.tolist()):
+        steps = [(t, b) for b, length in enumerate(lengths) for t in range(length)]
+        trials.append(
+            (
+                torch.stack([episodes.observations[task, t, b] for t, b in steps]),
+                torch.stack([episodes.actions[task, t, b] for t, b in steps]),
+                [float(episodes.rewards[task, t, b]) for t, b in steps],
+            )
+        )
+    return trials
+
+
+def reference_update(policy: GRUPolicy, episodes: TaskEpisodes, epochs: int) -> None:
+    """PPO as it stands in the papers: one trial after the other, no padding, no chunks."""
+    trials = one_by_one(episodes)
+    plain_returns = []
+    for _, _, rewards in trials:
+        plain_returns += [sum(GAMMA**k * r for k, r in enumerate(rewards[start:])) for start in range(len(rewards))]
+    scale = (sum(value**2 for value in plain_returns) / len(plain_returns)) ** 0.5
+    old, advantages, targets = [], [], []
+    with torch.no_grad():
+        for observations, actions, rewards in trials:
+            unrolled = policy.unroll(observations.unsqueeze(1))
+            values = [float(value) * scale for value in unrolled.values[:, 0]] + [0.0]
+            advantage, of_trial = 0.0, []
+            for step in reversed(range(len(rewards))):
+                error = rewards[step] + GAMMA * values[step + 1] - values[step]
+                advantage = error + GAMMA * LAMBDA * advantage
+                of_trial.insert(0, advantage)
+            advantages.append(torch.tensor(of_trial, dtype=torch.float64))
+            targets.append((torch.tensor(values[:-1], dtype=torch.float64) + advantages[-1]) / scale)
+            old.append(torch.log_softmax(unrolled.distribution[0][:, 0], -1).gather(1, actions[:, None])[:, 0])
+    every = torch.cat(advantages)
+    advantages = [(each - every.mean()) / every.std(correction=0) for each in advantages]
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    for _ in range(epochs):
+        losses = []
+        for (observations, actions, _), before, advantage, target in zip(trials, old, advantages, targets, strict=True):
+            unrolled = policy.unroll(observations.unsqueeze(1))
+            log_probs = torch.log_softmax(unrolled.distribution[0][:, 0], -1)
+            ratio = (log_probs.gather(1, actions[:, None])[:, 0] - before).exp()
+            gain = torch.minimum(ratio * advantage, ratio.clamp(0.95, 1.05) * advantage)
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+            losses.append(-gain + 0.5 * (unrolled.values[:, 0] - target) ** 2 - 0.1 * entropy)
+        optimizer.zero_grad()
+        torch.cat(losses).mean().backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+        optimizer.step()
+
+
+def make_learner(policy: GRUPolicy, **settings: Any) -> RL2:
+    values = {"learning_rate": 0.01, "num_epochs": 3, "clip": 0.05, "entropy_coefficient": 0.1, **settings}
+    keys = {name.replace("_", "-"): value for name, value in values.items()}
+    return RL2(policy, None, settings=RL2.Settings.model_validate(keys), collection=COLLECTION)
+
+
+@pytest.mark.parametrize("value", ["head", "network"])
+def test_update_is_that_of_plain_loops_over_trials(value: Any) -> None:
+    mine, plain, episodes = make_policy(value=value), make_policy(value=value), make_episodes(EPISODES)
+    metrics = make_learner(mine).update(Batch([episodes]))
+    reference_update(plain, episodes, epochs=3)
+    for name, param in mine.named_parameters():
+        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
+    assert metrics["loss/after"] < metrics["loss/before"]
+    assert metrics["kl"] > 0.0
+
+
+def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = [make_policy(), make_policy()]
+    make_learner(policies[0], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
+    monkeypatch.setattr(rl2, "_CHUNK", 2)
+    make_learner(policies[1], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
+    for one, other in zip(policies[0].parameters(), policies[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_returns_have_a_column_for_each_episode_of_the_trial() -> None:
+    episodes = make_episodes(EPISODES)
+    learner = make_learner(make_policy())
+    assert torch.equal(learner.returns(Batch([episodes]))[:, :, 0], episodes.rewards.sum(1))
+    assert learner.columns == "episode"
+
+
+def test_policies_are_refused_that_the_learner_cannot_train() -> None:
+    with pytest.raises(
+        TypeError, match=r"MAMLTRPO adapts by gradient steps.*GRUPolicy.*use the algorithm rl2"
+    ) as caught:
+        MAMLTRPO(make_policy(), 0.1)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(TypeError, match="CategoricalMLPPolicy has none; use GRUPolicy"):
+        RL2(CategoricalMLPPolicy(3, 4), None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"slots-per-task": 4}, "'slots-per-task' in .*: the episodes of a trial follow each other in one slot"),
+        ({"observe-last": False}, "'algorithm' in .*: rl2 learns from the last action and reward; add 'observe-last"),
+        ({"method": "oracle"}, "'method' in .*: rl2 adapts by its memory"),
+        ({"policy": "tests.metalearners.test_rl2:plain"}, "'policy' in .*: rl2 trains a policy with a memory"),
+        (
+            {"algorithm": "maml-trpo", "policy": "tests.metalearners.test_rl2:recurrent"},
+            "'policy' in .*use the algorithm",
+        ),
+    ],
+)
+def test_configs_are_refused_that_make_no_sense(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_experiment(config_of().override({"algorithm": "rl2", "observe-last": True, **values}))
+    assert "\n" not in str(caught.value)
+
+
+def plain(observation_space: Any, action_space: Any) -> NormalMLPPolicy:
+    return NormalMLPPolicy(spaces.flatdim(observation_space), 2)
+
+
+def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
+    return GRUPolicy(observation_space, action_space, 4)
+
+
+def test_a_trial_needs_one_slot() -> None:
+    policy = GRUPolicy(spaces.Box(-1.0, 1.0, (1 + 5 + 2,)), spaces.Discrete(5), 4)
+    with (
+        MultiTaskSampler("Bandit-K5-v0", {}, 2, policy, num_workers=0, observe_last=True) as sampler,
+        pytest.raises(ValueError, match="slots_per_task is 2"),
+    ):
+        RL2(policy, None).collect(sampler, sampler.sample_tasks(1))
