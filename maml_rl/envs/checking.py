@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from maml_rl.envs.spaces import array_layout, flattener_for
+from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import explain
 
 _DUTIES = {
@@ -118,6 +119,7 @@ def check_meta_env(
             f"reset and step must work before any reset_task, as other code calls them: {explain(error)}"
         ) from error
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
+    _check_declared_tasks(env, reset_task, tasks, num_tasks)
     spec = env.spec
     if make_another is None and spec is not None:
         make_another = partial(gymnasium.make, spec)
@@ -175,6 +177,47 @@ def _check_sample_tasks(
     different = [task for task in sample_tasks(_DRAWS_TO_FIND_ANOTHER_TASK) if not _same(tasks[0], task)]
     _expect(bool(different), "sample_tasks must draw different tasks, got the same each time")
     return [*tasks, different[0]]
+
+
+def _check_declared_tasks(
+    env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], tasks: list[dict[str, Any]], num_tasks: int
+) -> None:
+    """Check what a family may have beside: test tasks, and what its tasks are made from."""
+    others: dict[str, list[dict[str, Any]]] = {}
+    if has_method(env, "sample_test_tasks"):
+        drawn = others["a task of sample_test_tasks"] = list(find_method(env, "sample_test_tasks")(num_tasks))
+        _expect(
+            len(drawn) == num_tasks, f"sample_test_tasks({num_tasks}) must return {num_tasks} tasks, got {len(drawn)}"
+        )
+    if (space := declared_task_space(env)) is not None:
+        try:
+            for task in tasks:
+                space.values_of(task)
+            quantiles = np.linspace(0.05, 0.95, num_tasks)[:, None]
+            others["a task within task_space"] = space.tasks_at(quantiles.repeat(len(space.parameters), axis=1))
+        except Exception as error:
+            raise AssertionError(f"task_space must be that of the tasks of sample_tasks: {explain(error)}") from error
+    for what, made in others.items():
+        for task in made:
+            try:
+                reset_task(task)
+            except Exception as error:
+                raise AssertionError(f"reset_task must take {what}, as {task}: {explain(error)}") from error
+
+
+def declared_task_space(env: gymnasium.Env[Any, Any]) -> TaskSpace | None:
+    """Return what an environment declares as `task_space`, also where wrappers hide it.
+
+    Raises:
+        TypeError: If it is no `TaskSpace`.
+    """
+    try:
+        declared = env.get_wrapper_attr("task_space")
+    except AttributeError:
+        return None
+    if not (declared is None or isinstance(declared, TaskSpace)):
+        raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {declared!r}")
+    return declared
 
 
 def _check_tasks_differ(

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.checking import find_method, has_method, require_meta_env
+from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env
 from maml_rl.envs.meta_env import (
     InfoKind,
     MetaVectorEnv,
@@ -25,7 +25,6 @@ from maml_rl.envs.meta_env import (
     slot_seeds,
 )
 from maml_rl.envs.spaces import fits, flattener_for
-from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import TaskError, explain
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class SerialVectorEnv(MetaVectorEnv):
         self.action_space = batch_space(first.action_space, num_envs)
         self.spec, self.render_mode = first.spec, first.render_mode
         self.max_episode_steps, self.recorded_infos = time_limit(first), _recorded_infos(first)
-        self.task_space = _task_space(first)
+        self.task_space = declared_task_space(first)
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
         self.buffers = StepBuffers.allocate(flat, num_envs, self.recorded_infos)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
@@ -255,16 +254,6 @@ def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:
     except AttributeError:
         return {}
     return check_recorded_infos(declared)
-
-
-def _task_space(env: gymnasium.Env[Any, Any]) -> TaskSpace | None:
-    try:
-        declared = env.get_wrapper_attr("task_space")
-    except AttributeError:
-        return None
-    if not (declared is None or isinstance(declared, TaskSpace)):
-        raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {declared!r}")
-    return declared
 
 
 def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from maml_rl.envs import check_meta_env
-from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, NoTaskEnv, PixelEnv, SwitchesEnv, WalkEnv
+from maml_rl.envs import TaskParameter, TaskSpace, check_meta_env
+from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, NoTaskEnv, PixelEnv, SplitEnv, SwitchesEnv, WalkEnv
 
 
 @pytest.mark.parametrize(
-    "make_env", [WalkEnv, PixelEnv, CellEnv, DictEnv, KnobsEnv, SwitchesEnv, lambda: TimeLimit(WalkEnv(), 3)]
+    "make_env",
+    [WalkEnv, PixelEnv, CellEnv, DictEnv, KnobsEnv, SwitchesEnv, SplitEnv, lambda: TimeLimit(WalkEnv(), 3)],
 )
 def test_good_environment_passes(make_env: Any) -> None:
     check_meta_env(make_env())
@@ -176,6 +177,29 @@ class NeedsAReset(WalkEnv):
         self.place += 0.0
 
 
+class RefusesItsTestTasks(WalkEnv):
+    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"tilt": 1.0}] * num_tasks
+
+
+class DrawsOneTestTask(WalkEnv):
+    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return self.sample_tasks(1)
+
+
+class DeclaresAnotherEntry(WalkEnv):
+    task_space = TaskSpace.of_numbers(tilt=TaskParameter.between(-1, 1))
+
+
+class RefusesItsOwnRange(WalkEnv):
+    task_space = TaskSpace.of_numbers(slope=TaskParameter.between(-9, 9))
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if abs(task.get("slope", 0.0)) > 2.0:
+            raise ValueError("too steep")
+        super().reset_task(task)
+
+
 @pytest.mark.parametrize(
     ("env_class", "message"),
     [
@@ -197,6 +221,10 @@ class NeedsAReset(WalkEnv):
         (ChangesBeforeRefusing, "must leave the task as it was"),
         (StepsUnseeded, "must repeat an episode"),
         (PaysInfinity, "rewards must be finite"),
+        (RefusesItsTestTasks, "reset_task must take a task of sample_test_tasks, as {'tilt': 1.0}: ValueError in"),
+        (DrawsOneTestTask, r"sample_test_tasks\(3\) must return 3 tasks, got 1"),
+        (DeclaresAnotherEntry, "task_space must be that of the tasks of sample_tasks: .*tilt"),
+        (RefusesItsOwnRange, "reset_task must take a task within task_space, as {'slope': .*too steep"),
     ],
 )
 def test_misbehavior_is_told_in_plain_words(env_class: Any, message: str) -> None:
