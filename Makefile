@@ -15,10 +15,12 @@ READY := $(VENV)/.ready
 METAWORLD_VENV ?= .venv-metaworld
 METAWORLD_RUN := $(METAWORLD_VENV)/bin/python
 METAWORLD_READY := $(METAWORLD_VENV)/.ready
+# The other tests do without Ray.
+RAY_VENV ?= .venv-ray
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast test-metaworld lint types docs format lock clean
+.PHONY: help install train test test-fast test-metaworld test-ray lint types docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -62,6 +64,11 @@ test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environ
 	$(METAWORLD_RUN) -c 'import metaworld'
 	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal -m metaworld $(ARGS)
 
+test-ray: ## run the tests that start a Ray cluster, in an environment of its own
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=docs,dev,ray $(RAY_VENV)/.ready
+	$(RAY_VENV)/bin/python -c 'import ray'
+	$(RAY_VENV)/bin/python -m pytest -m ray $(ARGS)
+
 lint: $(READY) ## check the style
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -78,9 +85,9 @@ format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff format .
 
 lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
-	$(LOCK) $(addprefix --extra ,fast report docs examples bench dev) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,fast report docs examples bench ray dev) --output-file constraints.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
 	$(LOCK) $(addprefix --extra ,metaworld report dev) --output-file constraints-metaworld.txt pyproject.toml
 
 clean: ## remove .venv and the caches; runs stay
-	rm -rf $(VENV) $(METAWORLD_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info
+	rm -rf $(VENV) $(METAWORLD_VENV) $(RAY_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from maml_rl.envs.arguments import check_count
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
@@ -28,7 +29,7 @@ from maml_rl.seeding import PhaseStreams
 
 # Where the policy acts: in the parent for all workers, or in each worker for itself; or whichever is faster.
 Inference = Literal["auto", "central", "worker"]
-BACKENDS = ("auto", "in-process", "processes")
+BACKENDS = ("auto", "in-process", "processes", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +328,8 @@ def make_backend(
     inference: Inference,
     recv_timeout: float | None,
     num_groups: int,
+    ray_address: str | None = None,
+    strict: bool = False,
     **processes: Any,
 ) -> RolloutBackend:
     """Make the backend of a sampler, without starting a worker.
@@ -342,14 +345,24 @@ def make_backend(
         inference: in which process it acts.
         recv_timeout: seconds to wait for workers.
         num_groups: groups of workers that take turns.
+        ray_address: of the Ray cluster.
+        strict: refuse a Ray cluster that is too small.
         processes: further arguments of `ProcessBackend`.
 
     Raises:
+        ConfigError: If there is no Ray, or its cluster cannot be reached.
         ValueError: If an argument is out of range, or two of them exclude each other.
         TypeError: If the environment or the policy cannot go where it is needed.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "ray":
+        check_count("num_workers", 1 if num_workers is None else num_workers)
+        _check_ray_mode(inference, recv_timeout, num_groups, torch.device(device), processes.pop("start_method", None))
+        _check_stateless(policy)
+        return _ray_backend()(
+            recipe, policy, slots_per_task, num_workers=num_workers, address=ray_address, strict=strict, **processes
+        )
     if num_workers is None:
         num_workers = 0 if backend == "in-process" else usable_cores()
     elif check_count("num_workers", num_workers, 0) == 0 and backend == "processes":
@@ -357,13 +370,8 @@ def make_backend(
     elif num_workers and backend == "in-process":
         raise ValueError(f"backend='in-process' has no workers, but num_workers is {num_workers}; use 'processes'")
     _check_mode(num_workers, inference, recv_timeout, num_groups, torch.device(device))
-    if not policy.stateless and (num_workers or slots_per_task < episodes_per_task):
-        raise ValueError(
-            f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "
-            "when a phase begins, is cut into waves or repeated, nor for which slots it acts; use num_workers=0 "
-            "without slots_per_task, have it remember through initial_memory and act_with_memory, or declare "
-            "`stateless = True` in its class if an action depends on observation, noise and parameters alone"
-        )
+    if num_workers or slots_per_task < episodes_per_task:
+        _check_stateless(policy)
     if num_workers == 0:
         return InProcessBackend(recipe, slots_per_task, device)
     return ProcessBackend(
@@ -377,6 +385,57 @@ def make_backend(
         num_groups=num_groups,
         **processes,
     )
+
+
+def _ray_backend() -> Callable[..., RolloutBackend]:
+    """Return the class of the Ray backend, which only those who use it need to have.
+
+    Raises:
+        ConfigError: If Ray is not installed.
+    """
+    try:
+        from maml_rl.samplers.ray_backend import RayBackend
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError(
+            "backend 'ray' needs the package ray; install the extra: pip install 'maml-rl[ray]'"
+        ) from None
+    return RayBackend
+
+
+def _check_ray_mode(
+    inference: str, recv_timeout: float | None, num_groups: int, device: torch.device, start_method: str | None
+) -> None:
+    """Refuse ways of sampling that need the workers to be on this machine."""
+    for name, given in (
+        ("inference='central'", inference == "central"),
+        ("recv_timeout", recv_timeout is not None),
+        ("num_groups", num_groups != 1),
+    ):
+        if given:
+            raise ValueError(
+                f"{name} and backend='ray' exclude each other: they share memory at every step, and actors on other "
+                "machines cannot; leave it out, or use backend='processes'"
+            )
+    if start_method is not None:
+        raise ValueError("start_method is how child processes start; with backend='ray' leave it out")
+    if device.type != "cpu":
+        raise ValueError(
+            f"backend='ray' acts on the CPU, in every actor, got device={str(device)!r}; use device='cpu', or another "
+            "backend"
+        )
+
+
+def _check_stateless(policy: Policy) -> None:
+    """Refuse a policy of which copies must not act."""
+    if not policy.stateless:
+        raise ValueError(
+            f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "
+            "when a phase begins, is cut into waves or repeated, nor for which slots it acts; use num_workers=0 "
+            "without slots_per_task, have it remember through initial_memory and act_with_memory, or declare "
+            "`stateless = True` in its class if an action depends on observation, noise and parameters alone"
+        )
 
 
 def _check_mode(

@@ -49,15 +49,20 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         baseline: estimates values for the advantages; only `sample` needs it.
         env: a callable in place of `env_name`; never an environment object, which could not be sent to a worker.
         seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
-        num_workers: worker processes; 0 steps in this process; None takes the number of usable cores.
-        backend: where the environments are: "in-process", "processes", or "auto", which is the former if
-            `num_workers` is 0 and else the latter. The episodes are the same.
+        num_workers: worker processes; 0 steps in this process; None takes the number of usable cores, or of all CPUs of
+            a Ray cluster.
+        backend: where the environments are: "in-process"; "processes"; "ray", in actors on a Ray cluster, which need
+            the extra `ray`; or "auto", which is the first if `num_workers` is 0 and else the second. The episodes are
+            the same.
+        ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
+        strict: refuse a Ray cluster that has fewer CPUs than `num_workers`, in place of going on with fewer workers.
         slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
             fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
-        max_restarts: how often one worker may be replaced within one phase.
+        max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
+            lose its worker.
         recv_timeout: seconds to wait for workers that have not finished a step; the policy then acts for those that
             have, at least one. None waits for all, and only then are results promised to repeat.
         num_groups: groups of workers that take turns: while one steps, the policy acts for another.
@@ -82,6 +87,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         ValueError: If a number is out of range, or two arguments exclude each other.
         TypeError: If an environment object is given where an id or a callable is expected, or environment or
             policy cannot be sent to the workers.
+        ConfigError: If there is no Ray, or its cluster cannot be reached or is too small.
     """
 
     def __init__(
@@ -96,6 +102,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         num_workers: int | None = None,
         *,
         backend: str = "auto",
+        ray_address: str | None = None,
+        strict: bool = False,
         slots_per_task: int | None = None,
         max_episode_steps: int | None = None,
         start_method: str | None = None,
@@ -137,6 +145,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             inference=inference,
             recv_timeout=recv_timeout,
             num_groups=num_groups,
+            ray_address=ray_address,
+            strict=strict,
             start_method=start_method,
             step_timeout=step_timeout,
             max_restarts=max_restarts,

@@ -58,7 +58,9 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
         max_restarts: how often one worker may be replaced within one generation.
-        backend: where the environments are; see `MultiTaskSampler`.
+        backend: where the environments are; see `MultiTaskSampler`, as for the next two.
+        ray_address: of the Ray cluster.
+        strict: refuse a Ray cluster that is too small.
         timer: gets the seconds of every stage.
 
     Attributes:
@@ -88,6 +90,8 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         step_timeout: float = 60.0,
         max_restarts: int = 3,
         backend: str = "auto",
+        ray_address: str | None = None,
+        strict: bool = False,
         timer: StageTimer = NULL_TIMER,
     ) -> None:
         check_count("episodes", episodes)
@@ -101,12 +105,14 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
             seed=check_seed(seed),
             num_workers=num_workers,
             backend=backend,
+            ray_address=ray_address,
+            strict=strict,
             max_episode_steps=max_episode_steps,
             inference=inference,
             start_method=start_method,
             step_timeout=step_timeout,
             max_restarts=max_restarts,
-            device=own.device,
+            device="cpu" if backend == "ray" else own.device,
             timer=timer,
         )
         self._seed, self._policy, self._task, self._common_noise = seed, policy, task, common_noise

@@ -104,7 +104,7 @@ def test_preparing_starts_the_workers_that_the_phase_uses() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "threads"}, "backend must be one of auto, in-process, processes, got 'threads'"),
+        ({"backend": "threads"}, "backend must be one of auto, in-process, processes, ray, got 'threads'"),
         ({"backend": "processes", "num_workers": 0}, "needs workers, but num_workers is 0"),
         ({"backend": "in-process", "num_workers": 2}, "has no workers, but num_workers is 2"),
     ],

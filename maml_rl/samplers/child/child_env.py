@@ -3,7 +3,7 @@
 import pickle
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -79,7 +79,7 @@ class ChildEnv:
                 message = encode(self._carry_out(command))
             # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
             except BaseException as error:
-                message = encode(self._failure(command, error))
+                message = encode(failed(command.generation, error, self._failed_slot(), self._slots.start, self._tasks))
             try:
                 self._channel.send(message)
             except OSError:
@@ -132,18 +132,6 @@ class ChildEnv:
         self._env.physics_seconds = self._progress.physics_seconds[own]
         return EnvDescription.of(self._env)
 
-    def _failure(self, command: Command, error: BaseException) -> Failed:
-        slot = self._failed_slot()
-        return Failed(
-            command.generation,
-            error=type(error).__name__,
-            message=shorten(_text(lambda: str(error)), _MAX_MESSAGE_CHARACTERS),
-            traceback=shorten(_text(lambda: "".join(traceback.format_exception(error))), _MAX_TRACEBACK_CHARACTERS),
-            summary=shorten(_text(lambda: explain(error)), _MAX_MESSAGE_CHARACTERS),
-            slot=None if slot is None else self._slots.start + slot,
-            task=None if slot is None or not self._tasks else _text(lambda: describe_task(self._tasks[slot])),
-        )
-
     def _failed_slot(self) -> int | None:
         """Return which of the worker's slots has raised, if that is known."""
         if not hasattr(self, "_progress"):
@@ -152,6 +140,27 @@ class ChildEnv:
         if slot >= 0:
             return slot
         return 0 if self._slots.stop - self._slots.start == 1 else None
+
+
+def failed(generation: int, error: BaseException, slot: int | None, first_slot: int, tasks: Sequence[Task]) -> Failed:
+    """Return what the parent is told of an exception.
+
+    Args:
+        generation: of the work that raised it.
+        error: the exception.
+        slot: which of the worker's slots raised it; None if that is unknown.
+        first_slot: number of the worker's first slot.
+        tasks: of the worker's slots; empty as long as there are none.
+    """
+    return Failed(
+        generation,
+        error=type(error).__name__,
+        message=shorten(_text(lambda: str(error)), _MAX_MESSAGE_CHARACTERS),
+        traceback=shorten(_text(lambda: "".join(traceback.format_exception(error))), _MAX_TRACEBACK_CHARACTERS),
+        summary=shorten(_text(lambda: explain(error)), _MAX_MESSAGE_CHARACTERS),
+        slot=None if slot is None else first_slot + slot,
+        task=None if slot is None or slot >= len(tasks) else _text(lambda: describe_task(tasks[slot])),
+    )
 
 
 def _text(describe: Callable[[], str]) -> str:

@@ -63,7 +63,7 @@ class PhaseRunner:
         }
         self._reset_memory = plan.reset_memory
         self._first_task, self._episodes = tasks.start, self._shared.episodes.of_tasks(tasks)
-        self._env, self._generation = _ReportingEnv(env, progress, index), progress.generation
+        self._env, self._generation = ReportingEnv(env, progress, index), progress.generation
 
     def run(self, command: RunPhase) -> None:
         """Sample the phase into the shared episodes, or stop if the parent has abandoned it.
@@ -103,17 +103,20 @@ class PhaseRunner:
             self._shared.stage_seconds[self._index] = [seconds.get(stage, 0.0) for stage in CHILD_STAGES]
 
 
-class _ReportingEnv:
+class ReportingEnv:
     """An environment that reports progress before each reset and step, and stops when the phase is abandoned.
 
     Args:
         env: the environment itself.
         progress: where to report it.
         index: which worker.
+
+    Attributes:
+        env: the environment itself.
     """
 
     def __init__(self, env: MetaVectorEnv, progress: SharedProgress, index: int) -> None:
-        self._env, self._index = env, index
+        self.env, self._index = env, index
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
         self.physics_seconds = env.physics_seconds
@@ -123,17 +126,20 @@ class _ReportingEnv:
         self._generation = generation
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
+        """See `MetaVectorEnv`."""
         self._report(-1)
-        self._env.reset_buffers(seeds)
+        self.env.reset_buffers(seeds)
         self._progress[self._index] = 0
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """See `MetaVectorEnv`."""
         self._report(self._steps)
-        self._env.step_send(index, actions)
+        self.env.step_send(index, actions)
         self._steps += 1
 
     def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
-        return self._env.step_recv(timeout, indices)
+        """See `MetaVectorEnv`."""
+        return self.env.step_recv(timeout, indices)
 
     def _report(self, steps: int) -> None:
         if self._generations[0] != self._generation:

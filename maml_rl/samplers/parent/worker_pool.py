@@ -305,7 +305,7 @@ class WorkerPool:
                 self._receive(seconds)
             failed = self._failed
             self.stop(_GRACE_SECONDS)
-            raise _failure(failed, self._env_name)
+            raise error_of(failed, self._env_name)
         lost, self._lost = self._lost, []
         if lost:
             raise ChildLost("; ".join(lost) + "; reset the slots to continue with new workers")
@@ -372,8 +372,8 @@ class WorkerPool:
         return worker.process.reap()
 
 
-def _failure(failed: Sequence[tuple[Worker, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
-    """Return the error for workers that raised."""
+def error_of(failed: Sequence[tuple[object, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
+    """Return the error for workers that raised, each with what `str` makes of it."""
     if all(reply.error == TaskError.__name__ for _, reply in failed):
         return TaskError("; ".join(f"{reply.message} (counted within {worker})" for worker, reply in failed))
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):

@@ -76,6 +76,11 @@ class EpisodeArrays:
         return cls.of({name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
 
     @classmethod
+    def zeros(cls, layout: Layout) -> EpisodeArrays:
+        """Return arrays of zeros, for which the system need not find memory before something else is written."""
+        return cls.of({name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
+
+    @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeArrays:
         """Return the arrays that a layout names."""
         infos = {name.removeprefix(_INFO): array for name, array in arrays.items() if name.startswith(_INFO)}
@@ -88,6 +93,20 @@ class EpisodeArrays:
     def of_tasks(self, tasks: slice) -> EpisodeArrays:
         """Return the views of a range of tasks."""
         return self._each(lambda array, stepwise: array[tasks])
+
+    def fill(self, tasks: slice, part: EpisodeArrays) -> None:
+        """Copy in the episodes of a range of tasks, which may have fewer steps."""
+        steps = slice(part.rewards.shape[1])
+
+        def copy_in(target: NDArray[Any], source: NDArray[Any], stepwise: bool) -> None:
+            target[(tasks, steps) if stepwise else tasks] = source
+
+        for name, source in part.by_name().items():
+            if name == "infos":
+                for info, values in source.items():
+                    copy_in(self.infos[info], values, values.ndim == 3)
+            else:
+                copy_in(getattr(self, name), source, name in _STEPWISE)
 
     def copy(self) -> EpisodeArrays:
         """Return a copy without the steps past the longest episode."""
