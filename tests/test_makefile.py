@@ -103,6 +103,6 @@ def test_without_a_driver_torch_for_cpus_is_taken_or_the_other_announced(make: M
 
 def test_help_lists_every_target() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
-    tests = ("test", "test-fast", "test-metaworld")
+    tests = ("test", "test-fast", "test-metaworld", "test-ray")
     for target in ("install", "train", *tests, "lint", "types", "docs", "format", "lock", "clean"):
         assert f"  make {target} " in shown
