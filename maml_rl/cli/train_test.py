@@ -123,7 +123,7 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser.add_argument(
         "--training-tasks",
         action="store_true",
-        help="draw new tasks as training does, where evaluations draw from others",
+        help="draw new tasks as training does, where evaluations draw from others, for training-tasks.npz in the run",
     )
     parser.add_argument(
         "--save-tasks", type=file_path, metavar="FILE", help="write the tasks that are drawn to this file"
@@ -347,7 +347,9 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
     """
     named = {"--output": options.output, "--save-tasks": options.save_tasks}
     if options.output is None:
-        options.output = _default_output(config_path, overwrite=options.overwrite)
+        # Reports take evaluation.npz of a run for its tests.
+        file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"
+        options.output = _default_output(config_path, file, overwrite=options.overwrite)
         check_creatable(options.output.parent, "--output")
     used = {"--config": config_path, "--tasks": options.tasks}
     for option, path in named.items():
@@ -417,10 +419,10 @@ def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
     return (resume and newest_path(folder)) or folder
 
 
-def _default_output(config_path: Path, *, overwrite: bool) -> Path:
-    """Return the file of results that name none: in the run's folder, or named after the config."""
+def _default_output(config_path: Path, file: str, *, overwrite: bool) -> Path:
+    """Return the file of results that name none: `file` in the run's folder, or named after the config."""
     if config_path.name == "config.json":
-        path = config_path.parent / "evaluation.npz"
+        path = config_path.parent / file
     else:
         path = Path("runs") / f"{name_of(config_path)}.npz"
     return path if overwrite else next_path(path)

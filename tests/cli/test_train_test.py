@@ -629,3 +629,19 @@ def test_settings_of_the_algorithm_are_options_and_in_the_help(
     shown = capsys.readouterr().out
     assert "settings of the algorithm maml-trpo" in shown
     assert "--ls-backtrack-ratio" in shown
+
+
+def test_policy_is_tested_on_either_side_of_a_split(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = "{distribution: split, train: {goal_0: [-0.5, 0]}, test: {goal_0: [0, 0.5]}}"
+    run = tmp_path / "run"
+    common = ["--num-workers", "0", "--config"]
+    options = ["--output-folder", str(run), "--num-batches", "1", "--tasks", split]
+    assert run_train([*common, str(config), *options]) == 0
+    for more in ([], ["--training-tasks"]):
+        assert run_test([*common, str(run / "config.json"), "--meta-batch-size", "5", *more]) == 0
+    assert "5 new tasks as in training" in capsys.readouterr().out
+    for name, sign in (("evaluation", 1.0), ("training-tasks", -1.0)):
+        with np.load(run / f"{name}.npz", allow_pickle=False) as arrays:
+            assert all(sign * task["goal"][0] >= 0.0 for task in json.loads(str(arrays["tasks"])))
