@@ -99,7 +99,7 @@ def named(*entries: Any) -> dict[str, Any]:
     return {entry.name: entry for entry in entries}
 
 
-NAVIGATION = Family("2d-navigation", "2D navigation", "2d-navigation.yaml", 100, 5)
+NAVIGATION = Family("2d-navigation", "2D navigation", "2d-navigation.yaml", 60, 10)
 HALFCHEETAH_DIR = Family("halfcheetah-dir", "HalfCheetahDir, horizon 100", "halfcheetah-dir.yaml", 100, 10, 150.0)
 
 TRPO = Contender("maml-trpo")
