@@ -10,14 +10,14 @@ import argparse
 import copy
 import time
 
-from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, TRPO, Contender
+from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, QUARTER_CURVATURE, TRPO, Contender
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 from maml_rl.experiment.build import make_experiment
 
 SECONDS = "Seconds of one meta-update"
 RATIOS = "Times the update of MAML-TRPO"
-CONTENDERS = (TRPO, *(Contender(name, name) for name in ALGORITHMS))
+CONTENDERS = (TRPO, QUARTER_CURVATURE, *(Contender(name, name) for name in ALGORITHMS))
 SMALL = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
 
 
@@ -56,9 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     participants = [Participant(contender.name, Update(contender, options).turn) for contender in wanted]
     rows = take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
     for contender in wanted:
-        of_contender = contender.config(HALFCHEETAH_DIR, options.seed)
-        steps = of_contender.algorithm_settings.get("num-updates", 1)
-        note = f"{steps} steps on a batch" if steps > 1 else ""
+        note = _note(contender, options)
         report.add(SECONDS, Row(contender.name, rows[contender.name], "s", note))
         if contender is not TRPO:
             share = ratios(rows[contender.name], rows[TRPO.name])
@@ -66,9 +64,21 @@ def main(arguments: list[str] | None = None) -> None:
     finish(report, options)
 
 
+def _note(contender: Contender, options: argparse.Namespace) -> str:
+    settings = contender.config(HALFCHEETAH_DIR, options.seed).algorithm_settings
+    for setting, words in (
+        ("num-updates", "{} steps of Adam"),
+        ("curvature-fraction", "curvature from {} of the episodes"),
+    ):
+        if setting in settings:
+            return words.format(settings[setting])
+    return ""
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), help="beside MAML-TRPO")
+    names = [contender.name for contender in CONTENDERS[1:]]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="beside MAML-TRPO")
     parser.add_argument("--num-workers", type=int, help="worker processes that sample the episodes")
     options = parser.parse_args(arguments)
     if options.quick:

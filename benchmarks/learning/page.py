@@ -80,19 +80,20 @@ def _final_table(found: dict[str, list[Row]]) -> str:
     lines = [
         "| | seeds | meta-updates | environment steps | "
         + " | ".join(f"k={step}" for step in range(steps))
-        + " | minutes | above `pretrain` |",
-        "|---|---:|---:|---:|" + "---:|" * (steps + 2),
+        + " | minutes | seconds of an update | above `pretrain` |",
+        "|---|---:|---:|---:|" + "---:|" * (steps + 3),
     ]
     for name, rows in finals.items():
         intervals = pooled_intervals([row.evaluation() for row in rows])
         cells = [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
         minutes = np.mean([row.minutes for row in rows])
+        update = np.mean([row.update_seconds / max(1, row.iteration) for row in rows])
         trained = rows[0].iteration > 0
         above = probability_above(rows, finals["pretrain"]) if trained and "pretrain" in finals else None
         lines.append(
             f"| {name} | {len(rows)} | {rows[0].iteration} | {np.mean([row.env_steps for row in rows]) / 1e6:.1f} M | "
             + " | ".join(cells)
-            + f" | {f'{minutes:.1f}' if trained else ''} | "
+            + (f" | {minutes:.1f} | {update:.2f} | " if trained else " | | | ")
             + ("" if above is None or name in ("pretrain", "oracle") else f"{100 * above:.0f} %")
             + " |"
         )

@@ -17,11 +17,12 @@ class Family:
     Attributes:
         name: of its folder in `docs/results`.
         title: for readers.
-        config: file in the folders of `configs`.
+        config: file, as seen from a folder of `configs`.
         iterations: meta-updates of a whole training.
         evaluate_every: meta-updates between evaluations.
         threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every contender.
+        test_changes: of the config, in evaluations.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Family:
     evaluate_every: int
     threshold: float | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    test_changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ NAVIGATION = Family("2d-navigation", "2D navigation", "2d-navigation.yaml", 60, 
 HALFCHEETAH_DIR = Family("halfcheetah-dir", "HalfCheetahDir, horizon 100", "halfcheetah-dir.yaml", 100, 10, 150.0)
 
 TRPO = Contender("maml-trpo")
+# MAML-TRPO that computes its curvature from a quarter of the episodes.
+QUARTER_CURVATURE = Contender("quarter-curvature", changes={"algorithm-settings": {"curvature-fraction": 0.25}})
 PRETRAIN = Contender("pretrain", changes={"method": "pretrain"})
 ORACLE = Contender("oracle", changes={"method": "oracle"})
 RANDOM = Contender("random", trained=False)

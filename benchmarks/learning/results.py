@@ -26,7 +26,7 @@ class Row:
         seed: of training.
         iteration: meta-updates before it.
         env_steps: environment steps before it.
-        sample_seconds: that they took.
+        sample_seconds: that they took; with prefetch, that meta-updates waited for them.
         update_seconds: that the meta-updates took.
         version: of the package.
         task_returns: (N, K + 1) mean return on each held-out task after 0 ... K steps; of one training the file has

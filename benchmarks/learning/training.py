@@ -87,7 +87,7 @@ class Job:
             )
             if len(read_metrics(self.run / METRICS)) < point:
                 return False
-        experiment = make_experiment(config)
+        experiment = make_experiment(config.override(self.family.test_changes))
         if point > 0:
             experiment.restore(self.run / CHECKPOINTS / f"iteration-{point:06d}", self.run)
         evaluation = evaluate(
@@ -96,15 +96,20 @@ class Job:
             tasks=held_out_tasks(self.results / "tasks.json", experiment),
             num_workers=self.num_workers,
         )
+        returns = evaluation.task_returns()
+        if experiment.metalearner.columns == "episode":
+            # A memory adapts from episode to episode: the first is without adaptation, the last after all others.
+            returns = returns[:, [0, -1]]
         metrics = read_metrics(self.run / METRICS)[:point] if point > 0 else []
         row = Row(
             seed=self.seed,
             iteration=point,
             env_steps=metrics[-1]["env_steps"] if metrics else 0,
-            sample_seconds=sum(each["time/sample_s"] for each in metrics),
+            # With prefetch, batches are sampled beside the updates, which wait for them now and then.
+            sample_seconds=sum(each.get("time/wait_s", each["time/sample_s"]) for each in metrics),
             update_seconds=sum(each["time/update_s"] for each in metrics),
             version=__version__,
-            task_returns=np.round(evaluation.task_returns(), 3),
+            task_returns=np.round(returns, 3),
         )
         write_rows(self.csv, [*(each for each in read_rows(self.csv) if each.key != row.key), row])
         return True

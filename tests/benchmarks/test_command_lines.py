@@ -121,7 +121,7 @@ def test_waiting_runs_the_part_that_is_asked_for(files):
 def test_updates_compares_every_algorithm_with_maml_trpo(files):
     _, rows = run(updates.main, files)
 
-    for name in updates.ALGORITHMS:
+    for name in (*updates.ALGORITHMS, "quarter-curvature"):
         share = rows[name]["median"] / rows["maml-trpo"]["median"]
         assert rows[f"{name} / maml-trpo"]["median"] == pytest.approx(share)
 

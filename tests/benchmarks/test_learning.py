@@ -48,6 +48,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     return plan, folder
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = done
     rows = read_rows(folder / "results" / "navigation" / "promp.csv")
@@ -65,6 +66,7 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
     assert rows[-1].env_steps == 3 * 2 * 2 * 2 * 4
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(done: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     plan, folder = done
     before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
@@ -73,6 +75,7 @@ def test_what_is_done_is_not_done_again(done: tuple[Plan, Path], monkeypatch: py
     assert before == {path: path.read_bytes() for path in before}
 
 
+@pytest.mark.slow
 def test_trainings_stop_when_the_time_is_up_and_are_resumed(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = tiny_plan(tmp_path), done[1]
     choice = ("--contenders", "promp", "--seeds", "1")
@@ -86,6 +89,7 @@ def test_trainings_stop_when_the_time_is_up_and_are_resumed(done: tuple[Plan, Pa
         np.testing.assert_array_equal(found.returns(), wanted.returns())
 
 
+@pytest.mark.slow
 def test_page_is_made_between_its_marks_from_the_csv_files_alone(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = done
     text = plan.page.read_text()
@@ -102,6 +106,7 @@ def test_page_is_made_between_its_marks_from_the_csv_files_alone(done: tuple[Pla
     assert chart.read_bytes() == drawn
 
 
+@pytest.mark.slow
 def test_page_without_a_place_for_results_is_refused(done: tuple[Plan, Path]) -> None:
     plan, _ = done
     text = plan.page.read_text()

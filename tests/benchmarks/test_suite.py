@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import suite
+from benchmarks import suite, time_to_result
 from benchmarks.learning.command import run
+from benchmarks.learning.page import tables
 from benchmarks.learning.plan import PRETRAIN, TRPO, Contender, Family, Plan, named
 from benchmarks.learning.results import Row, write_rows
 from maml_rl.metalearners.metalearner import algorithm_of
@@ -76,7 +77,14 @@ def test_committed_page_shows_the_committed_results() -> None:
         assert suite.tables(suite.SUITE, family) in text
 
 
-def test_every_contender_has_a_config_for_every_family() -> None:
-    for family in suite.SUITE.families.values():
-        for contender in suite.SUITE.contenders.values():
+@pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN], ids=lambda plan: plan.page.stem)
+def test_every_contender_has_a_config_for_every_family(plan: Plan) -> None:
+    for family in plan.families.values():
+        for contender in plan.contenders.values():
             algorithm_of(contender.config(family, 3))
+
+
+def test_committed_page_shows_how_long_results_take() -> None:
+    text = time_to_result.PLAN.page.read_text(encoding="utf-8")
+    for family in time_to_result.PLAN.families.values():
+        assert tables(time_to_result.PLAN, family) in text
