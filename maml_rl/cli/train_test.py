@@ -292,6 +292,9 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=options.num_workers)
+    by_trials = experiment.metalearner.columns == "episode"
+    if by_trials and options.num_steps is not None:
+        raise ConfigError(f"{config.algorithm} adapts by its memory, in no gradient steps; leave out --num-steps")
     tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
@@ -317,6 +320,8 @@ def _test(options: argparse.Namespace) -> None:
     if options.training_tasks:
         kind += " as in training"
     episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
+    if by_trials:
+        episodes = f"a trial of {config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
     if repetitions > 1:
         episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")

@@ -26,7 +26,7 @@ from maml_rl.experiment.statistics import (
     without_each,
     without_each_row,
 )
-from maml_rl.metalearners.metalearner import Batch
+from maml_rl.metalearners.metalearner import Batch, Columns
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.samplers import MultiTaskSampler
 
@@ -56,6 +56,7 @@ class Evaluation:
         infos: (N, K + 1, R * B) by name, one number of each recorded info for every episode: the mean over its steps,
             or that at its end.
         repetitions: R, how often each task was adapted to, from the first step on.
+        columns: what the second axis counts: inner steps, or for a policy with a memory the episodes of the trial.
     """
 
     env_name: str
@@ -66,6 +67,7 @@ class Evaluation:
     fixed_tasks: bool = False
     infos: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     repetitions: int = 1
+    columns: Columns = "step"
 
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
@@ -84,9 +86,10 @@ class Evaluation:
         return pooled_intervals([self], statistic)
 
     def table(self) -> str:
-        """Return the returns after each number of steps as a table of text."""
+        """Return the returns after each number of steps, or in each episode of the trial, as a table of text."""
         interval = f"{'95 % interval':>20}"
-        lines = [f"{'gradient steps':>14}  {'mean return':>11}  {interval}  {'interquartile mean':>18}  {interval}"]
+        counted = "gradient steps" if self.columns == "step" else "episode"
+        lines = [f"{counted:>14}  {'mean return':>11}  {interval}  {'interquartile mean':>18}  {interval}"]
         lines[0] += "".join(f"  {'mean ' + name:>11}" for name in self.infos)
         for step, rows in enumerate(zip(self.intervals(), self.intervals(interquartile_mean), strict=True)):
             cells = []
@@ -95,7 +98,7 @@ class Evaluation:
                 cells.append(f"{value:>{width}.2f}  {interval:>20}")
             for name, info in self.infos.items():
                 cells.append(f"{info[:, step].mean(dtype=np.float64):>{max(11, len('mean ' + name))}.3f}")
-            lines.append("  ".join([f"{step:>14}", *cells]))
+            lines.append("  ".join([f"{step if self.columns == 'step' else step + 1:>14}", *cells]))
         return "\n".join(lines)
 
     def scope(self) -> str:
@@ -107,7 +110,8 @@ class Evaluation:
 
         It holds `returns` (N, K + 1, R * B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
         interquartile mean, with NaN for bounds that are unknown; `info/<name>` (N, K + 1, R * B) of each recorded info;
-        `step_sizes` (K,), `seed`, `repetitions`, `fixed_tasks`, and as text `env_name` and `tasks` (a JSON list).
+        `step_sizes` (K,), `seed`, `repetitions`, `fixed_tasks`, and as text `columns`, `env_name` and `tasks` (a JSON
+        list).
         """
         names = "mean", "low", "high", "iqm", "iqm_low", "iqm_high"
         columns = np.concatenate([self.intervals(), self.intervals(interquartile_mean)], axis=1).T
@@ -122,6 +126,7 @@ class Evaluation:
             repetitions=np.array(self.repetitions),
             step_sizes=np.array(self.step_sizes),
             seed=np.array(self.seed),
+            columns=np.array(self.columns),
             env_name=np.array(self.env_name),
             tasks=np.array(json.dumps(self.tasks, default=_as_list)),
         )
@@ -174,6 +179,7 @@ def evaluate(
     config, metalearner = experiment.config, experiment.metalearner
     num_steps = config.test_steps if num_steps is None else num_steps
     rule = rule or experiment.test_rule
+    num_steps = 0 if metalearner.columns == "episode" else num_steps
     for name, number, least in (
         ("num-batches", num_batches, 1),
         ("meta-batch-size", meta_batch_size, 1),
@@ -226,6 +232,7 @@ def evaluate(
         fixed_tasks=not drawn,
         infos={name: _joined([[each[name] for each in repeated] for repeated in infos]) for name in infos[0][0]},
         repetitions=repetitions,
+        columns=metalearner.columns,
     )
 
 

@@ -24,6 +24,8 @@ from maml_rl.policies import Policy, as_policy, get_policy_for_env
 
 # What a metalearner keeps: tensors, and what JSON holds, under flat names.
 State: TypeAlias = dict[str, Any]
+# What the columns of returns count: inner steps, or the episodes of a trial.
+Columns = Literal["step", "episode"]
 
 
 class Sampler(Protocol):
@@ -113,7 +115,7 @@ class MetaLearner(ABC):
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
-    columns: ClassVar[Literal["step", "episode"]] = "step"
+    columns: ClassVar[Columns] = "step"
     record_log_probs: ClassVar[bool] = False
     optimizer: torch.optim.Optimizer | None = None
 

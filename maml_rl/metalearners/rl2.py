@@ -20,7 +20,7 @@ from maml_rl.metalearners.metalearner import Batch, MetaLearner, Sampler, State
 from maml_rl.policies import GRUPolicy, Policy
 
 # Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
-_CHUNK = 128
+_CHUNK = 64
 _VALUE_SCALE = "value_scale"
 
 

@@ -235,20 +235,25 @@ class Policy(nn.Module, ABC):
         Args:
             observation: (*observation shape).
             memory: what the call before returned; None where a trial begins.
-            rng: draws the noise; None for noise in the middle of its range, which gives a Gaussian's mean.
+            rng: draws the action from the distribution; None takes its mode, or for a policy without `unroll` what
+                noise in the middle of its range gives.
 
         Returns:
             (*action shape) action, and the memory for the next call.
         """
         memory = self.initial_memory(1) if memory is None else memory
         device = next((tensor.device for tensor in (*self.parameters(), *memory)), torch.device("cpu"))
+        rows = torch.as_tensor(np.asarray(observation), device=device)[None, None]
         with torch.inference_mode():
+            if rng is None and type(self).unroll is not Policy.unroll:
+                unrolled = self.unroll(rows, memory)
+                actions = mode(self.distribution_from(unrolled.distribution))
+                return actions[0, 0].cpu().numpy()[()], unrolled.memory
             if rng is None:
                 noise = torch.full((1, 1, self.noise_size), 0.0 if self.noise_kind == "normal" else 0.5)
             else:
                 draw = rng.standard_normal if self.noise_kind == "normal" else rng.random
                 noise = torch.from_numpy(draw((1, 1, self.noise_size), np.float32))
-            rows = torch.as_tensor(np.asarray(observation), device=device)[None, None]
             actions, after = self.act_with_memory(
                 rows, noise.to(device), tuple(tensor.unsqueeze(0) for tensor in memory)
             )

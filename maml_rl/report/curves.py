@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.metalearners.metalearner import Columns
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.runs import Curve, RunGroup
@@ -39,9 +40,18 @@ def group_css(group: RunGroup) -> str:
     return f"group{group.index % _GROUP_COLORS}"
 
 
-def after(steps: int) -> str:
-    """Return how a legend names the returns after some gradient steps."""
+def after(steps: int, columns: Columns = "step") -> str:
+    """Return how a legend names the returns after some gradient steps, or in an episode of a trial."""
+    if columns == "episode":
+        return f"in episode {steps + 1} of the trial"
     return "before adaptation" if steps == 0 else f"after {steps} step{'s' if steps > 1 else ''}"
+
+
+def after_last(count: int, columns: Columns = "step") -> str:
+    """Return how a legend names the last of `count` columns of returns."""
+    if count > 1:
+        return after(count - 1, columns)
+    return "without adaptation" if columns == "step" else "in the trial"
 
 
 def group_names(groups: Sequence[RunGroup]) -> list[str]:
@@ -95,21 +105,25 @@ def info_curves(group: RunGroup) -> Iterator[Markup | None]:
 def _curves_by_step(
     title: str, what: str, group: RunGroup, curves: Sequence[Curve], note: str = _ON_TRAINING_TASKS
 ) -> Markup | None:
-    last = len(curves) - 1
+    last, columns = len(curves) - 1, group.columns
     if not len(curves[0].iterations):
         return None
     plot = Plot(
         Span.of(curves[0].iterations, margin=0.0),
         _span(curves),
         f"{what.capitalize()} over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} "
-        f"{after(0)} in the first to {readable(curves[last].mean[-1])} {after(last)} in the last.",
+        f"{after(0, columns)} in the first to {readable(curves[last].mean[-1])} {after(last, columns)} in the last.",
         x_label="iteration",
         y_label=f"mean {what}",
     )
     for step, curve in enumerate(curves):
         _draw(plot, curve, step_css(step, last))
-    entries = [(step_css(step, last), after(step)) for step in range(last + 1)]
-    if last == 0:
+    entries = [(step_css(step, last), after(step, columns)) for step in range(last + 1)]
+    if len(entries) > _STEP_COLORS and columns == "episode":
+        # Those between the first ones and the last have one color.
+        middle = f"in episodes {_STEP_COLORS - 1} to {last} of the trial"
+        entries = [*entries[: _STEP_COLORS - 2], (step_css(last - 1, last), middle), entries[-1]]
+    if last == 0 and columns == "step":
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
     return figure(title, _seeds_note([group], note), legend(entries), plot.svg())
 
@@ -142,7 +156,7 @@ def _compared(title: str, groups: Sequence[RunGroup], by_step: Sequence[Sequence
     for group, cost, curve in zip(groups, costs, curves, strict=True):
         _draw(plot, curve, group_css(group), cost)
     entries = [
-        (group_css(group), f"{name}, {after(len(each) - 1) if len(each) > 1 else 'without adaptation'}")
+        (group_css(group), f"{name}, {after_last(len(each), group.columns)}")
         for group, name, each in zip(groups, group_names(groups), by_step, strict=True)
     ]
     return figure(title, _seeds_note(groups, note), legend(entries), plot.svg())
@@ -255,7 +269,9 @@ def policy_spread(groups: Sequence[RunGroup]) -> list[Markup | None]:
             "policy/entropy",
             "Entropy of the policy",
             "entropy in nats",
-            "Of the meta-policy's actions before adaptation, mean over observations.",
+            "Of the policy's actions, mean over the steps of the trials."
+            if all(group.columns == "episode" for group in groups)
+            else "Of the meta-policy's actions before adaptation, mean over observations.",
             zero=False,
         ),
     ]

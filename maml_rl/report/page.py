@@ -156,11 +156,13 @@ def _tiles(result: GroupResult) -> Markup:
             if step < len(intervals):
                 mean, interval = readable_interval(intervals[step], digits)
                 css = "before" if step == 0 else "after"
-                label = curves.after(step) if len(intervals) > 1 else "without adaptation"
+                columns = result.evaluations[0].columns
+                label = curves.after(step, columns) if len(intervals) > 1 else curves.after_last(1, columns)
                 tiles.append(_tile(label, mean, f"return on new tasks {interval}", css))
         for name in result.evaluations[0].infos:
             means = [readable(_info_mean(result.evaluations, name, step)) for step in (0, len(intervals) - 1)]
-            detail = f"on new tasks {curves.after(len(intervals) - 1)}; {means[0]} before" if len(intervals) > 1 else ""
+            last = curves.after(len(intervals) - 1, result.evaluations[0].columns)
+            detail = f"on new tasks {last}; {means[0]} before" if len(intervals) > 1 else ""
             tiles.append(_tile(f"mean {name}", means[1], detail))
     for label, value, detail in _amounts(group):
         tiles.append(_tile(label, value, detail))
@@ -209,7 +211,7 @@ def _comparison(results: Sequence[GroupResult]) -> Markup:
     """Return a table of what several groups reached, and at what cost."""
     returns = [pooled_intervals(result.evaluations)[:, 0] if result.evaluations else np.zeros(0) for result in results]
     columns: dict[str, list[float]] = {
-        f"return {curves.after(step)}": [values[step] if step < len(values) else np.nan for values in returns]
+        f"return {_column(step, results)}": [values[step] if step < len(values) else np.nan for values in returns]
         for step in range(max(map(len, returns)))
     }
     totals = [
@@ -236,6 +238,12 @@ def _comparison(results: Sequence[GroupResult]) -> Markup:
     head = element("tr", element("th", "experiment"), [element("th", label) for label in columns])
     table = element("table", element("thead", head), element("tbody", rows), class_="compared")
     return element("div", curves.scrolling("Comparison", table), class_="card")
+
+
+def _column(column: int, results: Sequence[GroupResult]) -> str:
+    """Return what a column of returns of several groups is called."""
+    kinds = {evaluation.columns for result in results for evaluation in result.evaluations}
+    return " or ".join(curves.after(column, kind) for kind in sorted(kinds, reverse=True))
 
 
 def _settings(groups: Sequence[RunGroup]) -> Markup:

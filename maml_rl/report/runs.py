@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.statistics import jackknife_intervals, mean, pooled, without_each
+from maml_rl.metalearners.metalearner import Columns
 from maml_rl.runs.metrics import Metrics, read_metrics
 from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS, SYSTEM
 
@@ -95,6 +96,11 @@ class RunGroup:
                 key for run in self.runs for metrics in run.metrics for key in metrics if key.startswith(prefix)
             )
         )
+
+    @property
+    def columns(self) -> Columns:
+        """What the returns of training are counted by: inner steps, or episodes of a trial."""
+        return "episode" if self.keys("return/episode_") else "step"
 
     def returns(self) -> list["Curve"]:
         """Return the mean returns over the iterations, from before adaptation to after it."""

@@ -71,13 +71,15 @@ def _only_entry(tasks: list[Task]) -> NDArray[np.float64] | None:
         return None
 
 
-def _before_and_after(evaluation: Evaluation) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+def _before_and_after(evaluation: Evaluation) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[str, str]]:
+    """Return the first and the last return of each task, and what they are called."""
     returns = evaluation.task_returns()
-    return returns[:, 0], returns[:, -1], returns.shape[1] - 1
+    names = after(0, evaluation.columns), after(returns.shape[1] - 1, evaluation.columns)
+    return returns[:, 0], returns[:, -1], names
 
 
 def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> Markup:
-    before, later, steps = _before_and_after(evaluation)
+    before, later, (first, last) = _before_and_after(evaluation)
     name = next(iter(evaluation.tasks[0]))
     values = np.unique(parameter)
     few = len(values) <= _FEW_VALUES
@@ -92,8 +94,7 @@ def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> M
     plot = Plot(
         span,
         Span.of(before, later),
-        f"Return against {name}: {readable(before.mean())} on average before adaptation, "
-        f"{readable(later.mean())} {after(steps)}.",
+        f"Return against {name}: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
         x_label=name,
         y_label="return of a task",
         x_names=names,
@@ -104,19 +105,19 @@ def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> M
     return figure(
         f"Return against {name}",
         f"Each dot is one of {len(before)} new tasks, its return averaged over {evaluation.returns.shape[2]} episodes.",
-        legend([("before", after(0)), ("after", after(steps))]),
+        legend([("before", first), ("after", last)]),
         plot.svg(),
     )
 
 
 def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
-    before, later, steps = _before_and_after(evaluation)
+    before, later, (first, last) = _before_and_after(evaluation)
     name = next(iter(evaluation.tasks[0]))
     low, high = min(before.min(), later.min()), max(before.max(), later.max())
     digits = decimals([low, high])
     span = Span.of(places, margin=0.08)
     maps = []
-    for title, returns in ((after(0), before), (after(steps), later)):
+    for title, returns in ((first, before), (last, later)):
         plot = Plot(
             span, span, f"Return by {name}, {title}: {readable(returns.mean())} on average.", equal=True, width=300
         )
@@ -140,12 +141,11 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
 
 
 def _one_by_one(evaluation: Evaluation) -> Markup:
-    before, later, steps = _before_and_after(evaluation)
+    before, later, (first, last) = _before_and_after(evaluation)
     plot = Plot(
         Span(-1.0, len(before)),
         Span.of(before, later),
-        f"Return of each task: {readable(before.mean())} on average before adaptation, "
-        f"{readable(later.mean())} {after(steps)}.",
+        f"Return of each task: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
         # Sorted by returns that are noisy, the worst would improve and the best get worse by chance alone.
         x_label="tasks, in the order in which they were drawn",
         y_label="return of a task",
@@ -159,7 +159,7 @@ def _one_by_one(evaluation: Evaluation) -> Markup:
     return figure(
         "Return of every task",
         f"{len(before)} new tasks, each averaged over {evaluation.returns.shape[2]} episodes.",
-        legend([("before", after(0)), ("after", after(steps))]),
+        legend([("before", first), ("after", last)]),
         plot.svg(),
     )
 
