@@ -72,6 +72,27 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_placement(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where environments are."""
+    parser.add_argument("--backend", help="in-process, processes, ray, or auto (the default): one of the first two")
+    parser.add_argument(
+        "--num-workers", type=not_negative, help="worker processes or Ray actors (default: one per core; 0: none)"
+    )
+    parser.add_argument("--ray-address", help="host:port of the Ray cluster (default: the one of this machine)")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="refuse a Ray cluster with fewer CPUs than workers, in place of going on with fewer",
+    )
+
+
+def placement(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options of `add_placement` say, as settings of a config; where a run was trained says nothing."""
+    given = options.backend or "auto", options.num_workers, options.ray_address, bool(options.strict)
+    return dict(zip(("backend", "num-workers", "ray-address", "strict"), given, strict=True))
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str] | None,

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl import __version__
-from maml_rl.cli.console import BAD_INPUT, Parser, add_log_level, file_path, not_negative, run_command, utf8
+from maml_rl.cli.console import (
+    BAD_INPUT,
+    Parser,
+    add_log_level,
+    add_placement,
+    file_path,
+    not_negative,
+    placement,
+    run_command,
+    utf8,
+)
 from maml_rl.cli.train_test import run_test, run_train
 from maml_rl.config.catalog import shipped_configs
 from maml_rl.config.config import load_config
@@ -84,7 +94,7 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     parser.add_argument(
         "--videos", type=not_negative, default=2, help="tasks to make videos of; 0 for none (default: 2)"
     )
-    parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
+    add_placement(parser)
     add_log_level(parser)
     return run_command(parser, arguments, _report)
 
@@ -99,7 +109,7 @@ def _report(options: Namespace) -> None:
         num_tasks=options.tasks if isinstance(options.tasks, int) else 0,
         task_file=None if isinstance(options.tasks, int) else options.tasks,
         num_videos=options.videos,
-        num_workers=options.num_workers,
+        placement=placement(options),
     )
     print(f"the report is {path}; open it in any browser")
 

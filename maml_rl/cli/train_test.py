@@ -15,9 +15,11 @@ from maml_rl.cli.console import (
     INTERRUPTED,
     Parser,
     add_log_level,
+    add_placement,
     ending_in_order,
     file_path,
     not_negative,
+    placement,
     positive,
     run_command,
 )
@@ -71,10 +73,12 @@ def _add_settings(parser: Parser, title: str, model: type[SettingsModel], prefix
     group = parser.add_argument_group(title)
     for setting in describe_settings(model):
         default = "required in the config" if setting.default is None else f"default {setting.default}"
+        is_flag = setting.allowed == "true or false"
         group.add_argument(
             f"--{setting.key}",
             dest=prefix + setting.key.replace("-", "_"),
-            nargs="+" if setting.allowed.startswith("a list") else None,
+            nargs="+" if setting.allowed.startswith("a list") else "?" if is_flag else None,
+            const="true" if is_flag else None,
             metavar="VALUE",
             help=f"{setting.meaning} [{setting.allowed}; {default}]".replace("%", "%%"),
         )
@@ -144,6 +148,7 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
         help="halve it after the first step (once) or after every step (always; default: the config's)",
     )
     parser.add_argument("--seed", help="seed of tasks and episodes (default: the config's)")
+    add_placement(parser)
     _add_common(parser)
     return run_command(parser, arguments, _test)
 
@@ -155,7 +160,6 @@ def _add_config(parser: argparse.ArgumentParser, meaning: str, default: str | No
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
     parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
     add_log_level(parser)
@@ -224,7 +228,6 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
         train(
             config,
             folder,
-            num_workers=options.num_workers,
             device=device,
             resume=resume,
             overwrite=options.overwrite,
@@ -279,6 +282,7 @@ def _test(options: argparse.Namespace) -> None:
             raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = _overridden(load_config(config_path), {name: getattr(options, name) for name in names})
+    config = config.override(placement(options))
     num_steps = config.test_steps if options.num_steps is None else options.num_steps
     if config.method == "oracle" and num_steps:
         raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
@@ -291,7 +295,7 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.experiment.evaluate import REPETITIONS, evaluate
     from maml_rl.task_distributions.task_files import save_tasks
 
-    experiment = make_experiment(config, device, num_workers=options.num_workers)
+    experiment = make_experiment(config, device, num_workers=None)
     by_trials = experiment.metalearner.columns == "episode"
     if by_trials and options.num_steps is not None:
         raise ConfigError(f"{config.algorithm} adapts by its memory, in no gradient steps; leave out --num-steps")
@@ -310,7 +314,6 @@ def _test(options: argparse.Namespace) -> None:
             tasks=tasks,
             training_tasks=options.training_tasks,
             repetitions=repetitions,
-            num_workers=options.num_workers,
             on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
             on_batch=lambda _: bar.update(),
         )

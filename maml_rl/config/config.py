@@ -146,6 +146,24 @@ class Config(SettingsModel):
         Count | None,
         Field(description="environments for each task; null: one for each episode, or the family's own default"),
     ] = None
+    backend: Annotated[
+        Literal["auto", "in-process", "processes", "ray"],
+        Field(description="where environments are; auto: in child processes, or here if there are no workers"),
+    ] = "auto"
+    num_workers: Annotated[
+        Annotated[int, Field(ge=0, le=_MOST)] | None,
+        Field(
+            description="child processes or Ray actors; null: one for each usable core, or CPU of the cluster; 0: none"
+        ),
+    ] = None
+    ray_address: Annotated[
+        Annotated[str, Field(min_length=1)] | None,
+        Field(description="host:port of the Ray cluster; null: the one of this machine, or a new one on it"),
+    ] = None
+    strict: Annotated[
+        bool,
+        Field(description="refuse a Ray cluster with fewer CPUs than num-workers, in place of going on with fewer"),
+    ] = False
     inference: Annotated[
         Literal["auto", "central", "worker"],
         Field(description="where the policy acts: main process (central), each worker (worker), the faster one (auto)"),

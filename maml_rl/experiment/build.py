@@ -140,7 +140,7 @@ class Experiment:
         test_tasks: bool | None = None,
         timer: StageTimer = NULL_TIMER,
     ) -> MultiTaskSampler:
-        """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments.
+        """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments, of which the config has more.
 
         An evaluation is sampled in the default mode, whatever the config says. With `prefetch` the sampler has a
         policy of its own, since the experiment's changes meanwhile. An evaluation has a baseline of its own, since a
@@ -160,7 +160,10 @@ class Experiment:
                 policy=copy.deepcopy(self.policy) if prefetched else self.policy,
                 baseline=copy.deepcopy(self.baseline) if evaluation else self.baseline,
                 seed=config.seed,
-                num_workers=num_workers,
+                num_workers=config.num_workers if num_workers is None else num_workers,
+                backend=config.backend,
+                ray_address=config.ray_address,
+                strict=config.strict,
                 slots_per_task=1 if self.metalearner.columns == "episode" else config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
                 step_timeout=config.step_timeout,
@@ -170,25 +173,26 @@ class Experiment:
                 task_distribution=self.task_distribution,
                 record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
                 timer=timer,
-                **{"device": self.device, **modes},
+                # The update may still run elsewhere.
+                device="cpu" if config.backend == "ray" or modes.get("inference") == "worker" else self.device,
+                **modes,
             )
-        except ValueError as error:
-            if not modes:
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:
+            chosen = [*modes, *(["backend"] if config.backend != "auto" else [])]
+            if not chosen:
                 raise
-            raise config.error(str(error), next(iter(modes)).replace("_", "-")) from error
+            raise config.error(str(error), chosen[0].replace("_", "-")) from error
 
     def _modes(self) -> dict[str, Any]:
         """Return the sampler's arguments for the config's way of collecting."""
         config = self.config
-        modes: dict[str, Any] = {
+        return {
             name: getattr(config, name)
             for name in ("inference", "num_groups", "recv_timeout")
             if getattr(config, name) != type(config).model_fields[name].default
         }
-        if config.inference == "worker":
-            # The update may still run elsewhere.
-            modes["device"] = "cpu"
-        return modes
 
 
 def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_workers: int | None = 0) -> Experiment:
@@ -215,7 +219,8 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         raise config.error(explain(error), "env-name") from error
     try:
         _check_env_kwargs(config, spec)
-        in_child = num_workers != 0 and spec.id not in FAMILIES and os.name == "posix"
+        workers = config.num_workers if num_workers is None else num_workers
+        in_child = workers != 0 and config.backend != "in-process" and spec.id not in FAMILIES and os.name == "posix"
         env = _make_env(config, in_child=in_child)
     except (ConfigError, KeyboardInterrupt):
         raise

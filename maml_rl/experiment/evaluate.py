@@ -164,7 +164,7 @@ def evaluate(
         repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
             first is the same for any number of repetitions.
         validation: draw tasks and episodes from streams that no other evaluation draws from: for choosing a checkpoint.
-        num_workers: worker processes; 0 steps in this process, None takes the number of usable cores.
+        num_workers: in place of the config's; see `MultiTaskSampler`.
         sampler: of the experiment, for evaluations; it is used and stays open, and `num_workers` has no meaning.
         on_tasks: is given the tasks that were drawn, before the first episode.
         on_batch: is given the episodes of each batch and repetition.

@@ -3,8 +3,10 @@
 import json
 import logging
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +73,7 @@ def evaluate_group(
     *,
     num_tasks: int,
     num_workers: int | None,
+    placement: Mapping[str, Any] | None = None,
     task_file: Path | None = None,
     with_untrained: bool = True,
 ) -> tuple[GroupResult, list[str]]:
@@ -80,12 +83,16 @@ def evaluate_group(
         group: of runs.
         num_tasks: new tasks to try; 0 for none.
         num_workers: worker processes; see `MultiTaskSampler`.
+        placement: see `write_report`.
         task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
         with_untrained: whether to try the initial policy, too, unless it is an oracle's.
 
     Returns:
         The results, and sentences about runs that could not be tried.
     """
+    # Where a run was trained says nothing about where its policy is tried.
+    here = {"backend": "auto", "num-workers": num_workers, "ray-address": None, "strict": False}
+    settings = here | dict(placement or {})
     evaluations: list[Evaluation] = []
     notices: list[str] = []
     sampled = untrained = held_out = None
@@ -103,11 +110,11 @@ def evaluate_group(
         if (num_tasks or held_out) and (evaluation is None or sampled is None):
             logger.info("trying the policy of %s on %d tasks", run.path, len(held_out or ()) or num_tasks)
             try:
-                tried = _evaluate(run, held_out or num_tasks, num_workers, trained=True)
+                tried = _evaluate(run, held_out or num_tasks, settings, trained=True)
                 if sampled is None:
                     sampled = tried
                     if with_untrained and run.config.method != "oracle":
-                        untrained = _evaluate(run, held_out or num_tasks, num_workers, trained=False).evaluation
+                        untrained = _evaluate(run, held_out or num_tasks, settings, trained=False).evaluation
                 evaluation = evaluation or tried.evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
@@ -116,9 +123,9 @@ def evaluate_group(
     return GroupResult(group, evaluations, untrained, sampled), notices
 
 
-def _evaluate(run: Run, tasks: int | list[Task], num_workers: int | None, *, trained: bool) -> SampledEvaluation:
+def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *, trained: bool) -> SampledEvaluation:
     """Adapt a run's policy, or its initial one, to new or given tasks, and keep the episodes."""
-    experiment = make_experiment(run.config)
+    experiment = make_experiment(run.config.override(settings))
     if trained:
         experiment.restore("last", run.path)
     fixed = None if isinstance(tasks, int) else tasks
@@ -128,7 +135,6 @@ def _evaluate(run: Run, tasks: int | list[Task], num_workers: int | None, *, tra
         meta_batch_size=tasks if isinstance(tasks, int) else len(tasks),
         tasks=fixed,
         repetitions=1 if fixed is None else REPETITIONS,
-        num_workers=num_workers,
         on_batch=batches.append,
     )
     # Pictures show the first repetition.

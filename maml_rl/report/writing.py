@@ -3,8 +3,9 @@
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
@@ -33,6 +34,7 @@ def write_report(
     task_file: str | Path | None = None,
     num_videos: int = 2,
     num_workers: int | None = None,
+    placement: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
 
@@ -51,6 +53,8 @@ def write_report(
         task_file: tasks on which each is tried instead; see `test.py --save-tasks`.
         num_videos: tasks of which a video is made, for families that draw themselves.
         num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
+        placement: other settings of a config that say where its episodes are sampled: "backend", "num-workers",
+            "ray-address", "strict".
 
     Returns:
         The file.
@@ -71,6 +75,7 @@ def write_report(
             group,
             num_tasks=num_tasks,
             num_workers=num_workers,
+            placement=placement,
             task_file=held_out,
             # The policies of one family, which are compared, begin alike.
             with_untrained=all(

@@ -69,7 +69,7 @@ _CAUSES_SHOWN = 3
 # Characters of what a line quotes.
 _LINE = 300
 # `look`, `abandon` and `leave` have a thread of their own.
-_REMOTE = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", concurrency_groups={"control": 1})(RolloutActor)
+_REMOTE = ray.remote(scheduling_strategy="SPREAD", concurrency_groups={"control": 1})(RolloutActor)
 
 
 @dataclass(eq=False, slots=True)
@@ -204,6 +204,7 @@ class RayBackend(RolloutBackend):
         self._durations: list[float] = []
         if _connect(address):
             RayBackend._connected_here = True
+        self._cpus = 0 if self._backends else 1
         self._backends.add(self)
         try:
             self._gcs: str = ray.get_runtime_context().gcs_address
@@ -331,7 +332,9 @@ class RayBackend(RolloutBackend):
             self._start_actor()
 
     def _start_actor(self) -> None:
-        actor = _Actor(_REMOTE.remote(self._slots_per_task), next(self._counted))
+        # Samplers of one process take turns, and share the CPUs that the first one holds.
+        handle = _REMOTE.options(num_cpus=self._cpus).remote(self._slots_per_task)
+        actor = _Actor(handle, next(self._counted))
         self._actors.append(actor)
         self._give(actor, _Unit("start", (self._code,)))
 
