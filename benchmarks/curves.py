@@ -13,18 +13,19 @@ _COLORS = ("#8a8f98", "#1f6fb2", "#c2571a", "#2c8a57")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the metrics of every run and draw one panel for each."""
+    """Read the metrics of every run and draw its panels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, or metrics files")
     parser.add_argument("--chart", type=Path, required=True, help="the picture to write")
     parser.add_argument("--titles", nargs="+", help="one for each run; the folders' names by default")
     parser.add_argument("--smooth", type=int, default=1, help="iterations in a moving average (default: 1)")
+    parser.add_argument("--infos", nargs="+", default=[], help="recorded infos, each with a panel of its own")
     options = parser.parse_args(arguments)
     titles = options.titles or [run.stem if run.suffix else run.name for run in options.runs]
     if len(titles) != len(options.runs):
         parser.error(f"expected one title for each of the {len(options.runs)} runs, got {len(titles)}")
     panels = [(title, read_metrics(run)) for title, run in zip(titles, options.runs, strict=True)]
-    draw(panels, options.chart, options.smooth)
+    draw(panels, options.chart, options.smooth, options.infos)
     print(f"the chart is {options.chart}")
 
 
@@ -34,21 +35,25 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def draw(panels: Sequence[tuple[str, Sequence[dict[str, Any]]]], chart: Path, smooth: int) -> None:
-    """Write one panel per run: the mean return after every number of inner steps, against iterations."""
+def draw(
+    panels: Sequence[tuple[str, Sequence[dict[str, Any]]]], chart: Path, smooth: int, infos: Sequence[str] = ()
+) -> None:
+    """Write the panels of every run: the mean return, and each of `infos`, after every number of inner steps."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 3.6), squeeze=False)
-    for axis, (title, rows) in zip(axes[0], panels, strict=True):
+    quantities = {"return": "return", **{f"info/{name}": name for name in infos}}
+    wanted = [(title, rows, quantity) for title, rows in panels for quantity in quantities]
+    figure, axes = pyplot.subplots(1, len(wanted), figsize=(5.2 * len(wanted), 3.6), squeeze=False)
+    for axis, (title, rows, quantity) in zip(axes[0], wanted, strict=True):
         steps = sorted(int(name.rpartition("_")[2]) for name in rows[0] if name.startswith("return/step_"))
         for step in steps:
-            returns = np.array([row[f"return/step_{step}"] for row in rows])
+            values = np.array([row[f"{quantity}/step_{step}"] for row in rows])
             label = "before adaptation" if step == 0 else f"after {step} gradient step" + "s" * (step > 1)
-            axis.plot(*moving_average(returns, smooth), color=_COLORS[step % len(_COLORS)], label=label)
-        axis.set(title=title, xlabel="meta-update", ylabel="mean return over tasks and episodes")
+            axis.plot(*moving_average(values, smooth), color=_COLORS[step % len(_COLORS)], label=label)
+        axis.set(title=title, xlabel="meta-update", ylabel=f"mean {quantities[quantity]} over tasks and episodes")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
     figure.tight_layout()

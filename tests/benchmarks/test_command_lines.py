@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from benchmarks import iteration, kernels, population, sampling, scale, supervision, updates, waiting
+from benchmarks import iteration, kernels, metaworld, population, sampling, scale, supervision, updates, waiting
 from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
 from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
@@ -213,3 +213,15 @@ def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
         for contender in (JVPLinearization, TracedLinearization):
             for value, reference in zip(derivatives(contender(policy, layout, samples, start)), expected, strict=True):
                 torch.testing.assert_close(value, reference)
+
+
+@pytest.mark.metaworld
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_metaworld_steps_the_same_episodes_on_both_sides(files):
+    pytest.importorskip("metaworld")
+
+    _, rows = run(metaworld.main, files)
+
+    share = rows["maml_rl"]["median"] / rows["bare Meta-World"]["median"]
+    assert rows["maml_rl / bare Meta-World"]["median"] == pytest.approx(share)

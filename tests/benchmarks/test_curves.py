@@ -17,7 +17,8 @@ def test_moving_average_is_the_mean_of_the_last_values() -> None:
 
 def test_chart_is_drawn_from_a_folder_and_from_a_file(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    rows = [{"iteration": i, "return/step_0": -10.0, "return/step_1": float(i)} for i in range(5)]
+    keys = [f"{name}/step_{step}" for name in ("return", "info/success") for step in (0, 1)]
+    rows = [{"iteration": i, **dict.fromkeys(keys, float(i))} for i in range(5)]
     (tmp_path / "run").mkdir()
     for path in (tmp_path / "run" / "metrics.jsonl", tmp_path / "other.jsonl"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -25,6 +26,13 @@ def test_chart_is_drawn_from_a_folder_and_from_a_file(tmp_path: Path) -> None:
     chart = tmp_path / "charts" / "curves.png"
     main([str(tmp_path / "run"), str(tmp_path / "other.jsonl"), "--chart", str(chart)])
     assert chart.read_bytes().startswith(b"\x89PNG")
+    width = png_width(chart)
+    main([str(tmp_path / "run"), str(tmp_path / "other.jsonl"), "--infos", "success", "--chart", str(chart)])
+    assert png_width(chart) == 2 * width
+
+
+def png_width(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[16:20], "big")
 
 
 def test_titles_must_match_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,119 @@
+"""Our sampler on Meta-World, and after each of its turns bare Meta-World, which steps the same episodes in a loop."""
+
+import multiprocessing
+import pickle
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.contenders.layouts import Workload
+from benchmarks.contenders.own_sampler import OwnSampler
+from benchmarks.measuring import Measurements
+from maml_rl.envs import Task
+
+# Environment, numbers of the goal, and the actions (E, T, 4) of its episodes.
+Episodes = tuple[str, NDArray[np.float64], NDArray[np.float32]]
+
+
+class SamplerAndBareMetaWorld:
+    """Our sampler on Meta-World, and as many bare processes as it has workers, each with an equal share of the tasks.
+
+    Args:
+        workload: what to sample, of a benchmark with several environments.
+        name: of our row.
+        bare: name of the row of the bare processes.
+    """
+
+    def __init__(self, workload: Workload, name: str, bare: str) -> None:
+        self._own, self._names = OwnSampler(workload), (name, bare)
+        context = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        self._processes = []
+        for _ in range(workload.num_workers or 1):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_step_on_demand, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+        for connection, tasks in zip(self._connections, self._shares(self._own.tasks), strict=True):
+            connection.send(sorted({task["env_name"] for task in tasks}))
+            connection.recv()
+
+    def turn(self) -> Measurements:
+        """Sample, then step the same; return steps per second of both.
+
+        Raises:
+            RuntimeError: If the last observations differ.
+        """
+        episodes, _, seconds = self._own.sample()
+        actions = np.clip(episodes.actions.transpose(1, 2).numpy(), -1.0, 1.0)
+        bare_seconds, finals = self._step(list(zip(self._own.tasks, actions, strict=True)))
+        if not np.array_equal(finals.astype(np.float32), episodes.final_observations.numpy()):
+            raise RuntimeError("bare Meta-World did not end where the episodes ended; its speed would mean nothing")
+        steps = episodes.num_steps
+        return dict(zip(self._names, (steps / seconds, steps / bare_seconds), strict=True))
+
+    def _step(self, work: list[tuple[Task, NDArray[np.float32]]]) -> tuple[float, NDArray[np.float64]]:
+        """Return the seconds that stepping takes, and the last observations (M, B, 39)."""
+        for connection, share in zip(self._connections, self._shares(work), strict=True):
+            connection.send([(task["env_name"], task["rand_vec"], actions) for task, actions in share])
+            connection.recv()
+        start = time.perf_counter()
+        for connection in self._connections:
+            connection.send("run")
+        finals = [connection.recv() for connection in self._connections]
+        return time.perf_counter() - start, np.concatenate(finals)
+
+    def _shares(self, items: list[Any]) -> list[Sequence[Any]]:
+        """Return a range of the items for each process, as the sampler's workers have them."""
+        bounds = np.linspace(0, len(items), len(self._connections) + 1).astype(int)
+        return [items[first:last] for first, last in pairwise(bounds)]
+
+    def close(self) -> None:
+        """End all processes."""
+        self._own.close()
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(10.0)
+
+
+def _step_on_demand(connection: Connection) -> None:
+    """Make environments by name, take episodes, and run them whenever told to."""
+    import metaworld
+
+    envs: dict[str, Any] = {name: metaworld.ALL_V3_ENVIRONMENTS[name]() for name in connection.recv()}
+    work: list[Episodes] = []
+    connection.send("made")
+    while True:
+        try:
+            command = connection.recv()
+        except EOFError:
+            return
+        if command == "run":
+            connection.send(np.array([_run(envs[name], name, vector, actions) for name, vector, actions in work]))
+        else:
+            work = command
+            connection.send("loaded")
+
+
+def _run(env: Any, name: str, vector: NDArray[np.float64], actions: NDArray[np.float32]) -> list[NDArray[np.float64]]:
+    """Return the last observation of each episode."""
+    from metaworld.types import Task as TheirTask
+
+    vector = vector[: env._random_reset_space.low.size]
+    data = {"rand_vec": vector, "env_cls": type(env), "partially_observable": True}
+    env.set_task(TheirTask(name, pickle.dumps(data)))
+    finals = []
+    for episode in actions:
+        env.reset()
+        for action in episode:
+            observation, *_ = env.step(action)
+        finals.append(observation)
+    return finals

@@ -1,0 +1,64 @@
+"""How fast Meta-World is sampled: ours against as many bare processes, which step the same episodes in a loop.
+
+    python -m benchmarks.metaworld --json metaworld.json
+
+It needs the extra metaworld, in an environment of its own. The bare processes hold one environment for each task; the
+policy, the sharing of actions and the assembly of episodes are on our side alone.
+"""
+
+import argparse
+from contextlib import ExitStack
+
+from benchmarks.contenders.layouts import Workload
+from benchmarks.hosting import Host
+from benchmarks.measuring import machine, ratios, take_turns
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+
+RATES = "Environment steps per second"
+SHARES = "Share of bare Meta-World's speed"
+OURS, BARE = "maml_rl", "bare Meta-World"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = _parse(arguments)
+    check_packages(options, metaworld="this benchmark")
+    report = Report("metaworld", machine(("gymnasium", "metaworld", "mujoco", "numpy", "torch")), chosen(options))
+    workload = Workload(
+        options.env,
+        options.tasks,
+        options.episodes,
+        options.horizon,
+        seed=options.seed,
+        num_workers=options.num_workers,
+        adapted=False,
+    )
+    with ExitStack() as stack:
+        host = Host(OURS, "benchmarks.contenders.bare_metaworld:SamplerAndBareMetaWorld", workload, OURS, BARE)
+        stack.callback(host.close)
+        rows = take_turns(
+            [host.participant()], repeats=options.repeats, warmup=options.warmup, report=progress(options)
+        )
+    for name, samples in rows.items():
+        report.add(RATES, Row(name, samples, "steps/s", f"{workload}, {options.num_workers} processes"))
+    report.add(SHARES, Row(f"{OURS} / {BARE}", ratios(rows[OURS], rows[BARE]), "ratio", str(workload)))
+    finish(report, options)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = common_options((__doc__ or "").partition("\n")[0])
+    parser.add_argument("--env", default="MetaWorld/ML10-v3", help="id of a benchmark with several environments")
+    parser.add_argument("--tasks", type=int, default=10, help="of a batch")
+    parser.add_argument("--episodes", type=int, default=2, help="of each task")
+    parser.add_argument("--horizon", type=int, default=500, help="steps of an episode")
+    parser.add_argument("--num-workers", type=int, default=2, help="processes on both sides")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.tasks, options.episodes, options.horizon, options.repeats, options.warmup = 2, 2, 5, 1, 0
+    if options.num_workers < 1:
+        parser.error(f"--num-workers must be at least 1, got {options.num_workers}")
+    return options
+
+
+if __name__ == "__main__":
+    main()
