@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from importlib.metadata import requires
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import mujoco
 import numpy as np
@@ -285,11 +285,6 @@ class MetaWorldVectorEnv(BatchedFamily):
             if saved is not None:
                 arm = self._arms[slot] = _Arm(saved[0])
                 arm.load(saved[1])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        other = memo[id(self)] = type(self).__new__(type(self))
-        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return other
 
 
 class MetaWorldEnv(BatchOfOne):

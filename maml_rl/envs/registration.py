@@ -48,7 +48,7 @@ def _metaworld(benchmark: str) -> FamilySpec:
         500,
         {"benchmark": benchmark},
         extra="metaworld",
-        # Each holds some ten megabytes, and takes half a second to make.
+        # Each holds some twenty megabytes, and takes half a second to make.
         slots_per_task=1,
     )
 
