@@ -133,6 +133,24 @@ def _uniform32(words: NDArray[np.uint32]) -> NDArray[np.float32]:
     return (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
+def expand_noise(noise: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Return many numbers for a few: `size` from U[0, 1) for each row, as a function of its four.
+
+    For a policy that needs much noise, but at few steps.
+
+    Args:
+        noise: (N, 4) float32 from U[0, 1), in whole multiples of 2**-24, as `action_noise` draws it.
+        size: numbers for each row.
+
+    Returns:
+        (N, size).
+    """
+    words = (noise * np.float32(2.0**24)).astype(np.uint64)[:, :, None]
+    blocks = np.arange(-(-size // 4))
+    drawn = philox((words[:, 0], words[:, 1]), (blocks, words[:, 2], words[:, 3], 0))
+    return _uniform32(drawn).reshape(len(noise), -1)[:, :size]
+
+
 def _normal32(words: NDArray[np.uint32]) -> NDArray[np.float32]:
     """Map words (n, even) to standard normal float32 by the Box-Muller transform; n stays, pairs make pairs."""
     # 32 bits in the radius, centered in their cells, keep the tails finite and reach 6.7 standard deviations.

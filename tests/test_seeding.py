@@ -14,6 +14,7 @@ from maml_rl.seeding import (
     SlotStreams,
     StreamKey,
     check_seed,
+    expand_noise,
     generator,
     philox,
 )
@@ -326,3 +327,21 @@ def test_streams_do_not_depend_on_the_global_random_states() -> None:
     finally:
         np.random.set_state(kept)
     assert draws[0] == draws[1]
+
+
+def test_expanded_noise_depends_on_all_four_numbers_and_on_no_other_row() -> None:
+    noise = PhaseStreams(0, 0, 0).action_noise("uniform", 50, range(1), range(1), 4).reshape(50, 4)
+    numbers = expand_noise(noise, 1001)
+    assert numbers.shape == (50, 1001)
+    assert np.array_equal(expand_noise(noise[7:8], 1001)[0], numbers[7])
+    assert np.array_equal(expand_noise(noise, 10), numbers[:, :10])
+    for entry in range(4):
+        other = noise.copy()
+        other[:, entry] = (other[:, entry] + 0.5) % 1.0
+        assert (expand_noise(other, 1001) == numbers).mean() < 0.001
+    assert abs(numbers.mean() - 0.5) < 5 * (1 / 12 / numbers.size) ** 0.5
+    assert abs(numbers.var() - 1 / 12) < 0.001
+    assert numbers.min() >= 0.0
+    assert numbers.max() < 1.0
+    correlation = np.corrcoef(numbers[:, :40].T)[~np.eye(40, dtype=bool)]
+    assert abs(correlation.mean()) < 0.02

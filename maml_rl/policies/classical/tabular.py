@@ -9,12 +9,19 @@ from maml_rl.envs.arguments import check_count, check_number, check_positive
 from maml_rl.policies.classical.counting import CountingPolicy, check_fraction
 from maml_rl.policies.distributions import invert_gamma, invert_normal
 from maml_rl.policies.policy import Memory, Params
+from maml_rl.seeding import expand_noise
 
 
-def value_iteration(rewards: Tensor, transitions: Tensor, horizon: int, radii: Tensor | None = None) -> Tensor:
+def value_iteration(
+    rewards: Tensor,
+    transitions: Tensor,
+    horizon: int,
+    radii: Tensor | None = None,
+    bonuses: Tensor | None = None,
+) -> Tensor:
     """Compute the optimal action values of a finite horizon.
 
-    Q_t(s, a) = r(s, a) + sum_s' p(s' | s, a) max_a' Q_{t+1}(s', a'), and Q_H = 0.
+    Q_t(s, a) = r(s, a) + b(s, a) (H - 1 - t) + sum_s' p(s' | s, a) max_a' Q_{t+1}(s', a'), and Q_H = 0.
 
     Args:
         rewards: (..., S, A) mean rewards.
@@ -22,6 +29,7 @@ def value_iteration(rewards: Tensor, transitions: Tensor, horizon: int, radii: T
         horizon: H.
         radii: (..., S, A); with these, the best p within this L1 distance of `transitions` takes their place, at every
             step: extended value iteration.
+        bonuses: (..., S, A) b, for every step that follows; None for 0.
 
     Returns:
         (..., H, S, A).
@@ -30,13 +38,13 @@ def value_iteration(rewards: Tensor, transitions: Tensor, horizon: int, radii: T
     """
     values = torch.zeros_like(rewards[..., 0])
     by_step = []
-    for _ in range(horizon):
+    for following in range(horizon):
         if radii is None:
             # A sum, not a matrix product, whose rounding would depend on the number of trials.
             expected = (transitions * values[..., None, None, :]).sum(-1)
         else:
             expected = _most_expected(transitions, values, radii)
-        by_step.append(rewards + expected)
+        by_step.append(rewards + expected if bonuses is None else rewards + expected + following * bonuses)
         values = by_step[-1].amax(-1)
     return torch.stack(by_step[::-1], -3)
 
@@ -224,17 +232,20 @@ class PSRL(TabularPolicy):
             horizon,
             reward_prior=reward_prior,
             transition_prior=transition_prior,
-            further_noise=check_count("num_draws", num_draws) * sum(self._sizes),
+            further_noise=4,
         )
         if transition_prior < 1.0:
             raise ValueError(f"transition_prior must be at least 1, got {transition_prior}")
-        self.num_draws = num_draws
+        self.num_draws = check_count("num_draws", num_draws)
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
         """See `TabularPolicy.plan`."""
+        # An episode begins at few steps, which is where the numbers are needed.
+        few = noise[..., self.num_actions :].float().cpu().numpy()
+        numbers = torch.from_numpy(expand_noise(few, self.num_draws * sum(self._sizes))).to(noise)
         values = [
             value_iteration(*self.draw(visits, rewards, transitions, of_draw), self.horizon)
-            for of_draw in noise[..., self.num_actions :].chunk(self.num_draws, -1)
+            for of_draw in numbers.chunk(self.num_draws, -1)
         ]
         return torch.stack(values).amax(0)
 
@@ -294,15 +305,16 @@ class UCRL2(TabularPolicy):
 
 
 class BEB(TabularPolicy):
-    """Plans with the posterior means, each reward raised by `beta` / (1 + n) (Bayesian exploration bonus).
+    """Plans with the posterior means, and with bonuses for what is little known (Bayesian exploration bonus).
 
-    n is the number of transitions that have been counted from the state under the action, with those of the prior.
+    A reward is raised by 1 / (1 + visits). As transitions are not known either, the value of an action is raised by
+    `beta` / (1 + n) for every step that follows. Visits and n, of transitions, count the prior's.
 
     Args:
         num_states: S.
         num_actions: A.
         horizon: H.
-        beta: at least 0; 2 H^2 in the paper's bound.
+        beta: at least 0; in the paper's bound it grows with H^2.
         reward_prior: see `TabularPolicy`.
         transition_prior: see `TabularPolicy`.
 
@@ -330,4 +342,5 @@ class BEB(TabularPolicy):
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
         """See `TabularPolicy.plan`."""
         means, probabilities = self.mean_model(visits, rewards, transitions)
-        return value_iteration(means + self.beta / (1.0 + transitions.sum(-1)), probabilities, self.horizon)
+        of_transitions = self.beta / (1.0 + transitions.sum(-1))
+        return value_iteration(means + 1.0 / (1.0 + visits), probabilities, self.horizon, bonuses=of_transitions)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.policies.classical import BEB, PSRL, UCRL2, TabularEpsilonGreedy, TabularPolicy, value_iteration
+from maml_rl.seeding import expand_noise
 
 
 def process(num_states: int, num_actions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -140,26 +141,29 @@ def test_draws_of_psrl_have_the_moments_of_the_posterior() -> None:
 
 
 def test_optimistic_psrl_takes_the_largest_value_of_its_draws() -> None:
-    one, several = PSRL(2, 2, 3), PSRL(2, 2, 3, num_draws=4)
-    beliefs = counts(one, 5)
-    noise = torch.rand(5, several.noise_size, generator=torch.Generator().manual_seed(1)).double()
-    ties, draws = noise[:, :2], noise[:, 2:].reshape(5, 4, -1)
-    separately = [one.plan(*beliefs, torch.cat((ties, draws[:, draw]), -1)) for draw in range(4)]
-    assert torch.equal(several.plan(*beliefs, noise), torch.stack(separately).amax(0))
+    policy = PSRL(2, 2, 3, num_draws=4)
+    beliefs = counts(policy, 5)
+    noise = torch.rand(5, policy.noise_size, generator=torch.Generator().manual_seed(1))
+    numbers = torch.from_numpy(expand_noise(noise[:, 2:].numpy(), 4 * 12)).double().reshape(5, 4, 12)
+    separately = [value_iteration(*policy.draw(*beliefs, numbers[:, draw]), 3) for draw in range(4)]
+    assert torch.equal(policy.plan(*beliefs, noise.double()), torch.stack(separately).amax(0))
+    assert len({tuple(values.flatten().tolist()) for values in separately}) == 4
 
 
 def test_with_one_state_the_bonuses_are_those_of_the_formulas() -> None:
     # After 3 pulls of action 0 that paid 2 each and 1 of action 1 that paid 0.5.
     pulls, paid = torch.tensor([[[3.0, 1.0]]]).double(), torch.tensor([[[6.0, 0.5]]]).double()
 
-    def values_of(policy: TabularPolicy) -> list[float]:
+    def values_of(policy: TabularPolicy, step: int = -1) -> list[float]:
         visits, rewards, transitions = counts(policy)
         noise = torch.full((1, policy.noise_size), 0.5).double()
-        return policy.plan(visits + pulls, rewards + paid, transitions + pulls[..., None], noise)[0, -1, 0].tolist()
+        return policy.plan(visits + pulls, rewards + paid, transitions + pulls[..., None], noise)[0, step, 0].tolist()
 
     assert values_of(TabularEpsilonGreedy(1, 2, 1)) == pytest.approx([2.0, 0.5], rel=1e-3)
     # A prior reward of 0 and a prior transition count.
-    assert values_of(BEB(1, 2, 1, 10.0)) == pytest.approx([6 / 4 + 10 / 5, 0.5 / 2 + 10 / 3])
+    last = [6 / 4 + 1 / 5, 0.5 / 2 + 1 / 3]
+    assert values_of(BEB(1, 2, 1, 10.0)) == pytest.approx(last)
+    assert values_of(BEB(1, 2, 2, 10.0), 0) == pytest.approx([last[0] + 10 / 5 + last[0], last[1] + 10 / 3 + last[0]])
     bonus = 0.3 * math.sqrt(7 * math.log(2 * 1 * 2 * 4 / 0.05) / 2)
     assert values_of(UCRL2(1, 2, 1, 0.3)) == pytest.approx([2 + bonus / math.sqrt(3), 0.5 + bonus], rel=1e-3)
 
