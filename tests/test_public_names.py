@@ -3,6 +3,7 @@
 import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import isclass, isfunction, ismodule
 from types import GenericAlias
 
@@ -12,6 +13,8 @@ import maml_rl
 
 # A name that is a module on purpose; all other names in lower case are functions.
 MODULES = {("maml_rl", "envs")}
+# Modules that import what an extra installs.
+OF_EXTRAS = {"maml_rl.samplers.child.ray_actor": "ray", "maml_rl.samplers.ray_backend": "ray"}
 
 
 def module_names() -> list[str]:
@@ -20,7 +23,8 @@ def module_names() -> list[str]:
 
 def public_names() -> Iterator[tuple[str, str]]:
     for module in module_names():
-        if not module.endswith("__main__"):
+        installed = module not in OF_EXTRAS or find_spec(OF_EXTRAS[module]) is not None
+        if installed and not module.endswith("__main__"):
             # All of them: a submodule that is imported hides a name of its package that is equal to its own.
             for name in getattr(import_module(module), "__all__", ()):
                 yield module, name
