@@ -25,6 +25,8 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 # Blocks of this many counters keep the intermediate arrays inside the second-level cache.
 _CHUNK = 16_384
+# As many numbers are drawn ahead at most, for all slots of an environment together.
+_NUMBERS_AHEAD = 16_384
 
 
 class Purpose(IntEnum):
@@ -235,12 +237,18 @@ class SlotStreams:
     def __init__(self, seeds: ArrayLike) -> None:
         self._seeds: NDArray[np.uint64] = np.array(seeds, dtype=np.uint64).reshape(-1)
         self._drawn: NDArray[np.uint64] = np.zeros_like(self._seeds)
+        # Numbers (N, blocks, 2) that were drawn ahead, from the place `_first` of each slot on, and how many blocks of
+        # them are used: a call for few numbers costs as much as one for many.
+        self._ahead: NDArray[np.float64] = np.empty((len(self._seeds), 0, 2))
+        self._first, self._used, self._next_blocks = self._drawn.copy(), 0, 1
 
     def reseed(self, seeds: ArrayLike, mask: NDArray[np.bool_] | None = None) -> None:
         """Start the streams of the masked slots (all by default) afresh from `seeds` (one per masked slot)."""
         where = slice(None) if mask is None else mask
         self._seeds[where] = np.asarray(seeds, dtype=np.uint64)
         self._drawn[where] = 0
+        # A slot that draws only when it is reset never draws ahead.
+        self._ahead, self._used, self._next_blocks = self._ahead[:, :0], 0, 1
 
     def uniform(self, size: int, mask: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Draw `size` numbers from U[0, 1) for every masked slot; (N or masked, size) float64."""
@@ -257,12 +265,22 @@ class SlotStreams:
     def _doubles(self, size: int, mask: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Return an even number, at least `size`, of 53-bit uniforms per masked slot."""
         where = slice(None) if mask is None else mask
-        seeds, drawn = self._seeds[where], self._drawn[where]
-        blocks = -(-size // 2)
-        index = np.add(drawn[:, None], np.arange(blocks), dtype=np.uint64, casting="unsafe")
+        blocks, drawn = -(-size // 2), self._drawn[where]
+        if self._used + blocks > self._ahead.shape[1] or (drawn - self._first[where] != self._used).any():
+            most = max(1, _NUMBERS_AHEAD // (2 * max(1, len(self._seeds))))
+            self._ahead = self._compute(max(blocks, min(self._next_blocks, most)))
+            self._first, self._used = self._drawn.copy(), 0
+            self._next_blocks *= 2
+        numbers = self._ahead[where, self._used : self._used + blocks].reshape(len(drawn), blocks * 2)
         self._drawn[where] = drawn + np.uint64(blocks)
-        low, high = (seeds & _LOW)[:, None], (seeds >> _SHIFT)[:, None]
+        self._used += blocks
+        return numbers
+
+    def _compute(self, blocks: int) -> NDArray[np.float64]:
+        """Return the next uniforms of every slot, (N, blocks, 2)."""
+        index = np.add(self._drawn[:, None], np.arange(blocks), dtype=np.uint64, casting="unsafe")
+        low, high = (self._seeds & _LOW)[:, None], (self._seeds >> _SHIFT)[:, None]
         words = philox((low, high), (index & _LOW, index >> _SHIFT, 0, 0)).astype(np.uint64)
         # As in any 53-bit uniform: 27 bits of one word above 26 of another.
         first = (words[:, 0::2] >> np.uint64(5)) << np.uint64(26) | (words[:, 1::2] >> np.uint64(6))
-        return (first.astype(np.float64) * 2.0**-53).reshape(len(seeds), blocks * 2)
+        return (first.astype(np.float64) * 2.0**-53).reshape(len(self._seeds), blocks, 2)

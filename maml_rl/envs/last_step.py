@@ -120,11 +120,14 @@ class LastStepVectorEnv(ObservingVectorEnv):
 
     def _show(self, part: slice, actions: NDArray[Any], stepped: NDArray[np.bool_]) -> None:
         """Note the outcome of a step in the slots of a part that were not at the end of their episode."""
-        outcome = np.empty((int(stepped.sum()), self._last.shape[1]), np.float32)
-        write_flat(self.single_action_space, actions[stepped], outcome[:, :-2])
-        outcome[:, -2] = self.buffers.rewards[part][stepped]
-        outcome[:, -1] = (self.buffers.terminated[part] | self.buffers.truncated[part])[stepped]
-        self._last[part][stepped] = outcome
+        everywhere = bool(stepped.all())
+        which = slice(None) if everywhere else stepped
+        outcome = self._last[part] if everywhere else np.empty((int(stepped.sum()), self._last.shape[1]), np.float32)
+        write_flat(self.single_action_space, actions[which], outcome[:, :-2])
+        outcome[:, -2] = self.buffers.rewards[part][which]
+        outcome[:, -1] = (self.buffers.terminated[part] | self.buffers.truncated[part])[which]
+        if not everywhere:
+            self._last[part][stepped] = outcome
         self._begun[part] |= stepped
 
     def _write_further(self, out: NDArray[Any]) -> None:

@@ -140,7 +140,7 @@ def write_flat(space: Space, values: NDArray[Any], out: NDArray[Any]) -> None:
         return
     out[:] = 0
     chosen = (values - getattr(space, "start", 0)).reshape(len(values), len(counts))
-    np.put_along_axis(out, chosen + counts.cumsum() - counts, 1, axis=1)
+    out[np.arange(len(values))[:, None], chosen + counts.cumsum() - counts] = 1
 
 
 def flattener_for(space: Space) -> ObservationFlattener | None:

@@ -148,6 +148,9 @@ class GRUPolicy(MemoryPolicy):
             std = std.unsqueeze(1)
         is_stacked = gates.dim() == 3
 
+        # Filled at every call; rows of padding stay zero.
+        kept: dict[int, tuple[Tensor, Tensor]] = {}
+
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             num_tasks, slots = noise.shape[:2]
             # The number of rows that stand before these in their block, of other tasks.
@@ -155,30 +158,34 @@ class GRUPolicy(MemoryPolicy):
             count = slots if is_stacked else num_tasks * slots
             rows = count if is_stacked else -(-(before + count) // _ROWS) * _ROWS
             lead = (num_tasks,) if is_stacked else ()
-            filled = slice(before, before + count)
-            units = gates.new_zeros(*lead, rows, inputs + size)
-            units[..., filled, :inputs] = self._encode(observations).reshape(*lead, count, inputs)
-            units[..., filled, inputs:] = memory[0].reshape(*lead, count, size)
-            summed = _product(units, gates, gate_bias)
-            old = units[..., inputs:]
+            if slots not in kept:
+                kept[slots] = gates.new_zeros(*lead, rows, inputs + size), gates.new_empty(*lead, rows, gates.shape[-1])
+            units, summed = kept[slots]
+            filled = units.narrow(-2, before, count)
+            filled[..., :inputs] = self._encode(observations).reshape(*lead, count, inputs)
+            old = filled[..., inputs:]
+            old.copy_(memory[0].reshape(*lead, count, size))
+            _product(units, gates, gate_bias, summed)
+            summed = summed.narrow(-2, before, count)
             if self.cell == "gru":
-                reset, keep = torch.sigmoid_(summed[..., : 2 * size]).split(size, -1)
-                new = torch.tanh_(summed[..., 2 * size : 3 * size] + reset * summed[..., 3 * size :])
-                hidden = new + keep * (old - new)
+                both = torch.sigmoid_(summed[..., : 2 * size])
+                new = summed[..., 3 * size :].mul_(both[..., :size]).add_(summed[..., 2 * size : 3 * size]).tanh_()
+                hidden = (old - new).mul_(both[..., size:]).add_(new)
                 after: Memory = (hidden,)
             else:
                 enter, keep, leave = torch.sigmoid_(summed[..., : 3 * size]).split(size, -1)
-                state = gates.new_zeros(*lead, rows, size)
-                state[..., filled, :] = memory[1].reshape(*lead, count, size)
-                state = keep * state + enter * torch.tanh_(summed[..., 3 * size :])
+                state = memory[1].reshape(*lead, count, size) * keep + enter * torch.tanh(summed[..., 3 * size :])
                 hidden = leave * torch.tanh(state)
                 after = hidden, state
-            outputs = _product(hidden, head, head_bias)[..., filled, :].reshape(num_tasks, slots, -1)
+            # The memory has been read: its place takes the units that the head multiplies.
+            old.copy_(hidden)
+            outputs = _product(units[..., inputs:], head, head_bias).narrow(-2, before, count)
+            outputs = outputs.reshape(num_tasks, slots, -1)
             if std is None:
                 actions = invert_categorical(outputs, noise.squeeze(-1))
             else:
                 actions = (noise * std + outputs).reshape(num_tasks, slots, *self.action_space.shape)  # type: ignore[misc]
-            return actions, tuple(tensor[..., filled, :].reshape(num_tasks, slots, size) for tensor in after)
+            return actions, tuple(tensor.reshape(num_tasks, slots, size) for tensor in after)
 
         return act
 
@@ -271,14 +278,16 @@ class GRUPolicy(MemoryPolicy):
         return observations.to(dtype)
 
 
-def _product(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+def _product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
     """Return units @ weights + bias: per task for stacked weights, else in blocks of a fixed number of rows."""
+    out = units.new_empty(*units.shape[:-1], weights.shape[-1]) if out is None else out
     if weights.dim() == 3:
-        return torch.baddbmm(bias.unsqueeze(1), units, weights)
+        return torch.baddbmm(bias.unsqueeze(1), units, weights, out=out)
     if units.device.type != "cpu":
         blocks = units.unflatten(0, (-1, _ROWS))
-        return torch.baddbmm(bias, blocks, weights.expand(len(blocks), *weights.shape)).flatten(0, 1)
-    summed = units.new_empty(len(units), weights.shape[1])
-    for block, out in zip(units.split(_ROWS), summed.split(_ROWS), strict=True):
-        torch.addmm(bias, block, weights, out=out)
-    return summed
+        return torch.baddbmm(
+            bias, blocks, weights.expand(len(blocks), *weights.shape), out=out.unflatten(0, (-1, _ROWS))
+        ).flatten(0, 1)
+    for start in range(0, len(units), _ROWS):
+        torch.addmm(bias, units[start : start + _ROWS], weights, out=out[start : start + _ROWS])
+    return out
