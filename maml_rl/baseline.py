@@ -1,19 +1,22 @@
 """What estimates values for the advantages: a linear function of time and observation, or zero."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import gymnasium
 import torch
 from torch import Tensor
 
+from maml_rl.envs.spaces import is_image
 from maml_rl.episode.task_episodes import Baseline, BatchEpisodes, TaskEpisodes
 
 Self = TypeVar("Self", bound="LinearFeatureBaseline")
 
 _TIME_FEATURES = 4
 _MAX_INPUT_SIZE = 4096
+# Cells along each side of an image, and the most numbers that a grid may have with all channels.
+_GRIDS, _MOST_IN_GRID = (8, 4, 2, 1), 256
 # Tasks are handled in groups whose features fit into the second-level cache.
 _GROUP_BYTES = 2**21
 # Values stay finite in float32, however large the targets were.
@@ -40,23 +43,37 @@ class LinearFeatureBaseline:
     c * discount^(limit - t) could be added to a solution of that equation, so the data do not determine it.
 
     Integer observations without axes become one-hot vectors when `input_size` is more than 1; others are flattened.
+    Images are averaged over the cells of a grid, of 8 x 8 cells if that gives no more than 256 numbers, else of fewer.
 
     Args:
-        input_size: number of entries of an observation, or of categories.
+        input_size: number of entries of an observation, or of categories; for images it follows from their shape.
         reg_coeff: weight of the ridge.
+        image_shape: (height, width, channels), or (channels, height, width), of observations that are images.
 
     Raises:
         ValueError: If `input_size` is not in [1, 4096] or `reg_coeff` is negative.
+        TypeError: If neither `input_size` nor `image_shape` is given, or both are.
 
     Source: Duan et al. 2016, https://arxiv.org/abs/1604.06778; on time limits Pardo et al. 2018,
     https://arxiv.org/abs/1712.00378
     """
 
-    def __init__(self, input_size: int, reg_coeff: float = 1e-5) -> None:
+    def __init__(
+        self, input_size: int | None = None, reg_coeff: float = 1e-5, *, image_shape: Sequence[int] | None = None
+    ) -> None:
+        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self._cells = 0
+        if self.image_shape is not None and input_size is None:
+            channels = min(self.image_shape[0], self.image_shape[2])
+            self._cells = next(cells for cells in _GRIDS if cells == 1 or cells**2 * channels <= _MOST_IN_GRID)
+            input_size = self._cells**2 * channels
+        elif self.image_shape is not None or input_size is None:
+            raise TypeError("a LinearFeatureBaseline needs either an input_size or an image_shape")
         if not 1 <= input_size <= _MAX_INPUT_SIZE:
             raise ValueError(
                 f"input_size must lie in [1, {_MAX_INPUT_SIZE}], got {input_size}; a linear fit of larger "
-                "observations, images for example, only memorizes: use ZeroBaseline(), in a config 'baseline: zero'"
+                "observations only memorizes: for images pass image_shape=, otherwise use ZeroBaseline(), in a config "
+                "'baseline: zero'"
             )
         if not reg_coeff >= 0.0:
             raise ValueError(f"reg_coeff must not be negative, got {reg_coeff}")
@@ -161,14 +178,17 @@ class LinearFeatureBaseline:
 
     def _groups(self, num_tasks: int, num_steps: int, num_episodes: int) -> list[slice]:
         """Cut the tasks into groups."""
-        bytes_per_task = 8 * self.feature_size * max(1, num_steps * num_episodes)
+        bytes_per_step = 8 * self.feature_size + 4 * math.prod(self.image_shape or (0,))
+        bytes_per_task = bytes_per_step * max(1, num_steps * num_episodes)
         size = max(1, _GROUP_BYTES // bytes_per_task)
         return [slice(start, start + size) for start in range(0, num_tasks, size)]
 
     def _encode(self, observations: Tensor, mask: Tensor) -> Tensor:
         """Return observations (M, T, B, ...) as vectors (M, T * B, input_size) float64, zero on padding."""
         shape = observations.shape[mask.dim() :]
-        if shape == () and self.input_size > 1:
+        if self.image_shape is not None:
+            vectors = self._pool(observations, tuple(shape))
+        elif shape == () and self.input_size > 1:
             categories = torch.arange(self.input_size, device=observations.device)
             vectors = observations.unsqueeze(-1) == categories
         elif math.prod(shape) == self.input_size:
@@ -178,6 +198,15 @@ class LinearFeatureBaseline:
                 f"the baseline expects observations of {self.input_size} entries, got the shape {tuple(shape)}"
             )
         return torch.where(mask.unsqueeze(-1) > 0, vectors.double(), 0.0).flatten(1, 2)
+
+    def _pool(self, images: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the means over the cells of a grid, (M, T, B, input_size)."""
+        if shape != self.image_shape:
+            raise ValueError(f"the baseline expects images of shape {self.image_shape}, got the shape {shape}")
+        rows = images.flatten(0, 2)
+        rows = rows if shape[0] < shape[2] else rows.permute(0, 3, 1, 2)
+        means = torch.nn.functional.adaptive_avg_pool2d(rows.float() / 255.0, self._cells)
+        return means.reshape(*images.shape[:3], self.input_size)
 
 
 class ZeroBaseline:
@@ -206,6 +235,8 @@ def make_baseline(kind: str, observation_space: gymnasium.Space[Any]) -> Baselin
         return ZeroBaseline()
     if kind != "linear":
         raise ValueError(f"unknown baseline {kind!r}; expected 'linear' or 'zero'")
+    if is_image(observation_space):
+        return LinearFeatureBaseline(image_shape=observation_space.shape)
     return LinearFeatureBaseline(gymnasium.spaces.flatdim(observation_space))
 
 

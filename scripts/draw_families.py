@@ -35,6 +35,7 @@ def main() -> None:
     _save("GaussianBandit-K10-v0", _arms, _task("GaussianBandit-K10-v0", 5), 1.0)
     _save("TabularMDP-v0", _rewards, _task("TabularMDP-v0", 4))
     _save("2DNavigation-v0", _frame, _walk("2DNavigation-v0", {"goal": [0.3, -0.2]}, 9), "goal: (0.3, -0.2)")
+    _save("PixelNavigation-v0", _frame, _walk("PixelNavigation-v0", {"goal": [0.3, -0.4]}, 9), "goal: (0.3, -0.4)")
     for name, task, num_steps, label, arrow in (
         ("HalfCheetahVel-v5", {"velocity": 1.3}, 8, "velocity: 1.3 m/s", (0.5, 0)),
         ("HalfCheetahDir-v5", {"direction": -1}, 16, "direction: -1", (-0.5, 0)),

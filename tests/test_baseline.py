@@ -245,8 +245,55 @@ def test_zero_baseline_gives_the_advantages_of_none():
     assert ZeroBaseline().fit(one)(one).shape == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((32, 32, 1), 64),
+        ((84, 84, 4), 256),
+        ((12, 84, 84), 192),
+        ((3, 5, 5), 192),
+        ((40, 30, 29), 116),
+    ],
+)
+def test_images_are_averaged_over_a_grid_of_few_cells(shape, size):
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (2, 9, 3, *shape)).astype(np.uint8)
+    counts, ends = np.full((2, 3), 9), np.ones((2, 3), bool)
+    rewards = generator.normal(size=(2, 9, 3)).astype(np.float32)
+    episodes = TaskEpisodes(images, np.zeros((2, 9, 3)), rewards, counts, ends, ~ends, images[:, 0], gamma=0.9)
+    baseline = make_baseline("linear", spaces.Box(0, 255, shape, np.uint8))
+    assert baseline.input_size == size
+    assert baseline.feature_size == 2 * size + 4
+    values = baseline.fit(episodes)(episodes)
+    assert values.shape == (2, 9, 3)
+    assert bool(values.isfinite().all())
+    assert bool(baseline.final_values(episodes).isfinite().all())
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 5, 3, 4)], ids=["channels last", "channels first"])
+def test_returns_that_are_linear_in_the_light_of_a_cell_are_recovered(axes):
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (1, 60, 5, 16, 24, 2)).astype(np.uint8)
+    cells = images.reshape(1, 60, 5, 8, 2, 8, 3, 2).mean((4, 6)) / 255.0
+    rewards = (3.0 * cells[..., 2, 5, 1] - cells[..., 7, 0, 0] + 0.5).astype(np.float32)
+    counts, ends = np.full((1, 5), 60), np.ones((1, 5), bool)
+    images = np.ascontiguousarray(images.transpose(axes))
+    episodes = TaskEpisodes(images, np.zeros((1, 60, 5)), rewards, counts, ends, ~ends, images[:, 0], gamma=0.0)
+    baseline = LinearFeatureBaseline(image_shape=images.shape[3:])
+    torch.testing.assert_close(baseline.fit(episodes)(episodes), episodes.rewards, rtol=0.0, atol=2e-3)
+
+
+def test_baseline_of_images_refuses_others_and_two_sizes():
+    with pytest.raises(TypeError, match="either an input_size or an image_shape"):
+        LinearFeatureBaseline(3, image_shape=(8, 8, 1))
+    with pytest.raises(TypeError, match="either an input_size or an image_shape"):
+        LinearFeatureBaseline()
+    with pytest.raises(ValueError, match=r"images of shape \(8, 8, 1\), got the shape \(3,\)"):
+        LinearFeatureBaseline(image_shape=(8, 8, 1)).fit(make([[3, 2]]))
+
+
 def test_baseline_is_made_by_name_and_only_the_linear_one_refuses_large_observations():
-    small, images = spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    small, images = spaces.Box(-1.0, 1.0, (2, 3)), spaces.Box(0.0, 1.0, (64, 64, 3))
     linear = make_baseline("linear", small)
     assert isinstance(linear, LinearFeatureBaseline)
     assert linear.input_size == 6

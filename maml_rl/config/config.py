@@ -28,6 +28,7 @@ Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 # Parameters are float32, in which larger numbers are infinite.
 Positive = Annotated[float, Field(gt=0, le=3.4e38)]
+ConvLayer = Annotated[tuple[Count, Count, Count], Field(strict=False)]
 Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"
@@ -130,6 +131,10 @@ class Config(SettingsModel):
         Field(description="your own policy: module:name of a class or function of both spaces; null: an MLP"),
     ] = None
     hidden_sizes: Annotated[tuple[Count, ...], Field(strict=False, description="units of each hidden layer")] = (64, 64)
+    conv_layers: Annotated[
+        Annotated[tuple[ConvLayer, ...], Field(strict=False)] | None,
+        Field(description="for images: filters, kernel size and stride of each convolution; null: 4 x 4, then 2 x 2"),
+    ] = None
     nonlinearity: Annotated[
         Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
     ] = "tanh"

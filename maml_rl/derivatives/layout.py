@@ -1,7 +1,7 @@
 """Parameters as flat vectors: (D,) for one policy, (k, D) for one set per task."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,17 @@ class ParameterLayout:
     Attributes:
         shapes: {name: shape}.
         size: D, number of entries of all parameters together.
-        width: number of outputs of the widest weight matrix.
-        units: number of outputs of all weight matrices together, a measure of what one sample costs.
+        width: number of outputs of the widest layer for one sample.
+        units: number of outputs of all layers together, a measure of what one sample costs.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.shapes = {name: tuple(param.shape) for name, param in module.named_parameters()}
         self._sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.size = sum(self._sizes)
-        outputs = [shape[0] for shape in self.shapes.values() if len(shape) > 1]
+        # Only a policy whose weights act in many places, as those of convolutions do, knows more than their shapes.
+        widths: Sequence[int] | None = getattr(module, "layer_widths", None)
+        outputs = widths or [shape[0] for shape in self.shapes.values() if len(shape) > 1]
         self.width, self.units = max(outputs, default=1), sum(outputs)
 
     def flatten(self, params: Mapping[str, Tensor]) -> Tensor:

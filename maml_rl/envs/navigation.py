@@ -21,6 +21,8 @@ from maml_rl.seeding import SlotStreams
 
 _STEP = 0.1
 _ARRIVED = 0.01
+# Of a picture of the room, along each side; and how far the point's light reaches, in pixels.
+_PIXELS, _RADIUS = 32, 2.5
 
 START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
 
@@ -65,7 +67,7 @@ class Navigation2DVectorEnv(BatchedFamily):
         self._move_gain = _STEP / scale
         super().__init__(
             num_envs,
-            spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            self._make_observation_space(),
             spaces.Box(-scale, scale, (2,), np.float32),
             {"goal": TaskEntry((2,))},
             task=task,
@@ -78,6 +80,9 @@ class Navigation2DVectorEnv(BatchedFamily):
         # Where all slots were after every step, and at which of these entries each slot's episode began.
         self._paths: list[NDArray[np.float64]] = []
         self._path_starts = np.zeros(num_envs, np.int64)
+
+    def _make_observation_space(self) -> spaces.Box:
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw goals from the square."""
@@ -99,6 +104,7 @@ class Navigation2DVectorEnv(BatchedFamily):
         # np.clip has a Python layer that costs more than these two calls.
         moves = np.asarray(actions, np.float64) * self._move_gain
         self._position += np.minimum(np.maximum(moves, -_STEP), _STEP)
+        self._stay_in_the_room()
         offset = self._position - self.tasks["goal"]
         if self.render_mode:
             self._paths.append(self._position.copy())
@@ -106,6 +112,9 @@ class Navigation2DVectorEnv(BatchedFamily):
         self._reward_terms = {"reward_distance": rewards}
         distances = np.abs(offset)
         return rewards, (distances[:, 0] < _ARRIVED) & (distances[:, 1] < _ARRIVED)
+
+    def _stay_in_the_room(self) -> None:
+        """Put points that have left the room back at its walls; this one has none."""
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = self._position
@@ -121,6 +130,58 @@ class Navigation2DVectorEnv(BatchedFamily):
         if len(path):
             canvas.disc(path[-1], 3, PATH_COLOR)
         return canvas.pixels
+
+
+class PixelNavigationVectorEnv(Navigation2DVectorEnv):
+    """2D navigation seen from above: the observation is a picture of the point, in which the goal is not drawn.
+
+    The picture is 32 x 32 pixels of gray, one byte each. It shows the room [-1, 1] x [-1, 1], y upwards, whose walls
+    stop the point. The point is a blot of light that fades to black within 2.5 pixels along each axis, so that its
+    place can be told to a fraction of a pixel.
+
+    Args:
+        num_envs: number of slots.
+        normalization_scale: see `Navigation2DVectorEnv`.
+        **options: see `Navigation2DVectorEnv`.
+
+    Raises:
+        ValueError: If a number is out of range or low is not below high.
+    """
+
+    def __init__(self, num_envs: int = 1, *, normalization_scale: float | None = 1.0, **options: Any) -> None:
+        super().__init__(num_envs, normalization_scale=normalization_scale, **options)
+
+    def _make_observation_space(self) -> spaces.Box:
+        return spaces.Box(0, 255, (_PIXELS, _PIXELS, 1), np.uint8)
+
+    def _stay_in_the_room(self) -> None:
+        np.clip(self._position, -1.0, 1.0, out=self._position)
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        # The light of a pixel is that of its column times that of its row.
+        place = (self._position * [1.0, -1.0] + 1.0) * ((_PIXELS - 1) / 2.0)
+        light = place[:, :, None].astype(np.float32) - np.arange(_PIXELS, dtype=np.float32)
+        light /= np.float32(_RADIUS)
+        np.square(light, out=light)
+        np.subtract(np.float32(1.0), light, out=light)
+        np.maximum(light, 0.0, out=light)
+        np.square(light, out=light)
+        light[:, 0] *= np.float32(255.0)
+        np.multiply(light[:, 1, :, None], light[:, 0, None, :], out=out[..., 0], casting="unsafe")
+
+    def _render_slot(self, slot: int) -> NDArray[np.uint8]:
+        seen = np.empty((self.num_envs, *self.single_observation_space.shape), np.uint8)  # type: ignore[misc]
+        self._write_observations(seen)
+        canvas = Canvas(size=256, reach=1.0)
+        canvas.pixels[:] = seen[slot].repeat(256 // _PIXELS, axis=0).repeat(256 // _PIXELS, axis=1)
+        canvas.disc(self.tasks["goal"][slot], 6, GOAL_COLOR)
+        return canvas.pixels
+
+
+class PixelNavigationEnv(BatchOfOne):
+    """One slot of `PixelNavigationVectorEnv`."""
+
+    family_class = PixelNavigationVectorEnv
 
 
 class Navigation2DEnv(BatchOfOne):

@@ -11,14 +11,14 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task
-from maml_rl.envs.spaces import write_flat
+from maml_rl.envs.spaces import is_image, write_flat
 
 
 class ObservingVectorEnv(MetaVectorEnv):
     """Slots whose observations are vectors: the environment's own, flattened, then further numbers.
 
-    A Discrete observation becomes a one-hot vector. Everything else is as the environment has it, so that the same
-    seeds give the same tasks and, for the same actions, the same episodes.
+    A Discrete observation becomes a one-hot vector, an image numbers in [0, 1]. Everything else is as the environment
+    has it, so that the same seeds give the same tasks and, for the same actions, the same episodes.
 
     Args:
         env: steps its slots in this process.
@@ -35,9 +35,12 @@ class ObservingVectorEnv(MetaVectorEnv):
         flat = spaces.utils.flatten_space(env.single_observation_space)
         assert isinstance(flat, spaces.Box)
         self._own_size = flat.shape[0]
+        # A policy sees that a vector is one, and not what its numbers were.
+        self._scale = dtype.type(1.0 / 255.0) if is_image(env.single_observation_space) else None
+        own_high = flat.high if self._scale is None else np.ones(flat.shape)
         self.single_observation_space = spaces.Box(
             np.concatenate([flat.low, low]).astype(dtype),
-            np.concatenate([flat.high, high]).astype(dtype),
+            np.concatenate([own_high, high]).astype(dtype),
             dtype=dtype.type,
         )
         self.single_action_space = env.single_action_space
@@ -104,6 +107,8 @@ class ObservingVectorEnv(MetaVectorEnv):
     def _observe(self) -> None:
         out, size = self.buffers.observations, self._own_size
         write_flat(self.env.single_observation_space, self.env.buffers.observations, out[:, :size])
+        if self._scale is not None:
+            out[:, :size] *= self._scale
         self._write_further(out[:, size:])
 
     def _infos(self) -> dict[str, Any]:

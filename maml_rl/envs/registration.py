@@ -70,6 +70,7 @@ FAMILIES: dict[str, FamilySpec] = {
     },
     "TabularMDP-v0": FamilySpec("maml_rl.envs.tabular_mdp", "TabularMDP", 10),
     "2DNavigation-v0": FamilySpec("maml_rl.envs.navigation", "Navigation2D", 100),
+    "PixelNavigation-v0": FamilySpec("maml_rl.envs.navigation", "PixelNavigation", 50),
     "HalfCheetahVel-v5": _mujoco("half_cheetah", "HalfCheetahVel"),
     "HalfCheetahDir-v5": _mujoco("half_cheetah", "HalfCheetahDir"),
     "HalfCheetahVel-finn2017-v0": _mujoco("finn2017", "Finn2017HalfCheetahVel"),

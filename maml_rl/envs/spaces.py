@@ -6,7 +6,7 @@ rules of `gymnasium.spaces.utils.flatten`, so that code outside of a sampler may
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
@@ -34,7 +34,7 @@ def array_layout(space: Space) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return space.shape or (), dtype
 
 
-def is_image(space: Space) -> bool:
+def is_image(space: Space) -> TypeGuard[spaces.Box]:
     """Tell whether a space is that of images: bytes from 0 to 255 on three axes, channels first or last."""
     return (
         isinstance(space, spaces.Box)

@@ -22,11 +22,12 @@ from maml_rl.envs.making import EnvMaker, ObservedLastStep, ObservedTask, make_v
 from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
-from maml_rl.envs.spaces import array_layout
+from maml_rl.envs.spaces import array_layout, is_image
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, explain
 from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
 from maml_rl.policies import Policy, as_policy
+from maml_rl.policies.cnn import conv_output_size, fitting_conv_layers
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
@@ -283,8 +284,16 @@ def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDis
 
 def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:
     """Refuse layers that certainly do not fit: parameters, and a gradient of the same size."""
-    observation_size, num_outputs = map(spaces.flatdim, (env.single_observation_space, env.single_action_space))
-    widths = [observation_size, *config.hidden_sizes, num_outputs]
+    observation_space = env.single_observation_space
+    if is_image(observation_space):
+        layers = config.conv_layers or fitting_conv_layers(observation_space.shape)
+        try:
+            num_inputs = conv_output_size(observation_space.shape, layers)
+        except ValueError as error:
+            raise config.error(str(error), "conv-layers") from None
+    else:
+        num_inputs = spaces.flatdim(observation_space)
+    widths = [num_inputs, *config.hidden_sizes, spaces.flatdim(env.single_action_space)]
     num_parameters = sum((before + 1) * after for before, after in pairwise(widths))
     try:
         check_memory(2 * 4 * num_parameters, f"a policy of {num_parameters:,} parameters", "lower hidden-sizes")

@@ -142,7 +142,9 @@ class MetaLearner(ABC):
         Raises:
             TypeError: If a space is not supported.
         """
-        return get_policy_for_env(env, config.hidden_sizes, config.nonlinearity, seed=config.seed)
+        return get_policy_for_env(
+            env, config.hidden_sizes, config.nonlinearity, seed=config.seed, conv_layers=config.conv_layers
+        )
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> AdaptationRule | None:

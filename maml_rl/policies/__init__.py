@@ -2,6 +2,7 @@
 
 from maml_rl.policies.bernoulli_mlp import BernoulliMLPPolicy
 from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
+from maml_rl.policies.cnn import CNNPolicy
 from maml_rl.policies.distributions import MultiCategorical
 from maml_rl.policies.gru_policy import GRUPolicy
 from maml_rl.policies.making import get_policy_for_env
@@ -14,6 +15,7 @@ from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy, 
 
 __all__ = [
     "BernoulliMLPPolicy",
+    "CNNPolicy",
     "CategoricalMLPPolicy",
     "DistributionParams",
     "GRUPolicy",

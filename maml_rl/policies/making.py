@@ -8,9 +8,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from maml_rl.envs.spaces import flat_observation_space
+from maml_rl.envs.spaces import flat_observation_space, is_image
 from maml_rl.policies.bernoulli_mlp import BernoulliMLPPolicy
 from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
+from maml_rl.policies.cnn import CNNPolicy, ConvLayer, conv_output_size, fitting_conv_layers
 from maml_rl.policies.mlp import MLPPolicy, Nonlinearity
 from maml_rl.policies.multi_categorical_mlp import MultiCategoricalMLPPolicy
 from maml_rl.policies.normal_mlp import NormalMLPPolicy
@@ -24,12 +25,14 @@ def get_policy_for_env(
     seed: int = 0,
     init_std: float = 1.0,
     min_std: float = 1e-6,
-) -> MLPPolicy:
+    conv_layers: Sequence[ConvLayer] | None = None,
+) -> MLPPolicy | CNNPolicy:
     """Make the policy that fits the spaces of `env`.
 
-    Gaussian for Box actions, categorical for Discrete and MultiDiscrete ones, Bernoulli for MultiBinary ones. Box
-    observations are flattened, Discrete ones become one-hot vectors; those of several parts are taken as
-    `gymnasium.wrappers.FlattenObservation` and the sampler give them.
+    Gaussian for Box actions, categorical for Discrete and MultiDiscrete ones, Bernoulli for MultiBinary ones.
+    Images (Boxes of bytes from 0 to 255 on three axes) go through convolutions. Other Box observations are flattened,
+    Discrete ones become one-hot vectors; those of several parts are taken as `gymnasium.wrappers.FlattenObservation`
+    and the sampler give them.
 
     Args:
         env: an environment, a vector environment, a sampler: whatever has `single_observation_space` and
@@ -39,9 +42,12 @@ def get_policy_for_env(
         seed: of the initial weights.
         init_std: initial standard deviation of a Gaussian policy.
         min_std: the deviation of a Gaussian policy never falls below it.
+        conv_layers: filters, kernel size and stride of each convolution, for images; by default two that take
+            patches of 4 x 4, then of 2 x 2, where they fit.
 
     Raises:
         TypeError: If a space is not supported.
+        ValueError: If the convolutions do not fit the images.
     """
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
     common: dict[str, Any] = {"hidden_sizes": hidden_sizes, "nonlinearity": nonlinearity, "seed": seed}
@@ -50,14 +56,37 @@ def get_policy_for_env(
     except TypeError as error:
         remedy = "map it to one of these with gymnasium.wrappers.TransformObservation"
         raise TypeError(f"no policy for the observation space {observation_space}: {error}; {remedy}") from None
+    if is_image(flat):
+        layers = fitting_conv_layers(flat.shape) if conv_layers is None else tuple(conv_layers)
+        head = _perceptron(action_space, conv_output_size(flat.shape, layers), init_std, min_std, common)
+        # A seed of its own: weights from the stream of the head would repeat its.
+        return CNNPolicy(flat.shape, head, layers, nonlinearity, seed=seed + 2**32)
     if isinstance(flat, spaces.Discrete):
         input_size, common["observation_start"] = int(flat.n), int(flat.start)
     else:
         input_size = spaces.flatdim(flat)
     common["observation_shape"] = flat.shape
+    return _perceptron(action_space, input_size, init_std, min_std, common)
+
+
+def _perceptron(
+    action_space: gym.Space[Any], input_size: int, init_std: float, min_std: float, common: dict[str, Any]
+) -> MLPPolicy:
+    """Make the perceptron whose distribution fits an action space.
+
+    Args:
+        action_space: of one environment.
+        input_size: number of input units.
+        init_std: of a Gaussian.
+        min_std: of a Gaussian.
+        common: arguments of every kind.
+
+    Raises:
+        TypeError: If the space is not supported.
+    """
     match action_space:
         case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
-            common |= {"init_std": init_std, "min_std": min_std}
+            common = {**common, "init_std": init_std, "min_std": min_std}
             return NormalMLPPolicy(input_size, math.prod(shape), **common, action_shape=shape)
         case spaces.Discrete(n=n, start=0):
             return CategoricalMLPPolicy(input_size, int(n), **common)

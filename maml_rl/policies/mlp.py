@@ -91,6 +91,14 @@ class MLPPolicy(Policy):
                 f"the policy is for observations of shape {self.observation_shape}, the environment has "
                 f"{observation_space}"
             )
+        self.check_actions(action_space)
+
+    def check_actions(self, action_space: gymnasium.Space[Any]) -> None:
+        """Refuse an action space that the policy does not fit.
+
+        Raises:
+            ValueError: If shape, type or numbers of categories differ.
+        """
         has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
         fits = tuple(action_space.shape or ()) == self.action_shape and has_reals is (self.noise_kind == "normal")
         if not fits or tuple(counts) != self.num_categories:
@@ -134,7 +142,7 @@ class MLPPolicy(Policy):
             if index:
                 units = self.nonlinearity(units)
             # Weights lie as (M, out, in), as nn.Linear has them; the transposed view costs no copy.
-            units = torch.baddbmm(params[bias].unsqueeze(1), units, params[weight].mT)
+            units = torch.baddbmm(params[bias].unsqueeze(1), _aligned(units), _aligned(params[weight]).mT)
         return units.reshape(*lead, self.output_size)
 
     def _shared_network(self, units: Tensor, params: Params) -> Tensor:
@@ -143,6 +151,20 @@ class MLPPolicy(Policy):
                 units = self.nonlinearity(units)
             units = F.linear(units, params[weight], params[bias])
         return units
+
+
+def _aligned(factor: Tensor) -> Tensor:
+    """Return a factor (M, N, K) of which each task's part begins where vector instructions want it.
+
+    Otherwise a product would round differently for a task that is the first in another worker: long sums begin with the
+    terms up to the next multiple of 16 bytes.
+    """
+    size = factor.shape[1] * factor.shape[2]
+    if size % 4 == 0 or factor.shape[2] <= 16:
+        return factor
+    padded: Tensor = F.pad(factor.flatten(1), (0, -size % 16))[:, :size]
+    aligned: Tensor = padded.unflatten(1, factor.shape[1:])
+    return aligned
 
 
 def find_nonlinearity(nonlinearity: str | Nonlinearity) -> Nonlinearity:

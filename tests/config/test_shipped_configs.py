@@ -62,6 +62,7 @@ def test_there_is_a_config_for_every_experiment() -> None:
         "sparse-point-corner",
         "dark-room",
         "dark-key-door",
+        "pixel-navigation",
     }
     finn2017 = ("2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "ant-vel", "ant-pos")
     published = {f"finn2017/{family}.yaml" for family in finn2017}

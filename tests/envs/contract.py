@@ -14,6 +14,7 @@ QUICK = {
     "Bandit-K5-v0",
     "TabularMDP-v0",
     "2DNavigation-v0",
+    "PixelNavigation-v0",
     "HalfCheetahVel-v5",
     "Walker2DRandParams-v5",
     "DarkRoom-v0",

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 
 from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
+from maml_rl.envs.spaces import is_image
 from tests.envs.contract import STEPS, assert_same_slot, assert_same_tasks, play, random_actions, same
 
 
@@ -171,7 +172,8 @@ def test_results_have_the_dtypes_and_spaces_they_should(vector_env: MetaVectorEn
     for actions in random_actions(vector_env, 3):
         observations, rewards, terminated, truncated, _ = vector_env.step(actions)
         assert vector_env.observation_space.contains(observations)
-    assert (observations.dtype, rewards.dtype) == (np.float32, np.float64)
+    expected = np.uint8 if is_image(vector_env.single_observation_space) else np.float32
+    assert (observations.dtype, rewards.dtype) == (expected, np.float64)
     assert terminated.dtype == truncated.dtype == np.bool_
 
 

@@ -15,6 +15,7 @@ from tests.envs.contract import random_actions
 OPINIONS = (
     r".*A Box observation space m(in|ax)imum value is -?infinity.*",
     r".*For Box action spaces, we recommend.*",
+    r"The minimal resolution for an image is 36x36.*",
     r".*We recommend you to use a symmetric and normalized Box action space.*",
 )
 

@@ -7,15 +7,17 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, ObservedTask, make_vector_env
+from maml_rl.envs.spaces import is_image
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.wire.describing import describe_env
 from tests.envs.contract import random_actions
-from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv
+from tests.envs.third_party import CellEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 
 
 def flat(space: spaces.Space[Any], values: np.ndarray) -> np.ndarray:
-    return np.stack([spaces.flatten(space, value) for value in values]).astype(np.float32)
+    vectors = np.stack([spaces.flatten(space, value) for value in values]).astype(np.float32)
+    return vectors * np.float32(1.0 / 255.0) if is_image(space) else vectors
 
 
 def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> None:
@@ -54,7 +56,7 @@ def test_last_step_stands_behind_the_environments_own_observation(env_id: str, v
     play_trial(vector_env, make_vector_env(ObservedLastStep(env_id), {}, vector_env.num_envs), 4)
 
 
-@pytest.mark.parametrize("env", [WalkEnv, PixelEnv, CellEnv])
+@pytest.mark.parametrize("env", [WalkEnv, PixelEnv, CellEnv, KnobsEnv, SwitchesEnv])
 def test_environments_of_other_people_show_their_last_steps(env: Any) -> None:
     plain, shown = (make_vector_env(made, {}, 2, max_episode_steps=3) for made in (env, ObservedLastStep(env)))
     play_trial(plain, shown, 5)

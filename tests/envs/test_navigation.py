@@ -1,5 +1,6 @@
 """2D navigation against its definition, computed one step at a time."""
 
+import tracemalloc
 from typing import Any
 
 import gymnasium
@@ -8,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.envs.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR, Navigation2DEnv, Navigation2DVectorEnv
+from maml_rl.envs.navigation import (
+    GOAL_COLOR,
+    PATH_COLOR,
+    START_COLOR,
+    Navigation2DEnv,
+    Navigation2DVectorEnv,
+    PixelNavigationVectorEnv,
+)
 
 coordinates = st.floats(-0.5, 0.5)
 actions = st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0))
@@ -155,3 +163,68 @@ def test_nothing_is_drawn_without_a_render_mode() -> None:
     env.reset(seed=0)
     assert env.render() is None
     assert env._paths == []
+
+
+def seen_place(image: np.ndarray) -> np.ndarray:
+    """Return the middle of the light in a picture, in the coordinates of the room."""
+    light = image[..., 0].astype(np.float64)
+    row, column = (np.average(np.arange(32), weights=light.sum(axis)) for axis in (1, 0))
+    return np.array([column, 31 - row]) * 2.0 / 31.0 - 1.0
+
+
+def test_picture_of_the_room_tells_the_place_to_a_fraction_of_a_pixel_and_nothing_of_the_goal() -> None:
+    goals = np.array([[0.4, 0.1], [-0.5, 0.5], [0.3, -0.3], [0.4, 0.1]])
+    env = PixelNavigationVectorEnv(4, autoreset_mode="Disabled")
+    env.reset_task([{"goal": goal} for goal in goals])
+    images, _ = env.reset(seed=0)
+    assert (images.dtype, images.shape) == (np.uint8, (4, 32, 32, 1))
+    actions = np.array([[1.0, 0.3], [-0.7, -1.0], [0.2, 0.9], [1.0, 0.3]], np.float32)
+    for step in range(1, 6):
+        images, rewards, *_ = env.step(actions)
+        places = 0.1 * step * actions.astype(np.float64)
+        np.testing.assert_allclose([seen_place(image) for image in images], places, atol=0.15 * 2.0 / 31.0)
+        np.testing.assert_allclose(rewards, -np.linalg.norm(places - goals, axis=1))
+        assert images.reshape(4, -1).max(axis=1).min() > 150
+    for goal in goals:
+        env.reset_task([{"goal": goal}] * 4)
+        np.testing.assert_array_equal(env.reset(seed=0)[0], PixelNavigationVectorEnv(4).reset(seed=0)[0])
+
+
+def test_walls_of_the_room_stop_the_point() -> None:
+    env = PixelNavigationVectorEnv(2, autoreset_mode="Disabled")
+    env.reset_task([{"goal": np.array([0.5, -0.5])}] * 2)
+    env.reset(seed=0)
+    for _ in range(15):
+        images = env.step(np.array([[5.0, 1.0], [-1.0, -1.0]], np.float32))[0]
+    # Half of the light is outside of the picture.
+    assert images[0, 0, 31, 0] == images[0].max() == 255
+    assert images[1, 31, 0, 0] == images[1].max() == 255
+    images = env.step(np.array([[-1.0, 0.0], [1.0, 0.0]], np.float32))[0]
+    assert images[0, 0, 31, 0] < 255
+
+
+def test_pictures_are_written_where_they_are_read() -> None:
+    """No picture lies anywhere else on the way: what a step allocates is less than a tenth of the pictures."""
+    env = PixelNavigationVectorEnv(400, autoreset_mode="Disabled")
+    env.reset(seed=0)
+    actions = np.full((400, 2), 0.5, np.float32)
+    env.step_send(0, actions)
+    env.step_recv()
+    tracemalloc.start()
+    for _ in range(3):
+        env.step_send(0, actions)
+        env.step_recv()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert env.buffers.observations.nbytes == 400 * 32 * 32
+    assert peak < 400 * 32 * 32
+
+
+def test_rendered_room_shows_the_goal_for_people() -> None:
+    env = PixelNavigationVectorEnv(1, render_mode="rgb_array", task={"goal": np.array([0.5, 0.5])})
+    env.reset(seed=0)
+    (picture,) = env.render()
+    assert picture.shape == (256, 256, 3)
+    assert (picture == GOAL_COLOR).all(-1).sum() > 50
+    assert picture[128, 128].tolist() == [picture[128, 128, 0]] * 3
+    assert picture[128, 128, 0] > 150

@@ -5,6 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs import MetaVectorEnv, ObservedTask, make_vector_env
+from maml_rl.envs.spaces import is_image
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
@@ -33,6 +34,8 @@ def test_task_stands_behind_the_environments_own_observation(env_id: str, vector
         if index == 0 or index % 4 == 1:
             if array.ndim == 1:
                 array = np.eye(size)[array]
+            if is_image(vector_env.single_observation_space):
+                array = array.reshape(4, size) * np.float32(1.0 / 255.0)
             np.testing.assert_array_equal(observed[:, :size], array)
             expected = np.array([numbers_of(task) for task in tasks], observed.dtype)
             np.testing.assert_array_equal(observed[:, size:], expected)
@@ -60,7 +63,8 @@ def test_environments_of_other_people_show_their_tasks(env: Any, low: float, siz
         assert observations[:, :-1].argmax(1).tolist() == own.tolist()
         assert observations[:, :-1].sum() == 2
     else:
-        np.testing.assert_array_equal(observations[:, :-1], own.reshape(2, -1))
+        own = own.reshape(2, -1) * np.float32(1.0 / 255.0 if env is PixelEnv else 1.0)
+        np.testing.assert_array_equal(observations[:, :-1], own)
     assert same(play(shown, 1, 3)[2::4], play(plain, 1, 3)[2::4])
     for env_ in (shown, plain):
         env_.close()

@@ -90,7 +90,10 @@ def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
         )
 
 
-@pytest.mark.parametrize(("num_tasks", "num_episodes", "hidden"), [(5, 20, (100, 100)), (7, 3, (13, 5)), (4, 1, (64,))])
+@pytest.mark.parametrize(
+    ("num_tasks", "num_episodes", "hidden"),
+    [(5, 20, (100, 100)), (7, 3, (13, 5)), (4, 1, (64,)), (5, 3, (37, 26)), (4, 1, (51,))],
+)
 @pytest.mark.parametrize("nonlinearity", ["relu", "tanh"])
 @every_kind
 def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(

@@ -5,19 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from gymnasium import spaces
 from iterations import digests
 
-from maml_rl import LinearFeatureBaseline, MultiTaskSampler, get_policy_for_env
+from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.baseline import make_baseline
 from maml_rl.envs import make_vector_env
 from maml_rl.metalearners import MAMLTRPO
-from tests.envs.third_party import DictEnv, KnobsEnv, SwitchesEnv, WalkEnv
+from tests.envs.third_party import DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 
 KINDS: dict[str, Any] = {
     "float64 observations": WalkEnv,
     "parts and float64 actions": DictEnv,
     "several choices": KnobsEnv,
     "switches": SwitchesEnv,
+    "images": PixelEnv,
+    "a batched family of images": "PixelNavigation-v0",
 }
 PLACES: dict[str, dict[str, Any]] = {
     "in process": {"num_workers": 0},
@@ -42,7 +44,7 @@ def test_arrays_have_the_type_of_the_space_and_an_update_the_type_of_the_policy(
         policy = get_policy_for_env(env, (8,), "tanh")
         observation_space, action_space = env.single_observation_space, env.single_action_space
     settings: dict[str, Any] = {"batch_size": 3, "seed": 0, "max_episode_steps": 5, "num_workers": 0}
-    baseline = LinearFeatureBaseline(spaces.flatdim(observation_space))
+    baseline = make_baseline("linear", observation_space)
     with MultiTaskSampler(KINDS[kind], {}, policy=policy, baseline=baseline, **settings) as sampler:
         train, valid = sampler.sample(sampler.sample_tasks(4), num_steps=1, fast_lr=0.1)
     for episodes in (*train, valid):

@@ -1,0 +1,237 @@
+"""A policy for images: convolutions give the input units of a multi-layer perceptron.
+
+Kernels that do not overlap are one batched product for all tasks, which takes half the time of a convolution when it is
+differentiated twice. Others are a convolution for each task: on a CPU that takes a third to a half less time than
+grouped convolutions, or than torch.func.vmap, which makes those. What a task gets does not depend on the other tasks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from maml_rl.envs.spaces import is_image
+from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, find_nonlinearity
+from maml_rl.policies.policy import DistributionParams, Params, Policy
+
+# Number of filters, kernel size and stride of one convolution.
+ConvLayer = tuple[int, int, int]
+CONV_LAYERS: tuple[ConvLayer, ...] = ((16, 4, 4), (32, 2, 2))
+_HEAD, _PARTS = "head.", ("weight", "bias")
+
+
+class CNNPolicy(Policy):
+    """Convolutions without padding, an activation after each, then a perceptron that makes the distribution.
+
+    Observations are images of bytes. They are scaled to [0, 1] here, on the policy's device. Parameters are named
+    conv1.weight, conv1.bias, ..., and head.layer1.weight, ... for those of the perceptron.
+
+    Args:
+        observation_shape: (height, width, channels), or (channels, height, width).
+        head: the perceptron, with as many input units as `conv_output_size` says.
+        conv_layers: filters, kernel size and stride of each convolution.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        seed: of the initial weights of the convolutions; the global random state does not change.
+
+    Attributes:
+        layer_widths: numbers for one observation in each layer, the image first.
+
+    Raises:
+        ValueError: If the layers do not fit the images or the head.
+    """
+
+    stateless = True
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        head: MLPPolicy,
+        conv_layers: Sequence[ConvLayer] = CONV_LAYERS,
+        nonlinearity: str | Nonlinearity = "relu",
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.observation_shape, self.conv_layers = tuple(observation_shape), tuple(conv_layers)
+        shapes = _conv_shapes(self.observation_shape, self.conv_layers)
+        self.layer_widths = [channels * height * width for channels, height, width in shapes]
+        if head.input_size != self.layer_widths[-1]:
+            raise ValueError(
+                f"the convolutions give {self.layer_widths[-1]} numbers for an image of shape "
+                f"{self.observation_shape}, but the head has {head.input_size} input units"
+            )
+        self.layer_widths += [*head.hidden_sizes, head.output_size]
+        self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
+        self.nonlinearity = find_nonlinearity(nonlinearity)
+        generator = torch.Generator().manual_seed(seed)
+        for index, ((before, _, _), (filters, kernel, stride)) in enumerate(
+            zip(shapes[:-1], self.conv_layers, strict=True), start=1
+        ):
+            # skip_init: the constructor would draw from the global random state.
+            layer = nn.utils.skip_init(nn.Conv2d, before, filters, kernel, stride)
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+            self.add_module(f"conv{index}", layer)
+        self.head = head
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Compare shapes and types; see `Policy.check_spaces`."""
+        if not is_image(observation_space) or tuple(observation_space.shape or ()) != self.observation_shape:
+            raise ValueError(
+                f"the policy is for images of bytes of shape {self.observation_shape}, the environment has "
+                f"{observation_space}"
+            )
+        self.head.check_actions(action_space)
+
+    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """See `Policy.distribution_parameters`."""
+        return self.head.distribution_parameters(self.features(observations, params), self._of_head(params))
+
+    def distribution_from(self, parameters: DistributionParams) -> Distribution:
+        """See `Policy.distribution_from`."""
+        return self.head.distribution_from(parameters)
+
+    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
+        """See `Policy.act`."""
+        return self.head.act(self.features(observations, params), noise, self._of_head(params))
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return `act` under fixed parameters; see `Policy.actor`."""
+        # Copies lie at the same alignment wherever the stack begins, so that convolutions round the same everywhere.
+        own, of_head = [param.clone() for param in self._conv_params(params)], self._of_head(params)
+        return lambda observations, noise: self.head.act(self._features(observations, own), noise, of_head)
+
+    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
+        """See `Policy.log_prob_from`."""
+        return self.head.log_prob_from(distribution, actions)
+
+    def entropy_from(self, distribution: DistributionParams) -> Tensor:
+        """See `Policy.entropy_from`."""
+        return self.head.entropy_from(distribution)
+
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """See `Policy.kl`."""
+        return self.head.kl(old, new)
+
+    def fisher_product(
+        self, distribution: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> DistributionParams:
+        """See `Policy.fisher_product`."""
+        return self.head.fisher_product(distribution, tangents, weights)
+
+    def features(self, observations: Tensor, params: Params | None = None) -> Tensor:
+        """Return what the convolutions make of images (..., *observation shape): (..., features)."""
+        own = dict(self.named_parameters()) if params is None else params
+        return self._features(observations, self._conv_params(own))
+
+    def _features(self, observations: Tensor, params: Sequence[Tensor]) -> Tensor:
+        """Return features (..., F).
+
+        Args:
+            observations: (..., *observation shape); (M, ..., *observation shape) for parameters of M tasks.
+            params: weight and bias of each convolution, stacked (M, ...) or not.
+        """
+        lead = observations.shape[: observations.dim() - 3]
+        stacked = bool(params) and params[0].dim() == 5
+        if stacked and lead[:1] != params[0].shape[:1]:
+            raise ValueError(
+                f"parameters are stacked for {len(params[0])} tasks, so observations must have the shape "
+                f"({len(params[0])}, ..., *{self.observation_shape}), got {tuple(observations.shape)}"
+            )
+        if not stacked:
+            params = [param.unsqueeze(0) for param in params]
+        images = observations.reshape(lead[0] if stacked else 1, -1, *self.observation_shape)
+        if _channels_first(self.observation_shape):
+            images = images.movedim(2, -1)
+        dtype = params[0].dtype if params else torch.float32
+        units = images.to(dtype, memory_format=torch.contiguous_format) * (1.0 / 255.0)
+        for index, (_, kernel, stride) in enumerate(self.conv_layers):
+            apply = _convolve_patches if kernel == stride else _convolve_each
+            units = self.nonlinearity(apply(units, params[2 * index], params[2 * index + 1], stride))
+        return units.reshape(*lead, self.head.input_size)
+
+    def _conv_params(self, params: Params) -> list[Tensor]:
+        """Return weight and bias of each convolution."""
+        return [params[f"conv{index + 1}.{part}"] for index in range(len(self.conv_layers)) for part in _PARTS]
+
+    def _of_head(self, params: Params | None) -> dict[str, Tensor] | None:
+        if params is None:
+            return None
+        return {name.removeprefix(_HEAD): value for name, value in params.items() if name.startswith(_HEAD)}
+
+
+def _convolve_patches(units: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:
+    """Convolve with kernels that do not overlap, by one batched product.
+
+    Args:
+        units: (M, N, height, width, channels).
+        weight: (M, filters, channels, size, size).
+        bias: (M, filters).
+        size: of a kernel, and its stride.
+
+    Returns:
+        (M, N, height // size, width // size, filters).
+    """
+    num_tasks, num_images, height, width, channels = units.shape
+    rows, columns = height // size, width // size
+    patches = units[:, :, : rows * size, : columns * size]
+    patches = patches.reshape(num_tasks, num_images, rows, size, columns, size, channels).transpose(4, 3)
+    patches = patches.reshape(num_tasks, num_images * rows * columns, size * size * channels)
+    kernels = weight.movedim(2, -1).flatten(2)
+    return torch.baddbmm(bias.unsqueeze(1), patches, kernels.mT).reshape(num_tasks, num_images, rows, columns, -1)
+
+
+def _convolve_each(units: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """Convolve with any kernels, task by task; see `_convolve_patches` for the shapes."""
+    each = [
+        F.conv2d(images.movedim(-1, 1), own_weight, own_bias, stride).movedim(1, -1)
+        for images, own_weight, own_bias in zip(units, weight, bias, strict=True)
+    ]
+    return torch.stack(each)
+
+
+def conv_output_size(observation_shape: Sequence[int], conv_layers: Sequence[ConvLayer]) -> int:
+    """Return how many numbers convolutions give for one image.
+
+    Raises:
+        ValueError: If a kernel is larger than what it is applied to.
+    """
+    channels, height, width = _conv_shapes(tuple(observation_shape), conv_layers)[-1]
+    return channels * height * width
+
+
+def fitting_conv_layers(observation_shape: Sequence[int]) -> tuple[ConvLayer, ...]:
+    """Return as many of the default layers as fit images of this shape."""
+    for count in range(len(CONV_LAYERS), 0, -1):
+        try:
+            conv_output_size(observation_shape, CONV_LAYERS[:count])
+        except ValueError:
+            continue
+        return CONV_LAYERS[:count]
+    return ()
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    """Tell where the channels of an image are: on the shorter axis, in doubt on the last."""
+    return shape[0] < shape[2]
+
+
+def _conv_shapes(shape: tuple[int, ...], conv_layers: Sequence[ConvLayer]) -> list[tuple[int, int, int]]:
+    """Return channels, height and width of the image, and after each convolution."""
+    first = _channels_first(shape)
+    shapes = [(shape[0], shape[1], shape[2]) if first else (shape[2], shape[0], shape[1])]
+    for index, (filters, kernel, stride) in enumerate(conv_layers, start=1):
+        _, height, width = shapes[-1]
+        if min(filters, kernel, stride) < 1:
+            raise ValueError(f"filters, kernel size and stride must be positive, got {(filters, kernel, stride)}")
+        if kernel > min(height, width):
+            raise ValueError(
+                f"the kernel of convolution {index} is {kernel} x {kernel}, but of images of shape {shape} only "
+                f"{height} x {width} numbers are left there; use fewer or smaller conv-layers"
+            )
+        shapes.append((filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1))
+    return shapes

@@ -1,0 +1,174 @@
+"""Policies for images, against convolutions of torch.nn, differences, and themselves in other groupings."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.episode import TaskEpisodes
+from maml_rl.policies import CNNPolicy, NormalMLPPolicy, get_policy_for_env
+from maml_rl.policies.cnn import conv_output_size
+
+# Patches, kernels that overlap, and one of each; not all divide the image.
+LAYERS = {
+    "patches": ((4, 4, 4), (5, 2, 2)),
+    "overlapping": ((4, 3, 2), (5, 3, 1)),
+    "both": ((4, 3, 3), (5, 3, 2)),
+    "none": (),
+}
+SHAPES = {"channels last": (17, 19, 2), "channels first": (2, 17, 19)}
+every_layers = pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+def space(shape: tuple[int, ...]) -> spaces.Box:
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+def make(shape: tuple[int, ...] = (17, 19, 2), layers: Any = LAYERS["patches"], seed: int = 0) -> CNNPolicy:
+    head = NormalMLPPolicy(conv_output_size(shape, layers), 2, (6,), "tanh", seed=seed)
+    return CNNPolicy(shape, head, layers, "tanh", seed=seed)
+
+
+def images(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def of_tasks(policy: CNNPolicy, num_tasks: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: (value + 0.1 * torch.randn(value.shape, generator=generator)).detach()
+        for name, value in policy.stack_parameters(num_tasks).items()
+    }
+
+
+@every_layers
+@every_shape
+def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, ...], layers: Any) -> None:
+    policy, rows = make(shape, layers), images(3, 5, *shape)
+    units = rows.flatten(0, 1).float() / 255.0
+    units = units if shape[0] == 2 else units.permute(0, 3, 1, 2)
+    for index, (filters, kernel, stride) in enumerate(layers, start=1):
+        layer = nn.utils.skip_init(nn.Conv2d, units.shape[1], filters, kernel, stride)
+        layer.load_state_dict(policy.get_submodule(f"conv{index}").state_dict())
+        units = torch.tanh(layer(units))
+    expected = units.movedim(1, -1).reshape(3, 5, -1)
+    torch.testing.assert_close(policy.features(rows), expected)
+    assert expected.shape[-1] == conv_output_size(shape, layers) == policy.head.input_size
+    torch.testing.assert_close(policy(rows).mean, policy.head(expected).mean)
+
+
+@every_layers
+@every_shape
+def test_task_gets_what_its_own_parameters_give_whichever_tasks_are_computed_along(
+    shape: tuple[int, ...], layers: Any
+) -> None:
+    policy, rows = make(shape, layers), images(4, 3, *shape)
+    params, noise = of_tasks(policy, 4), torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        together = policy.actor(params)(rows, noise)
+        assert torch.equal(together, policy.act(rows, noise, params))
+        some = policy.actor({name: value[1:3] for name, value in params.items()}, 1)
+        assert torch.equal(some(rows[1:3], noise[1:3]), together[1:3])
+        for task in range(4):
+            alone = policy.act(rows[task], noise[task], {name: value[task] for name, value in params.items()})
+            torch.testing.assert_close(alone, together[task], rtol=1e-4, atol=1e-5)
+
+
+@every_layers
+def test_second_derivatives_are_slopes_of_the_first(layers: Any) -> None:
+    policy = make((11, 11, 1), layers).double()
+    rows = images(2, 3, 2, 11, 11, 1)
+    ones = torch.ones(2, 2, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(3)
+    actions = torch.randn((2, 3, 2, 2), generator=generator, dtype=torch.float64)
+    episodes = TaskEpisodes(rows, actions, torch.zeros(2, 3, 2), 3 * ones, ones, ones, rows[:, 0])
+    episodes.advantages = torch.randn((2, 3, 2), generator=generator, dtype=torch.float64)
+    samples = Samples.of(episodes, slice(None), dtype=torch.float64, device=torch.device("cpu"))
+    assert samples.observations.dtype == torch.uint8
+    layout, workspace = ParameterLayout(policy), Workspace()
+    point = layout.flatten({name: value.double() for name, value in of_tasks(policy, 2).items()})
+    vectors = torch.randn(point.shape, generator=generator, dtype=torch.float64)
+    on_samples = PolicyOnSamples(policy, layout, samples)
+
+    def gradient(at: Tensor) -> Tensor:
+        loss = lambda log_probs: (log_probs * samples.advantages).sum((1, 2))  # noqa: E731
+        found: Tensor = on_samples.at(at, workspace).differentiate(loss, workspace, twice=True)[1]
+        return found
+
+    linearization = on_samples.at(point, workspace)
+    linearization.differentiate(lambda x: (x * samples.advantages).sum((1, 2)), workspace, twice=True)
+    difference = (gradient(point + 1e-6 * vectors) - gradient(point - 1e-6 * vectors)) / 2e-6
+    torch.testing.assert_close(linearization.hessian_product(vectors, workspace), difference, rtol=1e-5, atol=1e-6)
+
+
+def test_layout_counts_the_numbers_of_every_layer_so_that_memory_is_cut_over_tasks() -> None:
+    policy = make((32, 32, 1), ((8, 4, 4), (16, 2, 2)))
+    assert policy.layer_widths == [1024, 512, 256, 6, 2]
+    layout = ParameterLayout(policy)
+    assert (layout.width, layout.units) == (1024, 1800)
+
+
+def test_weights_come_from_the_seed_and_leave_the_global_random_state_alone() -> None:
+    state = torch.get_rng_state()
+    first, again, other = make(seed=1), make(seed=1), make(seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [name for name, _ in first.named_parameters()][:4] == [
+        "conv1.weight",
+        "conv1.bias",
+        "conv2.weight",
+        "conv2.bias",
+    ]
+    assert all(torch.equal(value, again.get_parameter(name)) for name, value in first.named_parameters())
+    assert not torch.equal(first.get_parameter("conv1.weight"), other.get_parameter("conv1.weight"))
+    copy = pickle.loads(pickle.dumps(first))
+    assert torch.equal(copy(images(2, 17, 19, 2)).mean, first(images(2, 17, 19, 2)).mean)
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 1), (3, 84, 84), (84, 84, 4), (5, 6, 3), (3, 3, 1)])
+@pytest.mark.parametrize(
+    "action_space",
+    [spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)],
+    ids=str,
+)
+def test_images_get_convolutions_that_fit_and_any_actions(shape: tuple[int, ...], action_space: Any) -> None:
+    env = SimpleNamespace(single_observation_space=space(shape), single_action_space=action_space)
+    policy = get_policy_for_env(env, (8,))
+    assert isinstance(policy, CNNPolicy)
+    policy.check_spaces(space(shape), action_space)
+    observation = space(shape).sample()
+    action = np.asarray(policy.choose(observation), action_space.dtype)[()]
+    assert action.shape == action_space.shape
+    assert isinstance(action_space, spaces.Box) or action_space.contains(action)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (((8, 20, 1),), r"kernel of convolution 1 is 20 x 20.*only 17 x 19.*smaller conv-layers"),
+        (((8, 4, 4), (8, 5, 1)), r"kernel of convolution 2 is 5 x 5.*only 4 x 4"),
+        (((8, 4, 0),), "must be positive"),
+    ],
+)
+def test_convolutions_that_do_not_fit_are_refused(layers: Any, message: str) -> None:
+    env = SimpleNamespace(single_observation_space=space((17, 19, 2)), single_action_space=spaces.Discrete(2))
+    with pytest.raises(ValueError, match=message):
+        get_policy_for_env(env, conv_layers=layers)
+
+
+def test_head_and_observations_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the convolutions give 20 numbers .* head has 3 input units"):
+        CNNPolicy((17, 19, 2), NormalMLPPolicy(3, 2), LAYERS["patches"])
+    policy = make()
+    with pytest.raises(ValueError, match=r"images of bytes of shape \(17, 19, 2\), the environment has Box.*float32"):
+        policy.check_spaces(spaces.Box(0.0, 1.0, (17, 19, 2)), spaces.Box(-1.0, 1.0, (2,)))
+    with pytest.raises(ValueError, match="does not fit the action space Discrete"):
+        policy.check_spaces(space((17, 19, 2)), spaces.Discrete(2))
+    with pytest.raises(ValueError, match=r"stacked for 2 tasks.*got \(3, 4, 17, 19, 2\)"):
+        policy(images(3, 4, 17, 19, 2), policy.stack_parameters(2))
