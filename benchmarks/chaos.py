@@ -1,4 +1,4 @@
-"""A thread that does to child processes what machines do: kills them, stops them, starves them."""
+"""A thread that does to worker processes what machines do: kills them, stops them, starves them."""
 
 import contextlib
 import os
@@ -15,9 +15,9 @@ KINDS = ("kill", "stop", "starve", "freeze")
 
 
 class RecoveryClock(StageTimer):
-    """A sampler's timer that notices when slots are sampled again after a child has been killed.
+    """A sampler's timer that notices when slots are sampled again after a worker has been killed.
 
-    That is, at the latest, when this process has received a step from its children, or a whole phase from children that
+    That is, at the latest, when this process has received a step from its workers, or a whole phase from workers that
     act by themselves, and the victim is no longer among them.
 
     Attributes:
@@ -34,7 +34,7 @@ class RecoveryClock(StageTimer):
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Notice what children have sampled; measure nothing else."""
+        """Notice what workers have sampled; measure nothing else."""
         yield
         if name == "waiting":
             with self._lock:
@@ -44,7 +44,7 @@ class RecoveryClock(StageTimer):
                     self._recovered.set()
 
     def kill(self, pid: int) -> None:
-        """Kill a child and start the clock."""
+        """Kill a worker and start the clock."""
         with self._lock:
             self._victim, self._killed_at = pid, time.perf_counter()
             self._recovered.clear()
@@ -66,7 +66,7 @@ class Chaos(threading.Thread):
     """Injects one fault after the other until it is told to end.
 
     Args:
-        pids: returns the process ids of the children that there are now.
+        pids: returns the process ids of the workers that there are now.
         clock: the sampler's timer.
         seed: of victims, kinds and pauses.
         weights: how often each of `KINDS` comes.
@@ -129,7 +129,7 @@ class Chaos(threading.Thread):
         if kind == "stop":
             self._ended.wait(self._random.uniform(0.05, 1.0))
         elif kind == "starve":
-            # A child that gets a fiftieth of its core.
+            # A worker that gets a fiftieth of its core.
             for _ in range(20):
                 os.kill(pid, signal.SIGCONT)
                 time.sleep(0.001)

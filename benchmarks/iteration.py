@@ -33,7 +33,7 @@ PARTS = ("whole", "growth")
 SECONDS = "Seconds of one iteration"
 STAGES = "Stages, share of the iteration"
 SHARES = "Share of others' time"
-QUEUES = "children with queues, the sampling alone"
+QUEUES = "workers with queues, the sampling alone"
 # What grows, the sizes that it takes, and those of --quick; all else is as in `base`.
 AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "tasks": ((10, 20, 40, 80), (1, 2)),
@@ -70,7 +70,7 @@ def _measure_whole(report: Report, options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         ours = Host("maml_rl", "benchmarks.contenders.whole_iteration:IterationAndReference", workload, 1)
         stack.callback(ours.close)
-        queues = Host(QUEUES, "benchmarks.contenders.queue_children:make_queue_children", QUEUES, job, 8, True)
+        queues = Host(QUEUES, "benchmarks.contenders.queue_workers:make_queue_workers", QUEUES, job, 8, True)
         stack.callback(queues.close)
 
         def sampling_of_an_iteration() -> Measurements:
@@ -179,7 +179,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     parser.add_argument("--growth-repeats", type=int, default=3, help="rounds over all sizes that grow")
-    parser.add_argument("--num-workers", type=int, help="children of our sampler; its own default if not given")
+    parser.add_argument("--num-workers", type=int, help="worker processes of our sampler; its own default if not given")
     options = parser.parse_args(arguments)
     if options.quick:
         options.repeats, options.warmup, options.growth_repeats = 1, 0, 1

@@ -60,7 +60,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=256, help="of the population")
     parser.add_argument("--task-size", type=int, default=16, help="episodes of each task of the sampler")
     parser.add_argument("--horizon", type=int, default=200, help="steps of an episode")
-    parser.add_argument("--num-workers", type=int, help="children; the default placement if not given")
+    parser.add_argument("--num-workers", type=int, help="worker processes; the default placement if not given")
     options = parser.parse_args(arguments)
     if options.quick:
         options.members, options.task_size, options.horizon, options.repeats, options.warmup = 4, 2, 5, 1, 0

@@ -53,8 +53,8 @@ OTHERS = (
     Other("envpool, async", "envpool_batches:make_async", "{slots} environments, batches of half of them", "envpool"),
     Other("envpool, sync", "envpool_batches:make_sync", "{slots} environments", "envpool"),
     Other(
-        "children with queues",
-        "queue_children:make_queue_children",
+        "workers with queues",
+        "queue_workers:make_queue_workers",
         "8 processes, {slots} environment objects",
         arguments=(8, True),
     ),
@@ -186,7 +186,7 @@ def _placement(workload: Workload) -> str:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
-    parser.add_argument("--num-workers", type=int, help="children of our sampler; its own default if not given")
+    parser.add_argument("--num-workers", type=int, help="worker processes of our sampler; its own default if not given")
     options = parser.parse_args(arguments)
     if options.quick:
         options.repeats, options.warmup = 1, 1

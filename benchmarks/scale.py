@@ -112,7 +112,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=int, default=[160, 800, 4_000, 32_000], help="environments")
     parser.add_argument("--horizon", type=int, default=100, help="steps of an episode")
     parser.add_argument("--memory-repeats", type=int, default=2, help="phases whose memory is watched")
-    parser.add_argument("--num-workers", type=int, help="children of our sampler; its own default if not given")
+    parser.add_argument("--num-workers", type=int, help="worker processes of our sampler; its own default if not given")
     options = parser.parse_args(arguments)
     if options.quick:
         options.sizes, options.horizon = [4, 40], 5

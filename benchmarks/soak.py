@@ -1,11 +1,11 @@
-"""Trains while children are killed, stopped, starved and frozen at random, and checks that results do not change.
+"""Trains while workers are killed, stopped, starved and frozen at random, and checks that results do not change.
 
     python -m benchmarks.soak --minutes 60
     python -m benchmarks.soak --kills 1000
 
-The same short training runs of several families are repeated over and over, the policy acting in the children and in
+The same short training runs of several families are repeated over and over, the policy acting in the workers and in
 the parent in turns. Digests of all episodes and of the
-parameters after every update are compared with those of an undisturbed run in one process. With --kills, children are
+parameters after every update are compared with those of an undisturbed run in one process. With --kills, workers are
 only killed, one after the other, and the time from each kill to sampling again is measured. The exit code is 1 if
 anything went wrong.
 """
@@ -39,7 +39,7 @@ FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
 FOUND = "What was found"
 RECOVERY = "From a kill to sampling again"
 GROWTH = "Growth from the first runs to the last"
-# More than any number of kills: here it is wanted that children die again and again.
+# More than any number of kills: here it is wanted that workers die again and again.
 _MAX_RESTARTS = 1_000_000
 
 
@@ -70,11 +70,11 @@ class Soak:
         )
 
     def pids(self) -> list[int]:
-        """Return the children of the run under way."""
+        """Return the workers of the run under way."""
         return [] if self._training is None else self._training.sampler.pids
 
     def run(self) -> None:
-        """Repeat the runs until time is up or the children have died often enough."""
+        """Repeat the runs until time is up or the workers have died often enough."""
         families = [_workload(family, self._options) for family in self._options.families]
         undisturbed = {workload.env: list(self._digests(replace(workload, num_workers=0))) for workload in families}
         workloads = [
@@ -184,10 +184,10 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
 
     for kind in KINDS:
         found(f"faults injected: {kind}", chaos.injected[kind])
-    found("children replaced", soak.restarts.count, "after a warning that named each")
+    found("workers replaced", soak.restarts.count, "after a warning that named each")
     found("training runs", record.runs, ", ".join(options.families))
     found("iterations", record.iterations)
-    found("children reported as hung", record.timeouts, "then the iteration was repeated")
+    found("workers reported as hung", record.timeouts, "then the iteration was repeated")
     found("digest mismatches", record.mismatches)
     found("hangs", record.hangs)
     found("processes left", left)
@@ -197,7 +197,7 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
     for name, values, scale, unit in (
         ("memory of the parent", record.memory, 1e6, "MB"),
         ("open files", record.files, 1, "count"),
-        ("processes", record.children, 1, "count"),
+        ("processes", record.workers, 1, "count"),
     ):
         if len(values) >= 3:
             report.add(GROWTH, Row(name, Samples([growth(values) / scale]), unit))
@@ -241,8 +241,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), help="ids, each in its turn")
     parser.add_argument("--iterations", type=int, default=10, help="of one training run")
     parser.add_argument("--size", nargs=3, type=int, default=[4, 5, 50], metavar=("M", "B", "T"), help="of a phase")
-    parser.add_argument("--num-workers", type=int, default=2, help="children")
-    parser.add_argument("--step-timeout", type=float, default=3.0, help="seconds after which a child counts as hung")
+    parser.add_argument("--num-workers", type=int, default=2, help="worker processes")
+    parser.add_argument("--step-timeout", type=float, default=3.0, help="seconds after which a worker counts as hung")
     parser.add_argument("--longest-pause", type=float, default=0.3, help="seconds between two faults, at most")
     parser.add_argument(
         "--weights", nargs=4, type=float, default=[10, 5, 2, 1], metavar=KINDS, help="how often each fault comes"

@@ -28,12 +28,12 @@ class SoakRecord:
     Attributes:
         runs: training runs that have ended.
         iterations: iterations that have ended.
-        timeouts: frozen children that the sampler reported, after which the iteration was repeated.
+        timeouts: frozen workers that the sampler reported, after which the iteration was repeated.
         mismatches: iterations whose digest differs from the undisturbed run's.
         hangs: iterations that did not end.
         memory: bytes of this process after each run.
         files: open files after each run.
-        children: processes that are left after each run.
+        workers: processes that are left after each run.
         last_progress: when the last iteration ended.
     """
 
@@ -44,7 +44,7 @@ class SoakRecord:
     hangs: int = 0
     memory: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
-    children: list[int] = field(default_factory=list)
+    workers: list[int] = field(default_factory=list)
     last_progress: float = field(default_factory=time.monotonic)
 
     def take_stock(self) -> None:
@@ -53,7 +53,7 @@ class SoakRecord:
         process = psutil.Process()
         self.memory.append(process.memory_info().rss)
         self.files.append(process.num_fds())
-        self.children.append(len(process.children(recursive=True)))
+        self.workers.append(len(process.children(recursive=True)))
 
 
 def growth(values: list[int]) -> float:

@@ -3,7 +3,7 @@
     python -m benchmarks.supervision --json supervision.json
 
 Both sides sample HalfCheetahDir under one set of parameters per task, by the same loop. On one side are the sampler's
-children: supervised, their episodes handed to the parent. On the other side is one process per core that samples its
+workers: supervised, their episodes handed to the parent. On the other side is one process per core that samples its
 share of the tasks in itself and keeps what it has got. So the share is a lower bound: what is lost pays for
 heartbeats, commands, deadlines and the way of the episodes together.
 """

@@ -1,13 +1,13 @@
-"""Is it worth while not to wait for all children? Every way of waiting, on the same code.
+"""Is it worth while not to wait for all workers? Every way of waiting, on the same code.
 
     python -m benchmarks.waiting --json waiting.json --chart waiting.svg
     python -m benchmarks.waiting --horizons 250 40 10 --repeats 2 --json waiting.json --chart waiting.svg
 
 The second takes minutes where the first takes an hour.
 
-Repeats a published experiment: 8 processes, 160 to 32,000 environments, a parent that waits for all children, or for at
+Repeats a published experiment: 8 processes, 160 to 32,000 environments, a parent that waits for all workers, or for at
 most so many seconds and then acts for those that have answered; with a small and a large network. Next to that the
-other ways of collecting: two groups of children that take turns, policies that act within the children, and a policy on
+other ways of collecting: two groups of workers that take turns, policies that act within the workers, and a policy on
 an accelerator where there is one.
 
 Collecting ahead makes no step faster: it does something else meanwhile. So its gain is measured in whole training
@@ -34,7 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "at most 0.1 s": {"recv_timeout": 0.1},
     "at most 0.0001 s": {"recv_timeout": 0.0001},
     "two groups": {"num_groups": 2},
-    "policy in the children": {"inference": "worker"},
+    "policy in the workers": {"inference": "worker"},
 }
 ACCELERATOR: dict[str, dict[str, Any]] = {"policy on the accelerator": {"device": "cuda"}}
 PREFETCH = {"training, collecting when needed": 0, "training, collecting one batch ahead": 1}
@@ -43,7 +43,7 @@ NETWORKS = {"small": (64, 64), "large": (512, 512)}
 HORIZONS = {160: 1_000, 4_000: 200, 32_000: 50}
 QUANTITIES = {
     "rate": ("Environment steps per second", "steps/s"),
-    "children": ("Mean number of children per forward pass", "children"),
+    "workers": ("Mean number of workers per forward pass", "workers"),
     "waiting": ("Share of the time that the parent waits", "share"),
 }
 TRAINING = {
@@ -121,7 +121,7 @@ def _measure(
 def _workload(
     size: int, network: str, options: argparse.Namespace, arguments: dict[str, Any] | None = None
 ) -> Workload:
-    """Return a workload with one task per child, so that a child's environments are a whole task."""
+    """Return a workload with one task per worker, so that a worker's environments are a whole task."""
     tasks = options.num_workers
     return Workload(
         "HalfCheetahDir-v5",
@@ -184,7 +184,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=int, default=list(HORIZONS), help="environments")
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="policies")
     parser.add_argument("--horizons", nargs="+", type=int, help="steps of an episode for each of --sizes")
-    parser.add_argument("--num-workers", type=int, default=8, help="children, at least 2")
+    parser.add_argument("--num-workers", type=int, default=8, help="worker processes, at least 2")
     options = parser.parse_args(arguments)
     if options.quick:
         options.sizes, options.networks, options.horizons, options.num_workers = [8], ["small"], [5], 2

@@ -125,7 +125,9 @@ def test_wheel_holds_the_whole_package_and_every_config(built: tuple[Path, ZipFi
     configs = {
         f"maml_rl/config/shipped/{path.relative_to(ROOT / 'configs')}" for path in ROOT.glob("configs/**/*.yaml")
     }
-    assert names >= modules | configs | {"maml_rl/py.typed", "maml_rl/report/style.css"}
+    policies = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("maml_rl/zoo/**/*") if path.is_file()}
+    assert len(policies) >= 10
+    assert names >= modules | configs | policies | {"maml_rl/py.typed", "maml_rl/report/style.css"}
     assert not any(name.startswith(("tests/", "benchmarks/", "configs/")) for name in names)
     assert f"maml_rl-{maml_rl.__version__}.dist-info/entry_points.txt" in names
 

@@ -5,13 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
 
-from maml_rl.config import Config
-from maml_rl.config.yaml_source import Mapping
-from maml_rl.experiment.train import train
 from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,16 +30,18 @@ def command_lines() -> list[str]:
 
 def test_policy_is_adapted_to_a_task_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = {"env-name": "2DNavigation-v0", "hidden-sizes": [8], "fast-batch-size": 4, "meta-batch-size": 2}
-    config = Config.from_mapping(Mapping("the test", {**settings, "num-batches": 1}))
-    train(config, "runs/maml/2d-navigation", num_workers=0)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(python_block("adapt_to_task"), names)
     before, after = names["policy"], names["adapted"]
-    assert any((one != other).any() for one, other in zip(before.parameters(), after.parameters(), strict=True))  # type: ignore[attr-defined]
-    # The first step is at most 0.1 along each axis, towards the goal or not.
-    assert -0.55 < float(names["reward"]) < -0.2  # type: ignore[arg-type]
-    assert isinstance(names["env"], gymnasium.Env)
+    assert any((one != other).any() for one, other in zip(before.parameters(), after.parameters(), strict=True))
+    env = names["env"]
+    assert isinstance(env, gymnasium.Env)
+    policy, observation, rewards = after, names["observation"], [names["reward"]]
+    for _ in range(40):
+        observation, reward, *_ = env.step(policy.choose(observation))
+        rewards.append(reward)
+    # The goal is 0.36 away from the start.
+    assert max(rewards) > -0.15, "the adapted policy does not find the goal"
 
 
 @pytest.mark.slow

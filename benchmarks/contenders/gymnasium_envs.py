@@ -33,7 +33,7 @@ class _GymnasiumEnvs:
 def make_async(name: str, job: Job) -> LockstepContender:
     """Return AsyncVectorEnv: one process per environment, observations through shared memory.
 
-    They are forked, which starts 160 of them fastest and shares most of their memory; the children use no torch.
+    They are forked, which starts 160 of them fastest and shares most of their memory; the workers use no torch.
     """
     envs = AsyncVectorEnv([make_half_cheetah] * job.slots, shared_memory=True, copy=False, context="fork")
     return LockstepContender(name, job, _GymnasiumEnvs(envs))

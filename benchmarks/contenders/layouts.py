@@ -55,7 +55,7 @@ class Workload:
         horizon: T.
         hidden_sizes: of the policy, tanh units.
         seed: of everything.
-        num_workers: children; None for the default placement.
+        num_workers: worker processes; None for the default placement.
         env_kwargs: of the family.
         adapted: each task under parameters adapted to it; otherwise under slightly different ones drawn at random,
             which spares large workloads the memory of the adaptation.

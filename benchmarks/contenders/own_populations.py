@@ -43,5 +43,5 @@ class Populations:
         return {self._name: self._steps / (time.perf_counter() - start)}
 
     def close(self) -> None:
-        """End the evaluator's children."""
+        """End the evaluator's workers."""
         self._evaluator.close()

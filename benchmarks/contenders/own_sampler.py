@@ -59,7 +59,7 @@ class OwnSampler:
         return episodes, streams, time.perf_counter() - start
 
     def close(self) -> None:
-        """End the sampler's children."""
+        """End the sampler's workers."""
         self.sampler.close()
 
     def _adapted(self) -> dict[str, torch.Tensor]:
@@ -185,7 +185,7 @@ class SamplerAndBarePolicy:
         return dict(zip(self._names, (steps / seconds, all_steps / keyed, all_steps / drawn), strict=True))
 
     def close(self) -> None:
-        """End the sampler's children."""
+        """End the sampler's workers."""
         self._own.close()
 
     def _act(self, streams: PhaseStreams | None) -> float:
@@ -234,18 +234,18 @@ class WaitingMode:
         self._own = OwnSampler(workload, self._timer)
 
     def turn(self) -> Measurements:
-        """Sample once; return steps per second, mean number of children per forward pass, and the share of waiting."""
+        """Sample once; return steps per second, mean number of workers per forward pass, and the share of waiting."""
         self._timer.take()
         self._timer.take_means()
         episodes, _, seconds = self._own.sample()
-        # A child that acts for itself tells the parent nothing of its forward passes, each of which is for one.
-        children = self._timer.take_means().get("children_per_inference", 1.0)
+        # A worker that acts for itself tells the parent nothing of its forward passes, each of which is for one.
+        workers = self._timer.take_means().get("workers_per_inference", 1.0)
         return {
             f"{self._name}: rate": episodes.num_steps / seconds,
-            f"{self._name}: children": children,
+            f"{self._name}: workers": workers,
             f"{self._name}: waiting": self._timer.take().get("waiting", 0.0) / seconds,
         }
 
     def close(self) -> None:
-        """End the sampler's children."""
+        """End the sampler's workers."""
         self._own.close()

@@ -33,7 +33,7 @@ class _StableBaselinesEnvs:
 
 
 def make_subproc(name: str, job: Job) -> LockstepContender:
-    """Return SubprocVecEnv, forked: started otherwise, every child would import torch for itself."""
+    """Return SubprocVecEnv, forked: started otherwise, every worker would import torch for itself."""
     return LockstepContender(
         name, job, _StableBaselinesEnvs(SubprocVecEnv([make_half_cheetah] * job.slots, start_method="fork"))
     )

@@ -61,4 +61,4 @@ class TrainingAhead:
         return {f"{self._name}: rate": steps / seconds, f"{self._name}: waiting": waited / seconds}
 
     def close(self) -> None:
-        """Do nothing: every turn ends its own children."""
+        """Do nothing: every turn ends its own workers."""

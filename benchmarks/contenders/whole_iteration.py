@@ -53,7 +53,7 @@ class Iterations:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """End the sampler's children."""
+        """End the sampler's workers."""
         self._training.sampler.close()
 
     def _restore(self) -> None:
@@ -85,7 +85,7 @@ class IterationAndReference:
         }
 
     def close(self) -> None:
-        """End the sampler's children."""
+        """End the sampler's workers."""
         self._iterations.close()
 
 

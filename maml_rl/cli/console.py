@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+# What a shell returns for a command whose reader has gone, as in `maml-rl configs | head`; Windows has no such signal.
+_READER_GONE = 128 + getattr(signal, "SIGPIPE", 13)
 # Bytes that Linux allows in a name and in a path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 # How many characters of a wrong value a line shows.
@@ -111,6 +113,11 @@ def run_command(
     try:
         with _log_to_standard_error(parser.prog, options.log_level):
             command(options)
+            # Now rather than at the end of the interpreter, whose complaint nothing could catch.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
     except KeyboardInterrupt as interrupt:
         print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
         return interrupt.exit_code if isinstance(interrupt, Ended) else INTERRUPTED

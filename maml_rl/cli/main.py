@@ -1,5 +1,6 @@
 """The command `maml-rl`: training, testing, reports, lists of families and configs, benchmarks, checks."""
 
+import json
 import os
 import re
 import subprocess
@@ -27,13 +28,15 @@ from maml_rl.cli.console import (
     utf8,
 )
 from maml_rl.cli.train_test import run_test, run_train
-from maml_rl.config.catalog import shipped_configs
+from maml_rl.config.catalog import shipped_configs, zoo
 from maml_rl.config.config import load_config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, explain
 
 # Escape sequences and prefix of Gymnasium's warnings.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
+# What a table does not wrap at.
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -155,12 +158,53 @@ def _configs(options: Namespace) -> None:
         # The first comment of a config says in a sentence or two what it is for.
         purpose = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
         rows.append((name, config.env_name, config.algorithm, purpose))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    _print_table(rows)
+    print("\nmaml-rl train NAME trains with one; every setting may be replaced on the command line.")
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print columns of text, the last of which is wrapped."""
+    widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)][:-1]
     for row in rows:
         start = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False))
         lines = textwrap.wrap(row[-1], 118 - len(start))
-        print(f"{start}  " + f"\n{'':<{len(start)}}  ".join(lines))
-    print("\nmaml-rl train NAME trains with one; every setting may be replaced on the command line.")
+        print(f"{start}  " + f"\n{'':<{len(start)}}  ".join(lines).replace(_NO_BREAK, " "))
+
+
+def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -> int:
+    """List the trained policies that come with the package, or add one, and return the exit code."""
+    parser = Parser(prog=prog, description="List the trained policies that come with the package.")
+    parser.add_argument("--add", type=file_path, metavar="RUN", help="evaluate the policy of this run, and add it")
+    parser.add_argument("--name", type=utf8, help="of the policy to add")
+    parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (the default), 'best', or a number")
+    parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
+    parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
+    add_log_level(parser)
+    return run_command(parser, arguments, _zoo)
+
+
+def _zoo(options: Namespace) -> None:
+    if (options.add is None) != (options.name is None):
+        raise ConfigError("--add RUN and --name NAME go together; give both, or none for the list")
+    if options.add is not None:
+        from maml_rl.experiment.zoo import add_to_zoo
+
+        chosen: dict[str, Any] = {"overwrite": options.overwrite, "num_workers": options.num_workers}
+        print(f"added {add_to_zoo(options.add, options.name, options.checkpoint, **chosen)}")
+    policies = zoo()
+    rows = [("name", "tasks", "algorithm", "iterations", "return after 0, 1, ... inner steps on new tasks")]
+    for name, folder in policies.items():
+        config = load_config(folder / "config.json")
+        evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        returns = [f"{value:.1f} [{low:.1f}, {high:.1f}]" for value, low, high in evaluation["intervals"]]
+        text = ", ".join(each.replace(" ", _NO_BREAK) for each in returns)
+        text += " (episodes of a trial)" * (evaluation["columns"] == "episode")
+        iterations = next((folder / "checkpoints").iterdir()).name.rpartition("-")[2].lstrip("0")
+        rows.append((name, config.env_name, config.algorithm, iterations, text))
+    _print_table(rows)
+    print(
+        "\nmaml_rl.load_policy('zoo:NAME') loads one, maml-rl test zoo:NAME tests it; in brackets are 95 % intervals."
+    )
 
 
 def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl check-env") -> int:
@@ -303,6 +347,7 @@ COMMANDS = {
     "envs": Command("list the task families and their tasks", run_envs),
     "bench": Command("run a benchmark", run_benchmark),
     "configs": Command("list the configs that come with the package", run_configs),
+    "zoo": Command("list the trained policies that come with the package", run_zoo),
     "check-env": Command("check that your environment is a task family", run_check_env),
 }
 

@@ -23,7 +23,7 @@ from maml_rl.cli.console import (
     positive,
     run_command,
 )
-from maml_rl.config.catalog import SHIPPED, find_config, name_of
+from maml_rl.config.catalog import SHIPPED, ZOO, find_config, find_run, name_of
 from maml_rl.config.config import SECTION, Config, SettingsModel, load_config
 from maml_rl.config.reference import describe_settings
 from maml_rl.config.yaml_source import parse_value
@@ -109,13 +109,14 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
 def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
     """Run test.py, or the command that `prog` names, and return its exit code."""
     parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
-    _add_config(parser, "the folder of a run, its config.json, or a config by file or name")
+    _add_config(parser, "the folder of a run, its config.json, zoo:NAME, or a config by file or name")
     parser.add_argument(
         "--checkpoint",
         "--policy",
         type=_path_or_name,
         default="last",
-        help="of the run: 'last' (the default), 'best', a number of iterations, or 'initial' (at random); or a folder",
+        help="of the run: 'last' (the default), 'best', a number of iterations, or 'initial' (at random); a folder; or "
+        "zoo:NAME",
     )
     parser.add_argument(
         "--output",
@@ -273,6 +274,11 @@ def _how_to_go_on(options: argparse.Namespace) -> str:
 
 
 def _test(options: argparse.Namespace) -> None:
+    if options.checkpoint.startswith("zoo:"):
+        policy = find_run(options.checkpoint)
+        if options.name is None and options.config is None:
+            options.name = options.checkpoint
+        options.checkpoint = str(next((policy / "checkpoints").iterdir()))
     config_path = _chosen_config(options)
     if config_path is None:
         raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
@@ -397,7 +403,7 @@ def _chosen_config(options: argparse.Namespace) -> Path | None:
     given = options.config or options.name
     if given is None:
         return None
-    path = Path(given)
+    path = find_run(given)
     if (path / "config.json").is_file():
         return path / "config.json"
     if path.suffix or path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -410,6 +416,11 @@ def _chosen_config(options: argparse.Namespace) -> Path | None:
         raise
 
 
+def _is_run(config_path: Path) -> bool:
+    """Tell whether a config lies in the folder of a run; the zoo, whose policies do, is not to be written to."""
+    return config_path.name == "config.json" and not config_path.resolve().is_relative_to(ZOO)
+
+
 def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
     """Return the folder of the run of each of the --seeds, or of the only run."""
     folder = options.output_folder
@@ -418,7 +429,7 @@ def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
 
 def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
     """Return the folder of a run that names none; a new one may get a number, and the newest is resumed."""
-    if config_path.name == "config.json":
+    if _is_run(config_path):
         # A run is resumed or overwritten where it is, or repeated beside that.
         return config_path.parent
     folder = Path("runs") / name_of(config_path)
@@ -429,10 +440,7 @@ def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
 
 def _default_output(config_path: Path, file: str, *, overwrite: bool) -> Path:
     """Return the file of results that name none: `file` in the run's folder, or named after the config."""
-    if config_path.name == "config.json":
-        path = config_path.parent / file
-    else:
-        path = Path("runs") / f"{name_of(config_path)}.npz"
+    path = config_path.parent / file if _is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
     return path if overwrite else next_path(path)
 
 

@@ -1,4 +1,4 @@
-"""The configs that come with the package, found by name."""
+"""The configs and the trained policies that come with the package, found by name."""
 
 from pathlib import Path
 
@@ -9,6 +9,9 @@ from maml_rl.errors import ConfigError
 SHIPPED = Path(__file__).parent / "shipped"
 # Of several configs with one name, that of this folder is meant.
 _USUAL = "maml"
+# Trained policies, each in a folder like that of a run.
+ZOO = Path(__file__).resolve().parents[1] / "zoo"
+_IN_ZOO = "zoo:"
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -41,9 +44,31 @@ def find_config(name: str) -> Path:
     return names[wanted]
 
 
+def zoo() -> dict[str, Path]:
+    """Return the folder of every trained policy that comes with the package, by its name."""
+    folders = sorted(path.parent for path in ZOO.glob("**/config.json"))
+    return {name: folder for folder in folders if not (name := folder.relative_to(ZOO).as_posix()).startswith(".")}
+
+
+def find_run(run: str | Path) -> Path:
+    """Return the folder of a run, or that of a policy of the zoo for "zoo:NAME".
+
+    Raises:
+        ConfigError: If the zoo has no such policy; the message has the closest name.
+    """
+    if not str(run).startswith(_IN_ZOO):
+        return Path(run)
+    known, name = zoo(), str(run).removeprefix(_IN_ZOO)
+    if name not in known:
+        raise ConfigError(f"the zoo has no policy {name!r}{suggest(name, list(known))} (`maml-rl zoo` lists them)")
+    return known[name]
+
+
 def name_of(path: Path) -> str:
     """Return what a run of a config is named after: the path below `configs/`, or the name of the user's own file."""
     file = path.resolve()
+    if file.is_relative_to(ZOO):
+        return f"zoo/{file.parent.relative_to(ZOO).as_posix()}"
     return _full_name(file) if file.is_relative_to(SHIPPED.resolve()) else path.stem
 
 

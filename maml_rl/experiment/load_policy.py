@@ -9,6 +9,7 @@ import torch
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import make_baseline
+from maml_rl.config.catalog import find_run
 from maml_rl.config.config import Config, load_config
 from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
@@ -22,10 +23,10 @@ AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 def load_policy(run: str | Path, checkpoint: str | Path = "last", device: torch.device | str = "cpu") -> Policy:
-    """Load the policy of a training run.
+    """Load the policy of a training run, or one that comes with the package.
 
     Args:
-        run: the run's folder.
+        run: the run's folder; or "zoo:NAME", with a name that `maml-rl zoo` lists.
         checkpoint: "last"; "best", by the evaluations of the run if it has any, otherwise by its returns in training; a
             number of iterations; or the folder of a checkpoint.
         device: where the policy goes.
@@ -35,10 +36,10 @@ def load_policy(run: str | Path, checkpoint: str | Path = "last", device: torch.
         `adapt_to_task` takes.
 
     Raises:
-        ConfigError: If the folder is no run, or its environment cannot be made.
+        ConfigError: If the folder is no run, the zoo has no such policy, or the environment cannot be made.
         CheckpointError: If the checkpoint is missing, broken, or of another architecture.
     """
-    folder = Path(run)
+    folder = find_run(run)
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
     experiment = make_experiment(load_config(folder / CONFIG), device)

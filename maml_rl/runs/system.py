@@ -58,5 +58,9 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    found = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    # A virtual machine may tell no more than the maker in the name.
+    numbers = [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
+    return found["model name"] + (f" ({', '.join(numbers)})" if numbers else "")

@@ -39,7 +39,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Phase, RolloutBackend
 from maml_rl.samplers.child.ray_actor import Introduction, Look, PhaseData, Raised, RolloutActor, Sampled, own_versions
 from maml_rl.samplers.parent.worker_pool import error_of
-from maml_rl.samplers.rollout.loop import CHILDREN_PER_INFERENCE
+from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.describing import describe_env, describe_stack, describe_tasks, shorten
 from maml_rl.samplers.wire.env_recipe import Recipe
@@ -261,7 +261,7 @@ class RayBackend(RolloutBackend):
             ]
         for actor in self._actors:
             actor.seconds = {}
-        timer.observe(CHILDREN_PER_INFERENCE, 1)
+        timer.observe(WORKERS_PER_INFERENCE, 1)
         started = monotonic()
         for unit, reply in self._results(units, timer):
             assert isinstance(reply, Sampled)

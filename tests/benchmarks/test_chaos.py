@@ -35,16 +35,16 @@ def wait_for(condition):
 @pytest.mark.timeout(30)
 def test_killed_process_is_dead_and_the_clock_runs_until_others_have_sampled(victim):
     clock = RecoveryClock()
-    children = [victim.pid]
-    clock.pids = lambda: children
-    chaos = disturb(clock, lambda: children, (1, 0, 0, 0))
+    workers = [victim.pid]
+    clock.pids = lambda: workers
+    chaos = disturb(clock, lambda: workers, (1, 0, 0, 0))
     chaos.start()
 
     assert victim.wait(10) == -signal.SIGKILL
     with clock.stage("waiting"):
         pass
     assert clock.latencies == []
-    children = [os.getpid()]
+    workers = [os.getpid()]
     with clock.stage("physics"):
         pass
     assert clock.latencies == []

@@ -91,13 +91,13 @@ def test_waiting_measures_every_mode_there_is(files):
     for title, _ in waiting.QUANTITIES.values():
         names = [row["name"] for row in result["tables"][title]]
         assert {name.rpartition(", ")[2] for name in names} == set(waiting.modes_here())
-    _, children, shares = (
+    _, workers, shares = (
         [row["median"] for row in result["tables"][title]] for title, _ in waiting.QUANTITIES.values()
     )
-    # The parent acts for both children, for whoever has answered, for a group of one; or a child for itself.
-    assert children[0] == 2.0
-    assert children[3:5] == [1.0, 1.0]
-    assert all(1.0 <= mean <= 2.0 for mean in children)
+    # The parent acts for both workers, for those that have answered, for a group of one; or a worker for itself.
+    assert workers[0] == 2.0
+    assert workers[3:5] == [1.0, 1.0]
+    assert all(1.0 <= mean <= 2.0 for mean in workers)
     assert all(0.0 < share <= 1.0 for share in shares)
     for title, _ in waiting.TRAINING.values():
         assert [row["name"] for row in result["tables"][title]] == list(waiting.PREFETCH)
@@ -133,7 +133,7 @@ def test_accelerator_is_a_mode_where_there_is_one(present, monkeypatch):
     assert list(waiting.modes_here()) == [*waiting.MODES, *(waiting.ACCELERATOR if present else ())]
 
 
-def test_sizes_that_the_children_cannot_share_equally_are_refused(capsys):
+def test_sizes_that_the_workers_cannot_share_equally_are_refused(capsys):
     with pytest.raises(SystemExit):
         waiting.main(["--sizes", "10"])
 

@@ -15,8 +15,8 @@ CONTENDERS = {
     "stable-baselines": ("stable_baselines3", "stable_baselines:make_subproc", ()),
     "envpool sync": ("envpool", "envpool_batches:make_sync", ()),
     "envpool async": ("envpool", "envpool_batches:make_async", ()),
-    "queues": ("gymnasium", "queue_children:make_queue_children", (8, True)),
-    "queues, whoever is ready": ("gymnasium", "queue_children:make_queue_children", (2, False)),
+    "queues": ("gymnasium", "queue_workers:make_queue_workers", (8, True)),
+    "queues, those that are ready": ("gymnasium", "queue_workers:make_queue_workers", (2, False)),
 }
 
 

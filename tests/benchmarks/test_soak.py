@@ -23,8 +23,8 @@ def test_minute_of_faults_changes_no_result(tmp_path):
     assert {name: counts[name] for name in COUNTS} == COUNTS
     assert counts["faults injected: kill"] >= 10
     assert counts["faults injected: stop"] >= 1
-    # A child that is killed while its run ends need not be replaced.
-    kills, replaced = counts["faults injected: kill"], counts["children replaced"]
+    # A worker that is killed while its run ends need not be replaced.
+    kills, replaced = counts["faults injected: kill"], counts["workers replaced"]
     assert kills - counts["training runs"] - 1 <= replaced <= kills
     growth = {row["name"]: row["median"] for row in tables[soak.GROWTH]}
     assert growth["open files"] == 0

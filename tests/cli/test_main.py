@@ -332,3 +332,13 @@ def test_renderer_that_mujoco_cannot_load_is_named_with_the_remedy(tmp_path: Pat
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert "MUJOCO_GL is 'nonsense': unset it" in line
+
+
+@pytest.mark.slow
+def test_list_whose_reader_has_gone_ends_without_a_word() -> None:
+    command = [sys.executable, "-m", "maml_rl", "configs"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, text=True, timeout=60)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")

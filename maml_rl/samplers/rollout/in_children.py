@@ -13,7 +13,7 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 from maml_rl.samplers.rollout.actor import phase_parameters
-from maml_rl.samplers.rollout.loop import CHILDREN_PER_INFERENCE
+from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.shared_buffers import Layout
 from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, PhasePlan
@@ -68,7 +68,7 @@ def collect_in_children(
         for name, tensor in tensors.items():
             arrays[name][...] = tensor.detach().cpu().numpy()
     shared.version[0] += 1
-    timer.observe(CHILDREN_PER_INFERENCE, 1)
+    timer.observe(WORKERS_PER_INFERENCE, 1)
     timed = timer is not NULL_TIMER
     with timer.stage("waiting"):
         vector_env.phases.run(streams, timed=timed)

@@ -20,7 +20,7 @@ from maml_rl.samplers.rollout.recorder import EpisodeRecorder
 from maml_rl.seeding import PhaseStreams
 
 # What a timer observes at every forward pass: for how many workers, or other parts, it was.
-CHILDREN_PER_INFERENCE = "children_per_inference"
+WORKERS_PER_INFERENCE = "workers_per_inference"
 
 
 class Slots(Protocol):
@@ -97,7 +97,7 @@ def _run_wave(
         for slots, members in _adjacent(parts, indices):
             with timer.stage("inference"):
                 actions = actor.act(slots, noise.rows(slots, recorder.steps(slots)), recorder.running(slots))
-            timer.observe(CHILDREN_PER_INFERENCE, len(members))
+            timer.observe(WORKERS_PER_INFERENCE, len(members))
             with timer.stage("assembly"):
                 recorder.write_choice(slots, buffers.observations[slots], actions)
             for index in members:

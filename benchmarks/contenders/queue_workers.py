@@ -1,4 +1,4 @@
-"""The usual home-made sampler: a few children with one environment object per slot, fed and read through queues."""
+"""The usual home-made sampler: a few workers with one environment object per slot, fed and read through queues."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from benchmarks.contenders.layouts import Job
 from benchmarks.measuring import Measurements
 
 
-class QueueChildren:
+class QueueWorkers:
     """Collects the job with workers that hold whole tasks; the policy acts for those that have answered.
 
-    Every child reads actions from a queue of its own; all answer into one queue. The parent waits for one answer and
+    Every worker reads actions from a queue of its own; all answer into one queue. The parent waits for one answer and
     takes along those that lie ready.
 
     Args:
         name: of the row.
-        job: what to collect; every child holds the slots of `tasks_per_wave / children` tasks.
-        children: number of processes; at most the tasks of a wave, else each holds a part of a task.
-        wait_for_all: act only when every child has answered.
+        job: what to collect; every worker holds the slots of `tasks_per_wave / workers` tasks.
+        workers: number of processes; at most the tasks of a wave, else each holds a part of a task.
+        wait_for_all: act only when every worker has answered.
     """
 
-    def __init__(self, name: str, job: Job, children: int = 8, wait_for_all: bool = False) -> None:
+    def __init__(self, name: str, job: Job, workers: int = 8, wait_for_all: bool = False) -> None:
         self._name, self._job, self._wait_for_all = name, job, wait_for_all
-        children = max(number for number in range(1, children + 1) if job.tasks_per_wave % number == 0)
-        self._tasks_per_child = job.tasks_per_wave // children
-        slots = self._tasks_per_child * job.episodes_per_task
-        # Forked like the other contenders' children; none of them touches torch.
+        workers = max(number for number in range(1, workers + 1) if job.tasks_per_wave % number == 0)
+        self._tasks_per_worker = job.tasks_per_wave // workers
+        slots = self._tasks_per_worker * job.episodes_per_task
+        # Forked like the other contenders' workers; none of them touches torch.
         context = multiprocessing.get_context("fork")
         self._results: Queue[Any] = context.Queue()
-        self._commands: list[Queue[Any]] = [context.Queue() for _ in range(children)]
-        self._children = [
-            context.Process(target=_run_child, args=(index, slots, commands, self._results), daemon=True)
+        self._commands: list[Queue[Any]] = [context.Queue() for _ in range(workers)]
+        self._workers = [
+            context.Process(target=_run_worker, args=(index, slots, commands, self._results), daemon=True)
             for index, commands in enumerate(self._commands)
         ]
-        for child in self._children:
-            child.start()
-        self._sizes, *_ = [self._results.get() for _ in self._children]
+        for worker in self._workers:
+            worker.start()
+        self._sizes, *_ = [self._results.get() for _ in self._workers]
         self._policies = TaskPolicies(job, *self._sizes)
 
     def turn(self) -> Measurements:
@@ -60,17 +60,17 @@ class QueueChildren:
         return episodes
 
     def close(self) -> None:
-        """End the children."""
+        """End the workers."""
         for commands in self._commands:
             commands.put(None)
-        for child in self._children:
-            child.join(10.0)
+        for worker in self._workers:
+            worker.join(10.0)
 
     def _collect_wave(self, first: int, episodes: Episodes) -> None:
-        job, per_child, count = self._job, self._tasks_per_child, len(self._children)
-        shape = (per_child, job.episodes_per_task)
-        tasks = [slice(first + i * per_child, first + (i + 1) * per_child) for i in range(count)]
-        policies = [self._policies.of_tasks(of_child) for of_child in tasks]
+        job, per_worker, count = self._job, self._tasks_per_worker, len(self._workers)
+        shape = (per_worker, job.episodes_per_task)
+        tasks = [slice(first + i * per_worker, first + (i + 1) * per_worker) for i in range(count)]
+        policies = [self._policies.of_tasks(of_worker) for of_worker in tasks]
         policies_of_all = self._policies.of_tasks(slice(first, first + job.tasks_per_wave))
         noise = self._policies.noise().reshape(job.horizon, count, -1, self._sizes[1])
         steps = np.full(count, -1)
@@ -110,7 +110,7 @@ class QueueChildren:
         return answers
 
 
-def _run_child(index: int, slots: int, commands: Queue[Any], results: Queue[Any]) -> None:
+def _run_worker(index: int, slots: int, commands: Queue[Any], results: Queue[Any]) -> None:
     """Step the environments one after the other until there are no more commands."""
     envs = [make_half_cheetah() for _ in range(slots)]
     observation_size, action_size = len(envs[0].reset()[0]), len(envs[0].action_space.sample())
@@ -127,6 +127,6 @@ def _run_child(index: int, slots: int, commands: Queue[Any], results: Queue[Any]
         results.put((index, observations.copy(), rewards.copy()))
 
 
-def make_queue_children(name: str, job: Job, children: int, wait_for_all: bool) -> QueueChildren:
-    """Return the design with `children` processes."""
-    return QueueChildren(name, job, children, wait_for_all)
+def make_queue_workers(name: str, job: Job, workers: int, wait_for_all: bool) -> QueueWorkers:
+    """Return the design with `workers` processes."""
+    return QueueWorkers(name, job, workers, wait_for_all)

@@ -1,0 +1,123 @@
+"""The zoo: trained policies that come with the package, each a run in small with its last checkpoint and evaluation.
+
+`zoo/NAME` holds `config.json`, one checkpoint, and `evaluation.json`: what `maml-rl test zoo:NAME` measures.
+"""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from maml_rl.config.catalog import ZOO, find_run, zoo
+from maml_rl.config.config import Config, load_config
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.evaluate import Evaluation, evaluate
+from maml_rl.runs.atomic_files import TEMPORARY, discard, replace_file
+from maml_rl.runs.checkpoint import find_checkpoint, restore, save_checkpoint
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, SYSTEM
+from maml_rl.runs.system import describe_system
+
+EVALUATION = "evaluation.json"
+# Of all policies together, since they are part of every installation.
+MOST_BYTES = 2_000_000
+_NOT_KEPT = {"evaluate_every", "evaluation_tasks", "num_workers", "backend", "ray_address"}
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+
+
+def add_to_zoo(
+    run: str | Path,
+    name: str,
+    checkpoint: str | Path = "last",
+    *,
+    overwrite: bool = False,
+    num_workers: int | None = None,
+) -> Path:
+    """Evaluate the policy of a run, and put both into the zoo.
+
+    Args:
+        run: the run's folder.
+        name: in the zoo.
+        checkpoint: see `load_policy`.
+        overwrite: replace the policy of this name.
+        num_workers: worker processes of the evaluation; see `MultiTaskSampler`.
+
+    Returns:
+        The policy's folder in the zoo.
+
+    Raises:
+        ConfigError: If there is no such run, its config needs code that is no part of the package, the name is taken or
+            no name, or the zoo would become too large.
+        CheckpointError: If the checkpoint is missing or broken.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for the zoo; take letters, digits, '-' and '.', and at most one '/'")
+    if name in zoo() and not overwrite:
+        raise ConfigError(f"the zoo has a policy {name!r}; replace it with --overwrite, or choose another --name")
+    folder = find_run(run)
+    config = load_config(folder / CONFIG)
+    for key, value in (("env-name", config.env_name), ("algorithm", config.algorithm), ("policy", config.policy or "")):
+        if ":" in value:
+            raise ConfigError(f"{key} {value!r} of {folder} is no part of the package, so others could not load it")
+    # Where the run was sampled and when it was evaluated is of no use here, and may name what others do not have.
+    defaults = {str(field.alias): field.default for name, field in Config.model_fields.items() if name in _NOT_KEPT}
+    config = config.override(defaults)
+    experiment = make_experiment(config, num_workers=num_workers)
+    path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
+    restore(saved, experiment.metalearner, config.algorithm, path)
+    evaluation = evaluate(experiment, num_workers=num_workers)
+    made = ZOO / f"{TEMPORARY}{name.replace('/', '-')}"
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        save_checkpoint(replace(saved, score=None, evaluated=False), made / CHECKPOINTS)
+        replace_file(made / CONFIG, experiment.config.to_json().encode())
+        text = json.dumps(_results(evaluation, experiment, folder), indent=1, allow_nan=False)
+        replace_file(made / EVALUATION, f"{text}\n".encode())
+        others = {other: path for other, path in zoo().items() if other != name}
+        size = folder_size(made) + sum(map(folder_size, others.values()))
+        if size > MOST_BYTES:
+            raise ConfigError(
+                f"with {name!r} the zoo would have {size:,} bytes, at most {MOST_BYTES:,} are allowed; remove another"
+            )
+        (ZOO / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ZOO / name).exists():
+            discard(ZOO / name)
+        made.rename(ZOO / name)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return ZOO / name
+
+
+def returns_digest(evaluation: Evaluation) -> str:
+    """Return a SHA-256 of the returns of all episodes."""
+    return hashlib.sha256(evaluation.returns.tobytes()).hexdigest()
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _results(evaluation: Evaluation, experiment: Experiment, run: Path) -> dict[str, Any]:
+    try:
+        trained_with = json.loads((run / SYSTEM).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        trained_with = {}
+    return {
+        # What the columns count: inner steps, or the episodes of a trial.
+        "columns": experiment.metalearner.columns,
+        "tasks": len(evaluation.tasks),
+        "episodes": evaluation.returns.shape[2],
+        "seed": evaluation.seed,
+        "step-sizes": [None if math.isnan(size) else size for size in evaluation.step_sizes],
+        # Of each column the mean, lower and upper bound.
+        "intervals": evaluation.intervals().tolist(),
+        "task-returns": evaluation.task_returns().tolist(),
+        "digest": returns_digest(evaluation),
+        "evaluated-with": {key: value for key, value in describe_system().items() if key != "commit"},
+        "trained-with": trained_with,
+    }

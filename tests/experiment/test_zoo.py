@@ -1,0 +1,158 @@
+"""The trained policies that come with the package load, do what their evaluations say, and stay small."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maml_rl import load_policy
+from maml_rl.cli import main as cli
+from maml_rl.config import load_config
+from maml_rl.config.catalog import ZOO, find_run, zoo
+from maml_rl.envs import FAMILIES
+from maml_rl.errors import ConfigError
+from maml_rl.experiment import zoo as zoo_module
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.train import train
+from maml_rl.experiment.zoo import EVALUATION, MOST_BYTES, add_to_zoo, folder_size, returns_digest
+from maml_rl.runs.system import describe_system
+from tests.small_runs import config_of
+
+# Physics would take these tests half a minute.
+FAST = [
+    name
+    for name, folder in zoo().items()
+    if "mujoco" not in FAMILIES[load_config(folder / "config.json").env_name].module
+]
+
+
+def evaluation_of(name: str) -> dict[str, Any]:
+    return dict(json.loads((zoo()[name] / EVALUATION).read_text(encoding="utf-8")))
+
+
+def test_zoo_has_policies_and_is_small() -> None:
+    assert {"2d-navigation", "finn2017/2d-navigation"} <= set(zoo())
+    assert set(FAST) >= {"2d-navigation", "finn2017/2d-navigation"}
+    assert folder_size(ZOO) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("name", list(zoo()))
+def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
+    policy = load_policy(f"zoo:{name}")
+    assert all(bool(param.isfinite().all()) for param in policy.parameters())
+    found = evaluation_of(name)
+    assert np.shape(found["task-returns"]) == (found["tasks"], len(found["intervals"]))
+    before, *after = found["intervals"]
+    # Its interval lies above that of the policy that was not adapted.
+    assert max(low for _, low, _ in after) > before[2]
+    np.testing.assert_allclose(np.mean(found["task-returns"], axis=0), [mean for mean, _, _ in found["intervals"]])
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_evaluation_of_a_fast_policy_can_be_made_again(name: str) -> None:
+    found = evaluation_of(name)
+    experiment = make_experiment(load_config(zoo()[name] / "config.json"))
+    experiment.restore("last", zoo()[name])
+    again = evaluate(experiment, num_workers=0)
+    # Other processors and versions round differently.
+    if all(found["evaluated-with"][key] == describe_system()[key] for key in ("cpu", "platform", "packages")):
+        assert returns_digest(again) == found["digest"]
+        assert again.task_returns().tolist() == found["task-returns"]
+    for (mean, _, _), (_, low, high) in zip(again.intervals(), found["intervals"], strict=True):
+        assert low < mean < high
+
+
+@pytest.fixture
+def own_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, to write to."""
+    folder = tmp_path / "zoo"
+    monkeypatch.setattr("maml_rl.config.catalog.ZOO", folder)
+    monkeypatch.setattr("maml_rl.experiment.zoo.ZOO", folder)
+    monkeypatch.setattr("maml_rl.cli.train_test.ZOO", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    config = config_of(num_batches=4, evaluate_every=2, evaluation_tasks=2, max_kl=0.1)
+    train(config, folder, num_workers=0)
+    return folder
+
+
+def test_policy_of_a_run_is_added_listed_tested_and_loaded(
+    own_zoo: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["zoo", "--add", str(run), "--name", "mine/small", "--checkpoint", "2", "--num-workers", "0"]) == 0
+    assert cli.main(["zoo"]) == 0
+    listed = capsys.readouterr().out.rpartition("inner steps on new tasks")[2].splitlines()
+    (row,) = (line for line in listed if "mine" in line)
+    assert row.split()[:4] == ["mine/small", "2DNavigation-v0", "maml-trpo", "2"]
+    saved = load_policy("zoo:mine/small").state_dict()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in load_policy(run, "2").state_dict().items())
+    before = sorted(own_zoo.rglob("*"))
+    for words in (["zoo:mine/small"], ["--policy", "zoo:mine/small"]):
+        assert cli.main(["test", *words, "--num-workers", "0"]) == 0
+        assert f"{evaluation_of('mine/small')['intervals'][0][0]:.2f}" in capsys.readouterr().out
+    assert sorted(own_zoo.rglob("*")) == before
+    results = sorted(path.name for path in (tmp_path / "runs" / "zoo" / "mine").iterdir())
+    assert results == [
+        "small-2.npz",
+        "small.npz",
+    ]
+
+
+def test_config_of_a_policy_trains_into_a_run_of_its_own(
+    own_zoo: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    add_to_zoo(run, "small", num_workers=0)
+    before = sorted(own_zoo.rglob("*"))
+    assert cli.main(["train", "zoo:small", "--num-batches", "1", "--num-workers", "0"]) == 0
+    assert (tmp_path / "runs" / "zoo" / "small" / "metrics.jsonl").is_file()
+    assert sorted(own_zoo.rglob("*")) == before
+
+
+def test_policy_that_would_make_the_zoo_too_large_is_refused_and_leaves_nothing(
+    own_zoo: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = folder_size(add_to_zoo(run, "first", num_workers=0))
+    before = sorted(own_zoo.rglob("*"))
+    monkeypatch.setattr(zoo_module, "MOST_BYTES", 2 * one - 100)
+    with pytest.raises(ConfigError, match=r"with 'second' the zoo would have [\d,]+ bytes, at most [\d,]+ are allowed"):
+        add_to_zoo(run, "second", num_workers=0)
+    assert sorted(own_zoo.rglob("*")) == before
+    # To replace one takes no more room.
+    add_to_zoo(run, "first", overwrite=True, num_workers=0)
+    assert sorted(own_zoo.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../elsewhere", "is no name for the zoo"),
+        ("a/b/c", "is no name for the zoo"),
+        ("", "is no name for the zoo"),
+        ("2d-navigation", "the zoo has a policy '2d-navigation'; replace it with --overwrite"),
+    ],
+)
+def test_name_that_is_taken_or_none_is_refused(run: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        add_to_zoo(run, name)
+
+
+def test_policy_that_needs_code_of_the_user_is_refused(own_zoo: Path, tmp_path: Path) -> None:
+    train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=1), tmp_path / "run", num_workers=0)
+    with pytest.raises(ConfigError, match=r"env-name 'tests.lamp_env:Lamp-v0' of .* is no part of the package"):
+        add_to_zoo(tmp_path / "run", "lamp")
+    assert not own_zoo.exists()
+
+
+def test_unknown_policy_is_refused_with_the_closest_name() -> None:
+    with pytest.raises(ConfigError, match=r"the zoo has no policy '2d-navigatoin'; did you mean '2d-navigation'\?"):
+        find_run("zoo:2d-navigatoin")
