@@ -89,12 +89,16 @@ def _final_table(found: dict[str, list[Row]]) -> str:
         minutes = np.mean([row.minutes for row in rows])
         update = np.mean([row.update_seconds / max(1, row.iteration) for row in rows])
         trained = rows[0].iteration > 0
-        above = probability_above(rows, finals["pretrain"]) if trained and "pretrain" in finals else None
+        others = finals.get("pretrain", [])
+        # Of another length of training they say nothing.
+        comparable = trained and bool(others) and others[0].iteration == rows[0].iteration
+        shown = comparable and name not in ("pretrain", "oracle")
+        above = f"{100.0 * probability_above(rows, others):.0f} %" if shown else ""
         lines.append(
             f"| {name} | {len(rows)} | {rows[0].iteration} | {np.mean([row.env_steps for row in rows]) / 1e6:.1f} M | "
             + " | ".join(cells)
             + (f" | {minutes:.1f} | {update:.2f} | " if trained else " | | | ")
-            + ("" if above is None or name in ("pretrain", "oracle") else f"{100 * above:.0f} %")
+            + above
             + " |"
         )
     scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()}, reverse=True)

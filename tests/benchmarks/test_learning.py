@@ -166,3 +166,13 @@ def test_every_contender_has_a_config(plan: Plan) -> None:
             config = contender.config(family, 3)
             assert (config.seed, config.num_batches) == (3, family.iterations)
             algorithm_of(config)
+
+
+def test_trainings_of_another_length_than_that_of_pretrain_are_not_compared_with_it(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    rows = {"promp": [row(0, 0, -3, -2), row(0, 3, -2, -1)], "pretrain": [row(0, 0, -3, -2), row(0, 3, -2, -2)]}
+    for name, of_contender in rows.items():
+        write_rows(plan.folder(FAMILY) / f"{name}.csv", of_contender)
+    assert "| 100 % |" in page.tables(plan, FAMILY)
+    write_rows(plan.folder(FAMILY) / "pretrain.csv", rows["pretrain"][:1])
+    assert " % |" not in page.tables(plan, FAMILY)
