@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.learning.command import run
-from benchmarks.learning.page import chart_of, final_rows, rows_of
+from benchmarks.learning.page import chart_of, compared_rows, rows_of
 from benchmarks.learning.plan import (
     HALFCHEETAH_DIR,
     NAVIGATION,
@@ -55,10 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def scores_of(plan: Plan, family: Family) -> dict[str, Values]:
-    """Return the final returns after one step, or without one for an oracle, by name: (trainings, tasks)."""
-    return {
-        name: np.stack([_after_step(row) for row in final_rows(rows)]) for name, rows in rows_of(plan, family).items()
-    }
+    """Return the compared returns after one step, or without one for an oracle, by name: (trainings, tasks)."""
+    compared = compared_rows(rows_of(plan, family))
+    return {name: np.stack([_after_step(row) for row in rows]) for name, rows in compared.items()}
 
 
 def _after_step(row: Row) -> Values:
@@ -114,7 +113,7 @@ def tables(plan: Plan, family: Family) -> str:
     scores = scores_of(plan, family)
     if not scores:
         return "No results yet."
-    finals = {name: final_rows(rows) for name, rows in rows_of(plan, family).items()}
+    finals = compared_rows(rows_of(plan, family))
     over = {other: improvements(scores, other) for other in (PRETRAIN.name, TRPO.name)}
     lines = [
         f"![{family.title}: interquartile means](images/{chart_of(plan, family).name})",

@@ -1,7 +1,7 @@
 """Tables and charts from the CSV files alone, put between the marks of a page whose other text is written by hand."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +56,14 @@ def chart_of(plan: Plan, family: Family) -> Path:
     return plan.page.parent / "images" / f"{plan.page.stem}-{family.name}.svg"
 
 
-def final_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the last row of every training that came as far as the farthest."""
-    last = [of_seed[-1] for of_seed in by_seed(rows).values()]
-    farthest = max(row.iteration for row in last)
-    return [row for row in last if row.iteration == farthest]
+def compared_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Return the rows of the trainings, by contender, after as many meta-updates as all contenders have reached.
+
+    Those that are not trained have their only row instead.
+    """
+    farthest = {name: max(row.iteration for row in rows) for name, rows in found.items()}
+    common = min((iteration for iteration in farthest.values() if iteration > 0), default=0)
+    return {name: [row for row in rows if row.iteration == min(common, farthest[name])] for name, rows in found.items()}
 
 
 def tables(plan: Plan, family: Family) -> str:
@@ -75,7 +78,7 @@ def tables(plan: Plan, family: Family) -> str:
 
 
 def _final_table(found: dict[str, list[Row]]) -> str:
-    finals = {name: final_rows(rows) for name, rows in found.items()}
+    finals = compared_rows(found)
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
     lines = [
         "| | seeds | meta-updates | environment steps | "
@@ -90,7 +93,7 @@ def _final_table(found: dict[str, list[Row]]) -> str:
         update = np.mean([row.update_seconds / max(1, row.iteration) for row in rows])
         trained = rows[0].iteration > 0
         others = finals.get("pretrain", [])
-        # Of another length of training they say nothing.
+        # A pretraining that is not as far says nothing.
         comparable = trained and bool(others) and others[0].iteration == rows[0].iteration
         shown = comparable and name not in ("pretrain", "oracle")
         above = f"{100.0 * probability_above(rows, others):.0f} %" if shown else ""
@@ -184,7 +187,7 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         if family.threshold is not None:
             panel.axhline(family.threshold, color="0.6", lw=0.8, ls=":")
-    _draw_final(panels[2], {name: final_rows(rows) for name, rows in found.items()}, colors)
+    _draw_final(panels[2], compared_rows(found), colors)
     figure.suptitle(family.title, x=0.01, ha="left", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
     figure.savefig(path, metadata={"Date": None})
@@ -199,6 +202,6 @@ def _draw_final(panel: "Axes", finals: dict[str, list[Row]], colors: dict[str, A
         panel.errorbar([value], [place], xerr=reach, fmt="o", color=colors[name], capsize=3)
     panel.set_yticks(range(len(finals)), list(finals))
     panel.invert_yaxis()
-    panel.set_xlabel("final return after one step (oracle: without one), 95 % interval")
+    panel.set_xlabel("return after one step (oracle: without), 95 % interval")
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="x", color="0.9")

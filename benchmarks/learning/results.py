@@ -29,8 +29,7 @@ class Row:
         sample_seconds: that they took; with prefetch, that meta-updates waited for them.
         update_seconds: that the meta-updates took.
         version: of the package.
-        task_returns: (N, K + 1) mean return on each held-out task after 0 ... K steps; of one training the file has
-            them for the first and the last row, and (1, K + 1) means over tasks for those between.
+        task_returns: (N, K + 1) mean return on each held-out task after 0 ... K steps.
     """
 
     seed: int
@@ -69,7 +68,7 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     for cells in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))):
         steps = sum(name.startswith(_RETURN) for name in cells)
-        texts = [cells[f"{_TASKS}{step}"] or cells[f"{_RETURN}{step}"] for step in range(steps)]
+        texts = [cells[f"{_TASKS}{step}"] for step in range(steps)]
         rows.append(
             Row(
                 seed=int(cells["seed"]),
@@ -87,14 +86,13 @@ def read_rows(path: Path) -> list[Row]:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write the rows of all seeds; the file appears whole or not at all."""
     rows = sorted(rows, key=lambda row: row.key)
-    ends = {bounds for seed in by_seed(rows).values() for bounds in (seed[0].key, seed[-1].key)}
     steps = max(row.task_returns.shape[1] for row in rows)
     numbers = range(steps)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*_FIRST, *(f"{_RETURN}{step}" for step in numbers), *(f"{_TASKS}{step}" for step in numbers)])
     for row in rows:
-        tasks = [" ".join(f"{value:g}" for value in column) for column in np.round(row.task_returns.T, 3)]
+        tasks = [" ".join(f"{value:g}" for value in column) for column in np.round(row.task_returns.T, 2)]
         writer.writerow(
             [
                 row.seed,
@@ -104,7 +102,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
                 f"{row.update_seconds:.3f}",
                 row.version,
                 *(f"{value:.3f}" for value in row.returns()),
-                *(tasks if row.key in ends else [""] * steps),
+                *tasks,
             ]
         )
     path.parent.mkdir(parents=True, exist_ok=True)

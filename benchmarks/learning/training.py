@@ -109,7 +109,7 @@ class Job:
             sample_seconds=sum(each.get("time/wait_s", each["time/sample_s"]) for each in metrics),
             update_seconds=sum(each["time/update_s"] for each in metrics),
             version=__version__,
-            task_returns=np.round(returns, 3),
+            task_returns=np.round(returns, 2),
         )
         write_rows(self.csv, [*(each for each in read_rows(self.csv) if each.key != row.key), row])
         return True

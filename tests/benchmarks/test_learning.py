@@ -62,7 +62,7 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
     tasks = experiment.load_tasks(folder / "results" / "navigation" / "tasks.json")
     assert len(tasks) == 40
     returns = evaluate(experiment, tasks=tasks, num_workers=0).task_returns()
-    np.testing.assert_allclose(rows[-1].task_returns, returns, atol=1e-3)
+    np.testing.assert_allclose(rows[-1].task_returns, returns, atol=6e-3)
     assert rows[-1].env_steps == 3 * 2 * 2 * 2 * 4
 
 
@@ -122,13 +122,13 @@ def test_unknown_contender_is_refused_with_the_nearest(tmp_path: Path, capsys: p
     assert "did you mean 'promp'" in capsys.readouterr().err
 
 
-def test_rows_survive_the_file_and_keep_tasks_at_both_ends(tmp_path: Path) -> None:
+def test_rows_survive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     rows = [row(seed, iteration, -1.5, iteration + seed / 8) for seed in (1, 0) for iteration in (0, 5, 10)]
     write_rows(path, rows)
     found = read_rows(path)
     assert [each.key for each in found] == [(0, 0), (0, 5), (0, 10), (1, 0), (1, 5), (1, 10)]
-    assert [len(each.task_returns) for each in found] == [2, 1, 2] * 2
+    assert all(each.task_returns.shape == (2, 2) for each in found)
     assert [list(each.returns()) for each in found[3:]] == [[-1.5, 0.125], [-1.5, 5.125], [-1.5, 10.125]]
     write_rows(path, found)
     assert read_rows(path)[2].minutes == pytest.approx(11.0)
@@ -147,9 +147,15 @@ def test_probability_above_counts_pairs_of_trainings_on_each_task() -> None:
     assert page.probability_above(mine, others) == pytest.approx((0 + 0 + 1 + 0.5) / 4)
 
 
-def test_final_rows_leave_out_trainings_that_are_not_as_far() -> None:
-    rows = [row(0, 10, 0, 1), row(1, 5, 0, 2), row(2, 10, 0, 3), row(0, 5, 0, 9)]
-    assert [each.key for each in page.final_rows(rows)] == [(0, 10), (2, 10)]
+def test_contenders_are_compared_after_as_many_meta_updates_as_all_have_reached() -> None:
+    found = {
+        "far": [row(seed, iteration, 0, 1) for seed in (0, 1) for iteration in (0, 5, 10)],
+        "near": [row(0, 0, 0, 1), row(0, 5, 0, 1), row(1, 0, 0, 1)],
+        "begun": [row(0, 0, 0, 1)],
+        "random": [row(0, 0, 0, 1), row(1, 0, 0, 1)],
+    }
+    keys = {name: [each.key for each in rows] for name, rows in page.compared_rows(found).items()}
+    assert keys == {"far": [(0, 5), (1, 5)], "near": [(0, 5)], "begun": [(0, 0)], "random": [(0, 0), (1, 0)]}
 
 
 @pytest.mark.parametrize("plan", [COMPARISON], ids=lambda plan: plan.page.stem)
