@@ -60,6 +60,11 @@ class Samples:
         return {"median": self.median, "min": self.low, "max": self.high, "values": self.values}
 
 
+def of_cpu_time(name: str) -> str:
+    """Return the name of the row with steps per second of CPU time, of all processes together."""
+    return f"{name}, per second of CPU time"
+
+
 def take_turns(
     participants: Sequence[Participant],
     *,

@@ -73,6 +73,11 @@ class Replay:
             self._connections.append(ours)
             self._processes.append(process)
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
     def load(self, trajectories: Trajectories) -> None:
         """Hand every process an equal share of the episodes."""
         count, processes = len(trajectories.lengths), len(self._connections)

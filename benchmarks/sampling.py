@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.contenders.layouts import Job, Workload
 from benchmarks.hosting import Host
-from benchmarks.measuring import Participant, Samples, machine, ratios, take_turns
+from benchmarks.measuring import Participant, Samples, machine, of_cpu_time, ratios, take_turns
 from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_packages, chosen, common_options, finish, progress
 
 PARTS = ("limit", "others", "navigation")
@@ -105,7 +105,7 @@ class Plan:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_packages(options)
+    check_packages(options, **({} if options.only == ["navigation"] else {"psutil": "the CPU time"}))
     report = Report("sampling", machine(), chosen(options))
     plan = Plan()
     with ExitStack() as stack:
@@ -135,11 +135,12 @@ def _plan_physics(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> 
     for workload in asked if "limit" in options.only else (first,):
         table = CHEETAH if workload is first else PHYSICS
         ours, limit = f"maml_rl, {workload}", f"replay, {workload}"
-        host = _host(stack, ours, "own_sampler:SamplerAndReplay", workload, ours, limit)
+        host = _host(stack, ours, "own_sampler:SamplerAndReplay", workload, ours, limit, True)
         plan.participants.append(host.participant())
-        plan.places[ours] = table, _placement(workload)
-        plan.places[limit] = table, "the same trajectories by bare mj_step, one process per core"
-        plan.quotients.append((SHARES, str(workload), _placement(workload), ours, limit))
+        for name in (str, of_cpu_time):
+            plan.places[name(ours)] = table, _placement(workload)
+            plan.places[name(limit)] = table, "the same trajectories by bare mj_step, one process per core"
+            plan.quotients.append((SHARES, name(str(workload)), _placement(workload), name(ours), name(limit)))
 
 
 def _plan_others(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:

@@ -1,7 +1,9 @@
 """Our own sampler, and right after each of its turns the limit on the episodes that it sampled."""
 
 import itertools
+import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -9,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.contenders.layouts import Workload
-from benchmarks.measuring import Measurements
+from benchmarks.measuring import Measurements, of_cpu_time
 from benchmarks.replay import Replay, Trajectories
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
@@ -20,6 +22,9 @@ from maml_rl.policies import get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams
+
+# To which the operating system counts CPU time.
+_CPU_TICK = 0.01
 
 
 class OwnSampler:
@@ -84,18 +89,28 @@ class SamplerAndReplay:
         workload: what to sample.
         name: of our row.
         limit: name of the limit's row.
+        in_cpu_time: whether there are rows of steps per second of CPU time, too, which other work on the cores hardly
+            changes. It takes the package psutil.
     """
 
-    def __init__(self, workload: Workload, name: str, limit: str) -> None:
+    def __init__(self, workload: Workload, name: str, limit: str, in_cpu_time: bool = False) -> None:
         self._own, self._name, self._limit = OwnSampler(workload), name, limit
+        self._in_cpu_time = in_cpu_time
         self._replay: Replay | None = None
         self._checked = False
 
     def turn(self) -> Measurements:
         """Sample, then replay; return steps per second of both."""
+        before = self._cpu_seconds(self._own.sampler.pids)
         episodes, streams, seconds = self._own.sample()
+        cpu = self._cpu_seconds(self._own.sampler.pids) - before
         steps = episodes.num_steps
-        return {self._name: steps / seconds, self._limit: steps / self._replay_seconds(episodes, streams)}
+        replay_seconds, replay_cpu = self._replay_seconds(episodes, streams)
+        rates = {self._name: steps / seconds, self._limit: steps / replay_seconds}
+        if self._in_cpu_time:
+            for row, spent in ((self._name, cpu), (self._limit, replay_cpu)):
+                rates[of_cpu_time(row)] = steps / max(spent, _CPU_TICK)
+        return rates
 
     def sample(self) -> Measurements:
         """Sample only; return steps per second."""
@@ -108,16 +123,28 @@ class SamplerAndReplay:
         if self._replay is not None:
             self._replay.close()
 
-    def _replay_seconds(self, episodes: TaskEpisodes, streams: PhaseStreams) -> float:
+    def _cpu_seconds(self, pids: Sequence[int]) -> float:
+        """Return the CPU time of this process and of others so far; 0 if it is not asked for."""
+        if not self._in_cpu_time:
+            return 0.0
+        import psutil
+
+        times = [psutil.Process(pid).cpu_times() for pid in (os.getpid(), *pids)]
+        return sum(time.user + time.system for time in times)
+
+    def _replay_seconds(self, episodes: TaskEpisodes, streams: PhaseStreams) -> tuple[float, float]:
+        """Replay, and return seconds and seconds of CPU time."""
         trajectories, model, substeps = trajectories_of(self._own, episodes, streams)
         if self._replay is None:
             self._replay = Replay(model, substeps)
         self._replay.load(trajectories)
+        before = self._cpu_seconds(self._replay.pids)
         seconds = self._replay.run()
+        cpu = self._cpu_seconds(self._replay.pids) - before
         if not self._checked:
             check_same(episodes, *self._replay.final_states())
             self._checked = True
-        return seconds
+        return seconds, cpu
 
 
 def trajectories_of(own: OwnSampler, episodes: TaskEpisodes, streams: PhaseStreams) -> tuple[Trajectories, Any, int]:
