@@ -119,7 +119,7 @@ def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(site: Path) -> 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     reference = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     headings = set(re.findall(r'<h\d id="([\w.]+)"', reference))
-    for package in ("", ".envs", ".samplers", ".policies", ".metalearners", ".report"):
+    for package in ("", ".envs", ".samplers", ".policies", ".metalearners", ".report", ".task_distributions"):
         for name in import_module(f"maml_rl{package}").__all__:
             if name != "envs":
                 assert any(heading.endswith(f".{name}") for heading in headings), f"maml_rl{package}.{name}"
