@@ -124,12 +124,12 @@ def test_unknown_contender_is_refused_with_the_nearest(tmp_path: Path, capsys: p
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    rows = [row(seed, iteration, -1.5, iteration + seed / 8) for seed in (1, 0) for iteration in (0, 5, 10)]
+    rows = [row(seed, iteration, -1.5, iteration + seed / 4) for seed in (1, 0) for iteration in (0, 5, 10)]
     write_rows(path, rows)
     found = read_rows(path)
     assert [each.key for each in found] == [(0, 0), (0, 5), (0, 10), (1, 0), (1, 5), (1, 10)]
     assert all(each.task_returns.shape == (2, 2) for each in found)
-    assert [list(each.returns()) for each in found[3:]] == [[-1.5, 0.125], [-1.5, 5.125], [-1.5, 10.125]]
+    assert [list(each.returns()) for each in found[3:]] == [[-1.5, 0.25], [-1.5, 5.25], [-1.5, 10.25]]
     write_rows(path, found)
     assert read_rows(path)[2].minutes == pytest.approx(11.0)
 
