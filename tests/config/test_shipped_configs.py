@@ -69,7 +69,8 @@ def test_there_is_a_config_for_every_experiment() -> None:
     published |= {f"metaworld/{benchmark}.yaml" for benchmark in ("ml1-reach", "ml10", "ml25", "ml45")}
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
     others -= {"rl2/2d-navigation.yaml"}
-    others |= {f"rl2/{family}.yaml" for family in ("bandit-k5-n10", "bandit-k5-n100", "tabular-mdp-n10")}
+    memories = ("bandit-k5-n10", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
+    others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 
 
