@@ -8,6 +8,7 @@ from maml_rl.errors import ConfigError
 
 # Where Linux says how much memory a container may use.
 _LIMIT_OF_CONTAINER = Path("/sys/fs/cgroup/memory.max")
+_MEMORY_OF_MACHINE = Path("/proc/meminfo")
 _GIB = 2**30
 
 
@@ -20,6 +21,20 @@ def total_memory() -> int | None:
     with suppress(OSError, ValueError):
         total = min(total, int(_LIMIT_OF_CONTAINER.read_text()))
     return total
+
+
+def available_memory() -> int | None:
+    """Return the bytes that may still be taken on this machine, or in this container; None where that is not known."""
+    left = None
+    with suppress(OSError, ValueError, StopIteration):
+        lines = _MEMORY_OF_MACHINE.read_text().splitlines()
+        left = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):
+        limit, used = (
+            int((_LIMIT_OF_CONTAINER.parent / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        left = limit - used if left is None else min(left, limit - used)
+    return left
 
 
 def check_memory(num_bytes: int, what: str, remedy: str) -> None:

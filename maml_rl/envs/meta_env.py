@@ -6,6 +6,7 @@ arrays.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.envs.memory import check_memory
 from maml_rl.envs.spaces import array_layout
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ class StepBuffers:
     ) -> StepBuffers:
         """Return buffers of zeros for `num_envs` slots."""
         shape, dtype = array_layout(observation_space)
+        check_memory(
+            num_envs * math.prod(shape) * dtype.itemsize,
+            f"one observation of {observation_space} for each of {num_envs:,} slots",
+            "use fewer slots (slots_per_task) or smaller observations",
+        )
         return cls(
             observations=np.zeros((num_envs, *shape), dtype),
             rewards=np.zeros(num_envs, np.float64),

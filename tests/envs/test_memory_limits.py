@@ -3,8 +3,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from maml_rl.envs import memory
+from maml_rl.envs import make_vector_env, memory
 from maml_rl.errors import ConfigError
+from tests.envs.third_party import PixelEnv
 
 
 def test_memory_of_a_machine_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -26,3 +27,26 @@ def test_what_does_not_fit_is_refused_with_both_sizes_and_the_remedy(monkeypatch
         memory.check_memory(12 * 2**30, "this", "eat less")
     monkeypatch.setattr(memory, "total_memory", lambda: None)
     memory.check_memory(12 * 2**30, "this", "eat less")
+
+
+def test_memory_that_is_left_is_that_of_the_machine_or_of_the_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_LIMIT_OF_CONTAINER", tmp_path / "memory.max")
+    assert memory.available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert memory.available_memory() == 600_000
+    monkeypatch.setattr(memory, "_MEMORY_OF_MACHINE", tmp_path / "absent")
+    assert memory.available_memory() == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available_memory() is None
+
+
+def test_images_that_do_not_fit_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "total_memory", lambda: 2**20)
+    with pytest.raises(ConfigError) as caught:
+        make_vector_env(PixelEnv, {}, 30_000)
+    assert "one observation of Box(0, 255, (4, 4, 3), uint8) for each of 30,000 slots would take" in str(caught.value)
+    assert str(caught.value).endswith("use fewer slots (slots_per_task) or smaller observations")
+    assert "\n" not in str(caught.value)

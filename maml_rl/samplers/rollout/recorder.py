@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import EnvDescription, StepBuffers
 from maml_rl.envs.spaces import array_layout
 from maml_rl.errors import NonFiniteError
@@ -72,7 +74,16 @@ class EpisodeArrays:
 
     @classmethod
     def allocate(cls, layout: Layout) -> EpisodeArrays:
-        """Return arrays of undefined content."""
+        """Return arrays of undefined content.
+
+        Raises:
+            ConfigError: If they certainly do not fit into memory.
+        """
+        check_memory(
+            sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values()),
+            "the episodes of a phase",
+            "use fewer tasks or episodes, shorter episodes or smaller observations",
+        )
         return cls.of({name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
 
     @classmethod

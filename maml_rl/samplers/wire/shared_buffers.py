@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.envs.memory import available_memory
 from maml_rl.envs.meta_env import EnvDescription, StepBuffers
 from maml_rl.envs.spaces import array_layout
 from maml_rl.errors import ChildEnvError
@@ -147,9 +148,10 @@ def map_arrays(file: int, start: int, layout: Layout, purpose: str) -> tuple[dic
 
 def _map(file: int, start: int, size: int, purpose: str) -> mmap.mmap:
     try:
-        if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        left = available_memory()
+        if left is not None and start + size - os.fstat(file).st_size > left:
             # The kernel would end processes before it refuses.
-            raise OSError(errno.ENOMEM, "that is more memory than this machine has")
+            raise OSError(errno.ENOMEM, f"that is more memory than the {left / 2**20:.1f} MiB that are left")
         if hasattr(os, "posix_fallocate"):
             # Reserves the pages now: a file that is only lengthened would end the process by SIGBUS when they run out.
             os.posix_fallocate(file, start, size)
@@ -158,5 +160,6 @@ def _map(file: int, start: int, size: int, purpose: str) -> mmap.mmap:
         return mmap.mmap(file, size, offset=start)
     except OSError as error:
         raise ChildEnvError(
-            f"cannot get {size / 2**20:.1f} MiB of shared memory for {purpose}: {error}; free some, or use fewer slots"
+            f"cannot get {size / 2**20:.1f} MiB of shared memory for {purpose}: {error}; free some, or use fewer slots "
+            "(slots_per_task), shorter episodes or smaller observations"
         ) from error
