@@ -187,6 +187,11 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
         sizes = {"hidden-sizes": [8], "fast-batch-size": 4, "meta-batch-size": 2, "num-batches": 1}
         config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes}))
         train(config, "runs/maml/2d-navigation", num_workers=0)
+    if page == "memory.md":
+        trials: dict[str, Any] = {"algorithm": "rl2", "observe-last": True, "algorithm-settings": {"hidden-size": 8}}
+        trials |= {"env-kwargs": {"pulls": 10}, "fast-batch-size": 1, "meta-batch-size": 2, "num-batches": 1}
+        config = Config.from_mapping(Mapping("the test", {"env-name": "Bandit-K5-v0", **trials}))
+        train(config, "runs/rl2/bandit-k5-n10", num_workers=0)
     found = blocks(page, "python")
     assert found
     for block in found:
