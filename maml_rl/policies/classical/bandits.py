@@ -24,8 +24,6 @@ class BanditPolicy(CountingPolicy):
         ValueError: If an argument is out of range.
     """
 
-    noise_kind = "uniform"
-
     prior: Tensor
 
     def __init__(self, num_arms: int, *, further_noise: int = 0, ties: Ties = "random") -> None:

@@ -1,11 +1,14 @@
 """Classical algorithms for tabular Markov decision processes; see `maml_rl.policies.classical`."""
 
 from abc import abstractmethod
+from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor
 
 from maml_rl.envs.arguments import check_count, check_number, check_positive
+from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.classical.counting import CountingPolicy, check_fraction
 from maml_rl.policies.distributions import invert_gamma, invert_normal
 from maml_rl.policies.policy import Memory, Params
@@ -147,6 +150,16 @@ class TabularPolicy(CountingPolicy):
         places = (step * self.num_states + state)[..., None, None].expand(*step.shape, 1, self.num_actions)
         of_state = values.flatten(-3, -2).gather(-2, places).squeeze(-2)
         return self.follow(of_state, noise), (visits, rewards, transitions, values, torch.stack((state, step), -1))
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse another number of states too; see `CountingPolicy.check_spaces`."""
+        super().check_spaces(observation_space, action_space)
+        shown = LastStepParts.within(observation_space, action_space).observation.stop
+        if shown != self.num_states:
+            raise ValueError(
+                f"{type(self).__name__} for {self.num_states} states does not fit observations of {shown} numbers; it "
+                "needs states as one-hot vectors"
+            )
 
     def mean_model(self, visits: Tensor, rewards: Tensor, transitions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the posterior means of the rewards (N, S, A) and of the transitions (N, S, A, S); see `plan`."""

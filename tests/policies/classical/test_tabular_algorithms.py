@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.policies.classical import BEB, PSRL, UCRL2, TabularEpsilonGreedy, TabularPolicy, value_iteration
@@ -208,3 +209,10 @@ def test_epsilon_greedy_explores_as_often_as_it_says() -> None:
 def test_a_bad_argument_is_named(make: object, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make()  # type: ignore[operator]
+
+
+def test_another_number_of_states_is_refused_with_both_numbers() -> None:
+    spaces_of_ten = spaces.Box(0.0, 1.0, (10 + 5 + 2,)), spaces.Discrete(5)
+    PSRL(10, 5, 10).check_spaces(*spaces_of_ten)
+    with pytest.raises(ValueError, match="for 9 states does not fit observations of 10 numbers"):
+        PSRL(9, 5, 10).check_spaces(*spaces_of_ten)
