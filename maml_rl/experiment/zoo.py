@@ -65,9 +65,10 @@ def add_to_zoo(
             raise ConfigError(f"{key} {value!r} of {folder} is no part of the package, so others could not load it")
     # Where the run was sampled and when it was evaluated is of no use here, and may name what others do not have.
     defaults = {str(field.alias): field.default for name, field in Config.model_fields.items() if name in _NOT_KEPT}
-    config = config.override(defaults)
-    experiment = make_experiment(config, num_workers=num_workers)
     path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
+    # To train with the config is to get this policy.
+    config = config.override({**defaults, "num-batches": max(1, saved.iteration)})
+    experiment = make_experiment(config, num_workers=num_workers)
     restore(saved, experiment.metalearner, config.algorithm, path)
     evaluation = evaluate(experiment, num_workers=num_workers)
     made = ZOO / f"{TEMPORARY}{name.replace('/', '-')}"

@@ -95,6 +95,8 @@ def test_policy_of_a_run_is_added_listed_tested_and_loaded(
     assert row.split()[:4] == ["mine/small", "2DNavigation-v0", "maml-trpo", "2"]
     saved = load_policy("zoo:mine/small").state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in load_policy(run, "2").state_dict().items())
+    config = load_config(own_zoo / "mine" / "small" / "config.json")
+    assert (config.num_batches, config.evaluate_every, config.evaluation_tasks) == (2, None, 40)
     before = sorted(own_zoo.rglob("*"))
     for words in (["zoo:mine/small"], ["--policy", "zoo:mine/small"]):
         assert cli.main(["test", *words, "--num-workers", "0"]) == 0

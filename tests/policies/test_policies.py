@@ -115,6 +115,28 @@ def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
 
 
 @every_kind
+@pytest.mark.parametrize("hidden_sizes", [(), (7,), (7, 5)])
+def test_actions_under_the_same_parameters_are_those_of_single_calls(kind, hidden_sizes):
+    policy = make(kind, hidden_sizes=hidden_sizes)
+    params, noise = different_params(policy, 4), make_noise(policy, 4, 6)
+    with torch.inference_mode():
+        act = policy.actor(params)
+        for step in range(3):
+            observations = randn(4, 6, 3, seed=step)
+            assert torch.equal(act(observations, noise), policy.act(observations, noise, params))
+
+
+def test_class_derived_from_the_gaussian_policy_acts_by_its_own_rules():
+    class Still(NormalMLPPolicy):
+        def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
+            return torch.zeros_like(noise)
+
+    policy = Still(3, 2, (7,))
+    actions = policy.actor(different_params(policy, 4))(randn(4, 6, 3), make_noise(policy, 4, 6))
+    assert not actions.any()
+
+
+@every_kind
 def test_log_prob_kl_and_entropy_equal_those_of_the_distributions(kind):
     policy, observations = make(kind), randn(3, 4, 3)
     first, second = different_params(policy, 3), policy.stack_parameters(3)
