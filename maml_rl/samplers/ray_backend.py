@@ -766,6 +766,9 @@ def _answers(address: str, seconds: float) -> bool:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
+            if os.environ.get("RAY_USE_TLS") == "1":
+                # It would not answer in clear text.
+                return True
             connection.settimeout(seconds)
             # HTTP/2: a client's greeting with empty settings, to which a server replies with its own.
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))

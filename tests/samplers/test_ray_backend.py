@@ -21,7 +21,7 @@ from ray_cluster import STORE, actor_processes, cluster_of, connected_to
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
-from maml_rl.policies import NormalMLPPolicy
+from maml_rl.policies import MemoryPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers import PopulationEvaluator
 from maml_rl.samplers.ray_backend import split_tasks
@@ -131,6 +131,45 @@ def test_population_gets_the_same_returns() -> None:
             return [float(each) for _ in range(2) for each in evaluator.evaluate(weights)]
 
     assert returns(num_workers=2, backend="ray") == returns(num_workers=0)
+
+
+class Counting(MemoryPolicy):
+    """Acts by how many steps it has done in its trial."""
+
+    noise_kind, noise_size = "normal", 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((1,), 0.01))
+
+    def initial_memory(self, num: int) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(num, 1),)
+
+    def act_with_memory(self, observations: Any, noise: Any, memory: Any, params: Any = None) -> Any:
+        (steps,) = memory
+        return self.scale * steps + 0.0 * noise, (steps + 1,)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
+    def found(**options: Any) -> Any:
+        with MultiTaskSampler(
+            "2DNavigation-v0",
+            {},
+            3,
+            Counting(),
+            seed=0,
+            slots_per_task=1,
+            max_episode_steps=4,
+            observe_last=True,
+            reset_memory_each_episode=reset,
+            **options,
+        ) as sampler:
+            return sampler.rollout_trials(sampler.sample_tasks(5))
+
+    episodes, expected = found(backend="ray", num_workers=2), found(num_workers=0)
+    assert episodes.digest() == expected.digest()
+    assert bool((episodes.actions[:, 0, 1] == 0.0).all()) == reset
 
 
 def test_stages_are_timed_in_the_actors() -> None:

@@ -1,0 +1,442 @@
+"""The Ray backend on a cluster of several nodes on this machine: speed, fixed cost, scaling, kills, and a cost model.
+
+    python -m benchmarks.cluster --json cluster.json
+    python -m benchmarks.cluster --only kills --kills 200 --json kills.json
+
+"speed" compares two actors with two child processes. "fixed" samples next to nothing. "scaling" has environments that
+wait instead of computing, so that a few cores can stand for many. "kills" ends actors and nodes at random moments, half
+of them while episodes are on their way, and compares all digests with those of one process. "model" measures what the
+driver does for each unit, byte and step, and says what follows for more cores than there are here.
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+
+from benchmarks.contenders.layouts import Workload
+from benchmarks.contenders.own_sampler import OwnSampler
+from benchmarks.measuring import Measurements, Participant, Samples, machine, ratios, take_turns
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+from maml_rl import MultiTaskSampler
+from maml_rl.policies import NormalMLPPolicy
+from maml_rl.profiling import StageTimer
+
+PARTS = ("speed", "fixed", "scaling", "kills", "model")
+RATES, SHARES, FIXED = (
+    "Environment steps per second",
+    "Share of the child processes' speed",
+    "A phase of next to nothing",
+)
+SCALING, EFFICIENCY = "Steps per second of environments that wait", "Parallel efficiency"
+FOUND, RECOVERY = "What was found", "From a killed actor to the next finished unit"
+CONSTANTS, PREDICTED = "Constants of the driver", "Predicted seconds of an iteration"
+CHILDREN, ACTORS = "2 child processes", "2 Ray actors"
+STORE = 200 * 2**20
+# A phase that takes longer has hung.
+_HANG_SECONDS = 180.0
+
+
+class WaitingEnv(gymnasium.Env[Any, Any]):
+    """Waits for a while at every step.
+
+    Args:
+        seconds: how long.
+    """
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, seconds: float = 0.002) -> None:
+        self._seconds = seconds
+        self._observation = np.zeros(2, np.float32)
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        """Draw numbers that mean nothing."""
+        return [{"number": float(number)} for number in self.np_random.uniform(size=num_tasks)]
+
+    def reset_task(self, task: dict[str, float]) -> None:
+        """Take any task."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin."""
+        super().reset(seed=seed)
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Wait."""
+        time.sleep(self._seconds)
+        return self._observation, 0.0, False, False, {}
+
+
+@contextlib.contextmanager
+def cluster_of(*cpus: int) -> Iterator[Any]:
+    """Start a cluster on this machine with a node for each number of CPUs, and connect to it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    paths = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+    options = {"object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False, **options})
+    try:
+        for number in cpus[1:]:
+            cluster.add_node(num_cpus=number, **options)
+        environment = {"env_vars": {"PYTHONPATH": paths}}
+        ray.init(address=cluster.address, runtime_env=environment, logging_level="ERROR", log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def actor_processes() -> list[psutil.Process]:
+    """Return the processes of actors below this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "RolloutActor" in "".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def wait_for_actors(sampler: MultiTaskSampler, num_tasks: int, num_actors: int) -> None:
+    """Wait until so many actors have started."""
+    while True:
+        sampler.prepare(num_tasks)
+        if len(sampler.pids) >= num_actors:
+            return
+        time.sleep(0.1)
+
+
+def own_sampler(workload: Workload, timer: StageTimer | None = None, **options: Any) -> OwnSampler:
+    """Return a sampler of a workload on the cluster that this process is connected to, with all its actors."""
+    on_ray = Workload(**{**_fields(workload), "options": {"backend": "ray", **options}})
+    made = OwnSampler(on_ray, timer or StageTimer())
+    wait_for_actors(made.sampler, workload.num_tasks, workload.num_workers or 1)
+    return made
+
+
+def _fields(workload: Workload) -> dict[str, Any]:
+    return {name: getattr(workload, name) for name in Workload.__dataclass_fields__}
+
+
+def speed(options: argparse.Namespace, report: Report) -> None:
+    """Compare two actors with two child processes, in turns."""
+    sizes = (4, 2, 5) if options.quick else (40, 20, 100)
+    workload = Workload("HalfCheetahDir-v5", *sizes, seed=options.seed, num_workers=2)
+
+    def turn(name: str, contender: OwnSampler) -> Measurements:
+        episodes, _, seconds = contender.sample()
+        return {name: episodes.num_steps / seconds}
+
+    with (
+        cluster_of(1, 1),
+        contextlib.closing(own_sampler(workload)) as actors,
+        contextlib.closing(OwnSampler(workload)) as children,
+    ):
+        participants = [
+            Participant(CHILDREN, partial(turn, CHILDREN, children)),
+            Participant(ACTORS, partial(turn, ACTORS, actors)),
+        ]
+        warmup = max(options.warmup, 2)
+        rows = take_turns(participants, repeats=options.repeats, warmup=warmup, report=progress(options))
+    for name, samples in rows.items():
+        report.add(RATES, Row(name, samples, "steps/s", str(workload)))
+    report.add(SHARES, Row(f"{ACTORS} / {CHILDREN}", ratios(rows[ACTORS], rows[CHILDREN]), "ratio", str(workload)))
+
+
+def fixed(options: argparse.Namespace, report: Report) -> None:
+    """Measure phases of two steps, on two actors."""
+    workload = Workload("2DNavigation-v0", 2, 1, 1, seed=options.seed, num_workers=2, adapted=False)
+    with cluster_of(1, 1), contextlib.closing(own_sampler(workload)) as actors:
+        for _ in range(5):
+            actors.sample()
+        seconds = [actors.sample()[2] * 1000.0 for _ in range(3 if options.quick else 300)]
+    report.add(FIXED, Row("a phase of 2 steps, 2 actors", Samples(seconds), "ms", "2DNavigation-v0 2 x 1 x 1"))
+
+
+def scaling(options: argparse.Namespace, report: Report) -> None:
+    """Sample the same waiting environments on more and more actors."""
+    numbers = [1, 2] if options.quick else options.actors
+    num_tasks, episodes, steps = (4, 1, 5) if options.quick else (64, 8, 25)
+    policy = NormalMLPPolicy(2, 1, (8,))
+    rates: dict[int, Samples] = {}
+    largest = max(numbers)
+    with cluster_of(-(-largest // 2), largest // 2):
+        for number in numbers:
+            with MultiTaskSampler(
+                WaitingEnv, {}, episodes, policy, seed=0, num_workers=number, backend="ray", max_episode_steps=steps
+            ) as sampler:
+                tasks = sampler.sample_tasks(num_tasks)
+                wait_for_actors(sampler, num_tasks, number)
+                samples = Samples()
+                # The first phases make the environments, and choose the size of units.
+                for turn in range(-2, options.repeats):
+                    started = time.perf_counter()
+                    num_steps = sampler.rollout(tasks).num_steps
+                    if turn >= 0:
+                        samples.values.append(num_steps / (time.perf_counter() - started))
+                rates[number] = samples
+            progress(options)(f"{number} actors: {samples.median:,.0f} steps/s")
+    note = f"waiting 2 ms a step, {num_tasks} x {episodes} x {steps}"
+    base = rates[numbers[0]].median / numbers[0]
+    for number, samples in rates.items():
+        report.add(SCALING, Row(f"{number} actors", samples, "steps/s", note))
+        share = Samples([value / (number * base) for value in samples.values])
+        report.add(EFFICIENCY, Row(f"{number} actors", share, "ratio", note))
+
+
+class Kills(StageTimer):
+    """The timer of a sampler, and the thread that kills its actors and nodes.
+
+    Args:
+        cluster: whose nodes, but the head, are killed.
+        options: of the command.
+    """
+
+    def __init__(self, cluster: Any, options: argparse.Namespace) -> None:
+        super().__init__()
+        self._cluster, self._options = cluster, options
+        self._random = random.Random(options.seed)
+        self.sampler: MultiTaskSampler | None = None
+        self.latencies: list[float] = []
+        self.actors = self.nodes = self.in_transfer = 0
+        self._killed_at = 0.0
+        self._transfer, self._ended = threading.Event(), threading.Event()
+        self._until = float("inf")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def total(self) -> int:
+        """All kills so far."""
+        return self.actors + self.nodes
+
+    @property
+    def over(self) -> bool:
+        """Whether there will be no more of them."""
+        return self.total >= self._options.kills or time.monotonic() >= self._until
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Notice when a unit has come back."""
+        if name == "assembly":
+            self._transfer.set()
+            killed_at, self._killed_at = self._killed_at, 0.0
+            if killed_at:
+                self.latencies.append(time.perf_counter() - killed_at)
+        yield
+
+    def start(self) -> None:
+        """Begin to kill."""
+        self._until = time.monotonic() + self._options.minutes * 60.0
+        self._thread.start()
+
+    def end(self) -> None:
+        """Kill no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            if number % 2:
+                # A unit has just come back; others are on their way.
+                self._transfer.clear()
+                self._transfer.wait(5.0)
+                self.in_transfer += 1
+            elif self._ended.wait(self._random.uniform(0.0, 0.5)):
+                return
+            if self._ended.is_set() or self.over:
+                return
+            if self.nodes * self._options.actors_per_node < self.actors:
+                self._kill_node()
+            else:
+                self._kill_actor()
+            # One more actor at least than the kill leaves; the others start meanwhile.
+            while not self._ended.wait(0.05) and self.sampler is not None and len(self.sampler.pids) < 2:
+                continue
+
+    def _kill_actor(self) -> None:
+        pids = self.sampler.pids if self.sampler is not None else []
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._killed_at = time.perf_counter()
+                os.kill(self._random.choice(pids), signal.SIGKILL)
+                self.actors += 1
+
+    def _kill_node(self) -> None:
+        node = self._random.choice(sorted(self._cluster.worker_nodes, key=lambda node: node.unique_id))
+        cpus = int(node.get_resource_and_label_spec().num_cpus)
+        self._cluster.remove_node(node, allow_graceful=False)
+        self.nodes += 1
+        self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE)
+
+
+def kills(options: argparse.Namespace, report: Report) -> None:
+    """Sample while actors and nodes are killed."""
+    sizes = {"batch_size": 10, "max_episode_steps": 100, "seed": options.seed}
+    policy = NormalMLPPolicy(2, 2, (64, 64))
+
+    def digest(sampler: MultiTaskSampler) -> str:
+        sampler.seek(0)
+        return sampler.rollout(tasks).digest()
+
+    with MultiTaskSampler("2DNavigation-v0", {}, policy=policy, num_workers=0, **sizes) as sampler:
+        tasks = sampler.sample_tasks(24)
+        expected = digest(sampler)
+    changed = hangs = phases = 0
+    with cluster_of(2, 2, 2) as cluster:
+        timer = Kills(cluster, options)
+        with MultiTaskSampler(
+            "2DNavigation-v0",
+            {},
+            policy=policy,
+            backend="ray",
+            num_workers=6,
+            max_restarts=1_000_000,
+            timer=timer,
+            **sizes,
+        ) as sampler:
+            wait_for_actors(sampler, 24, 6)
+            timer.sampler = sampler
+            timer.start()
+            while not timer.over:
+                started = time.monotonic()
+                changed += digest(sampler) != expected
+                phases += 1
+                hangs += time.monotonic() - started > _HANG_SECONDS
+                if phases % 50 == 0:
+                    progress(options)(f"{phases} phases, {timer.actors} actors and {timer.nodes} nodes killed")
+            timer.sampler = None
+            timer.end()
+        _, left = psutil.wait_procs(actor_processes(), timeout=20)
+    found = {
+        "actors killed": timer.actors,
+        "nodes killed": timer.nodes,
+        "of these while episodes were on their way": timer.in_transfer,
+        "phases": phases,
+        "changed digests": changed,
+        "hangs": hangs,
+        "actors left over": len(left),
+    }
+    for name, count in found.items():
+        report.add(FOUND, Row(name, Samples([count]), "count", "2DNavigation-v0 24 x 10 x 100, 6 actors on 3 nodes"))
+    if timer.latencies:
+        report.add(RECOVERY, Row("the next unit", Samples(timer.latencies), "s", "while lost actors start anew"))
+
+
+def model(options: argparse.Namespace, report: Report) -> None:
+    """Measure what the driver does, and predict iterations on more cores."""
+    sizes = (4, 2, 5) if options.quick else (40, 20, 100)
+    workload = Workload("HalfCheetahDir-v5", *sizes, seed=options.seed, num_workers=2)
+    few, many = (2, 4) if options.quick else (2, 66)
+    timer = StageTimer()
+    with cluster_of(1, 1):
+        messages = []
+        small = Workload("2DNavigation-v0", many, 1, 1, seed=options.seed, num_workers=2, adapted=False)
+        with contextlib.closing(own_sampler(small)) as actors:
+            backend: Any = actors.sampler._backend
+            for _ in range(options.repeats + 1):
+                seconds = []
+                for units in (few, many):
+                    backend._units_per_actor = units // 2
+                    actors.sample()
+                    backend._units_per_actor = units // 2
+                    seconds.append(actors.sample()[2])
+                messages.append(max(0.0, seconds[1] - seconds[0]) / (many - few))
+        assembly, rates = [], []
+        with contextlib.closing(own_sampler(workload, timer)) as actors:
+            for turn in range(-2, options.repeats):
+                timer.take()
+                episodes, _, seconds_of_phase = actors.sample()
+                arrays = [episodes.observations, episodes.actions, episodes.rewards, episodes.final_observations]
+                num_bytes = sum(array.nbytes for array in arrays)
+                if turn >= 0:
+                    assembly.append(timer.take()["assembly"] / num_bytes)
+                    rates.append(episodes.num_steps / seconds_of_phase / 2)
+            bytes_per_step = num_bytes / episodes.num_steps
+    update = _update_seconds(options, sizes)
+    rows = {
+        "a unit of work": (messages[1:], "s"),
+        "bytes of a step": ([bytes_per_step], "bytes"),
+        "assembly of a byte": (assembly, "s"),
+        "meta-update for a step": (update, "s"),
+        "steps per second of an actor": (rates, "steps/s"),
+    }
+    for name, (values, unit) in rows.items():
+        report.add(CONSTANTS, Row(name, Samples(values), unit, str(workload)))
+    middle = {name: Samples(values).median for name, (values, _) in rows.items()}
+    # Two phases of 2,000 steps for each core.
+    for cores in (16, 128, 1024):
+        steps = 2 * 2000 * cores
+        sampling = steps / cores / middle["steps per second of an actor"]
+        driver = 2 * cores * middle["a unit of work"] + steps * bytes_per_step * middle["assembly of a byte"]
+        updating = steps * middle["meta-update for a step"]
+        for what, seconds in (("sampling", sampling), ("messages and assembly", driver), ("meta-update", updating)):
+            report.add(
+                PREDICTED, Row(f"{cores} cores: {what}", Samples([seconds]), "s", "2 phases of 2,000 steps a core")
+            )
+    per_core = 2 * middle["a unit of work"] + 4000 * bytes_per_step * middle["assembly of a byte"]
+    limit = 4000 / middle["steps per second of an actor"] / per_core
+    report.remarks.append(f"The driver is busy with messages and assembly all the time from {limit:,.0f} cores on.")
+    limit = 4000 / middle["steps per second of an actor"] / (4000 * middle["meta-update for a step"])
+    report.remarks.append(f"The meta-update on the driver takes as long as sampling from {limit:,.0f} cores on.")
+
+
+def _update_seconds(options: argparse.Namespace, sizes: tuple[int, int, int]) -> list[float]:
+    """Return the seconds of meta-updates for each of their steps."""
+    from tempfile import TemporaryDirectory
+
+    from maml_rl.config.config import Config
+    from maml_rl.config.yaml_source import Mapping
+    from maml_rl.experiment.train import train
+
+    settings = {"env-name": "HalfCheetahDir-v5", "num-batches": 2 if options.quick else 4, "meta-batch-size": sizes[0]}
+    settings |= {"fast-batch-size": sizes[1], "max-episode-steps": sizes[2], "num-workers": 2}
+    found: list[float] = []
+    steps = 2 * sizes[0] * sizes[1] * sizes[2]
+    with TemporaryDirectory() as folder:
+        train(
+            Config.from_mapping(Mapping("the benchmark", settings)),
+            folder,
+            on_iteration=lambda metrics: found.append(metrics["time/update_s"] / steps),
+        )
+    return found[1:]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = _parse(arguments)
+    check_packages(options, ray="the benchmark")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    report = Report("cluster", machine(), chosen(options))
+    for part in options.only:
+        globals()[part](options, report)
+    finish(report, options)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = common_options((__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
+    parser.add_argument("--actors", nargs="+", type=int, default=[1, 4, 16, 32], help="numbers of actors of scaling")
+    parser.add_argument("--kills", type=int, default=200, help="of actors and nodes")
+    parser.add_argument("--minutes", type=float, default=60.0, help="the kills end after, however many there were")
+    parser.add_argument("--actors-per-node", type=int, default=9, help="killed actors for each killed node")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.repeats, options.warmup, options.kills = 1, 0, 2
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The benchmark of clusters runs from end to end with tiny sizes, and leaves its tables."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from benchmarks import cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_every_part_is_measured(tmp_path: Path) -> None:
+    cluster.main(["--quick", "--quiet", "--json", str(tmp_path / "result.json")])
+    tables = json.loads((tmp_path / "result.json").read_text())["tables"]
+    found = {row["name"]: row["median"] for row in tables[cluster.FOUND]}
+    assert found["actors killed"] + found["nodes killed"] >= 2
+    assert (found["changed digests"], found["hangs"], found["actors left over"]) == (0, 0, 0)
+    assert len(tables[cluster.EFFICIENCY]) == 2
+    assert all(
+        row["median"] > 0.0 for title in (cluster.SHARES, cluster.FIXED, cluster.PREDICTED) for row in tables[title]
+    )

@@ -1,0 +1,247 @@
+"""What happens to a run when its driver, its head node or its code is not as it should be; on a real Ray cluster."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+from ray_cluster import actor_processes, cluster_of
+
+from maml_rl import MultiTaskSampler
+from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.errors import ChildEnvError, ConfigError
+from maml_rl.policies import NormalMLPPolicy
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--meta-batch-size", "4", "--fast-batch-size", "4", "--hidden-sizes", "8", "--max-episode-steps", "10"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with cluster_of(2, 1, 1) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(cluster: Any) -> Iterator[None]:
+    """The cluster stays; no actor may."""
+    yield
+    if ray.is_initialized():
+        ray.shutdown()
+    wait_until(lambda: not actor_processes(), 20.0)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def sample_in(environment: dict[str, Any], cluster: Any, env: Any = "2DNavigation-v0") -> int:
+    """Sample a phase of two tasks on a connection with this runtime_env, and return its number of steps."""
+    ray.init(address=cluster.address, runtime_env=environment, logging_level="ERROR", log_to_driver=False)
+    policy = NormalMLPPolicy(2, 2, (4,))
+    with MultiTaskSampler(env, {}, 2, policy, seed=0, num_workers=2, backend="ray", max_episode_steps=3) as sampler:
+        return sampler.rollout(sampler.sample_tasks(2)).num_steps
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def digests(run: Path) -> list[str]:
+    return [json.loads(line)["digest"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+# Training.
+
+
+def test_training_begun_on_child_processes_and_resumed_on_ray_is_that_of_one_process(
+    cluster: Any, tmp_path: Path
+) -> None:
+    settings = [*SMALL, "--checkpoint-every", "20", "--output-folder"]
+    assert run_train([*settings, str(tmp_path / "plain"), "--num-workers", "0", "--num-batches", "100"]) == 0
+    run = str(tmp_path / "mixed")
+    assert run_train([*settings, run, "--num-workers", "2", "--num-batches", "20"]) == 0
+    on_ray = ["--backend", "ray", "--ray-address", cluster.address, "--num-workers", "3"]
+    metrics, over = tmp_path / "mixed" / "metrics.jsonl", threading.Event()
+    moments = [25, 45, 65, 85]
+
+    def kill_now_and_then() -> None:
+        while moments and not over.wait(0.05):
+            victims = actor_processes() if metrics.read_text().count("\n") >= moments[0] else []
+            if victims:
+                victims[0].kill()
+                moments.pop(0)
+
+    killer = threading.Thread(target=kill_now_and_then)
+    killer.start()
+    try:
+        assert run_train([*settings, run, *on_ray, "--num-batches", "100", "--resume"]) == 0
+    finally:
+        over.set()
+        killer.join()
+    assert not moments
+    assert digests(tmp_path / "mixed") == digests(tmp_path / "plain")
+    last = "checkpoints/iteration-000100/tensors.safetensors"
+    parameters = [(tmp_path / name / last).read_bytes() for name in ("plain", "mixed")]
+    assert parameters[0] == parameters[1]
+    tested = []
+    for options in (["--num-workers", "0"], on_ray):
+        output = tmp_path / f"{len(tested)}.npz"
+        assert run_test([run, "--meta-batch-size", "6", "--output", str(output), *options]) == 0
+        tested.append(output.read_bytes())
+    assert tested[0] == tested[1]
+
+
+# Ends.
+
+
+def test_no_actor_is_left_when_the_driver_is_killed(cluster: Any, tmp_path: Path) -> None:
+    options = ["--num-batches", "100000", "--output-folder", str(tmp_path / "run"), "--backend", "ray"]
+    driver = start("train.py", *SMALL, *options, "--ray-address", cluster.address, "--num-workers", "3")
+    wait_until(lambda: actor_processes() and (tmp_path / "run" / "metrics.jsonl").is_file())
+    driver.kill()
+    driver.communicate()
+    wait_until(lambda: not actor_processes(), 30.0)
+
+
+def test_ctrl_c_ends_a_run_in_order(cluster: Any, tmp_path: Path) -> None:
+    options = ["--num-batches", "100000", "--output-folder", str(tmp_path / "run"), "--backend", "ray"]
+    driver = start("train.py", *SMALL, *options, "--ray-address", cluster.address, "--num-workers", "2")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 1)
+    driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate(timeout=60)
+    assert driver.returncode == 130
+    assert "train.py: interrupted; finished iterations are saved" in errors
+    assert "Traceback" not in errors
+
+
+def test_head_node_that_goes_away_ends_the_run_with_the_remedy(tmp_path: Path) -> None:
+    with cluster_of(2) as lost:
+        address = lost.address
+        options = ["--num-batches", "100000", "--output-folder", str(tmp_path / "run"), "--backend", "ray"]
+        driver = start("train.py", *SMALL, *options, "--ray-address", address, "--num-workers", "2")
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 1)
+        lost.head_node.kill_gcs_server()
+        _, errors = driver.communicate(timeout=60)
+        assert driver.returncode == 1
+        assert f"the head node of the Ray cluster at {address} is gone" in errors
+        wait_until(lambda: not actor_processes(), 20.0)
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+# Code and versions.
+
+
+def test_family_of_the_user_travels_with_the_runtime_env(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "own" / "travelling_family"
+    package.mkdir(parents=True)
+    code = """
+    import gymnasium
+    import numpy as np
+
+
+    class Still(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+        def sample_tasks(self, num_tasks):
+            return [{} for _ in range(num_tasks)]
+
+        def reset_task(self, task):
+            pass
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(2, np.float32), 0.0, False, False, {}
+    """
+    (package / "__init__.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(str(package.parent))
+    from travelling_family import Still
+
+    paths = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    with pytest.raises(ChildEnvError, match=r"cannot load travelling_family.Still .*No module named.*runtime_env"):
+        sample_in(paths, cluster, Still)
+    ray.shutdown()
+    assert sample_in({**paths, "py_modules": [str(package)]}, cluster, Still) == 12
+
+
+def test_other_versions_on_a_node_are_refused_with_both(cluster: Any, tmp_path: Path) -> None:
+    other = tmp_path / "gymnasium-9.9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: gymnasium\nVersion: 9.9.9\n")
+    paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}}
+    with pytest.raises(ConfigError, match=r"the Ray node \S+ has gymnasium 9.9.9, this process has \d.*same versions"):
+        sample_in(paths, cluster)
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:9", "no Ray cluster answers at 127.0.0.1:9; start one with `ray start --head`"),
+        ("nonsense", "expected the address of a Ray cluster as host:port, got 'nonsense'"),
+        ("ray://127.0.0.1:10001", "expected the address of a Ray cluster as host:port"),
+    ],
+)
+def test_cluster_that_cannot_be_reached_ends_in_one_line(
+    address: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = time.monotonic()
+    options = ["--backend", "ray", "--ray-address", address, "--output-folder", str(tmp_path / "run")]
+    assert run_train([*SMALL, *options]) == 2
+    assert time.monotonic() - started < 15.0
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"train.py: error: {message}")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_server_of_another_kind_is_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        options = ["--backend", "ray", "--ray-address", address, "--output-folder", str(tmp_path / "run")]
+        assert run_train([*SMALL, *options]) == 2
+    assert f"no Ray cluster answers at {address}" in capsys.readouterr().err
+
+
+def test_strict_number_of_workers_is_refused_by_the_command(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--backend", "ray", "--ray-address", cluster.address, "--num-workers", "99", "--strict"]
+    assert run_train([*SMALL, *options, "--output-folder", str(tmp_path / "run")]) == 2
+    assert "num_workers=99, but the Ray cluster at" in capsys.readouterr().err
