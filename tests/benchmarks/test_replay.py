@@ -1,5 +1,7 @@
 """The replay limit steps exactly the trajectories it is given."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium.envs.mujoco
@@ -57,3 +59,23 @@ def test_replay_ends_where_each_episode_ends_for_any_number_of_processes(model, 
     for qpos, qvel in (first, second):
         np.testing.assert_array_equal(qpos, [state[0] for state in expected])
         np.testing.assert_array_equal(qvel, [state[1] for state in expected])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_replay_gives_every_episode_its_own_model(model, trajectories):
+    masses = model.body_mass * np.array([[1.0], [1.0], [3.0], [3.0], [0.5]])
+    replay = Replay(model, SUBSTEPS, 2)
+    try:
+        replay.load(replace(trajectories, fields={"body_mass": masses}))
+        replay.run()
+        found = replay.final_states()
+    finally:
+        replay.close()
+    for episode in range(5):
+        own = copy.copy(model)
+        own.body_mass[:] = masses[episode]
+        mujoco.mj_setConst(own, mujoco.MjData(own))
+        qpos, qvel = final_state(own, trajectories, episode)
+        np.testing.assert_array_equal(found[0][episode], qpos)
+        np.testing.assert_array_equal(found[1][episode], qvel)
