@@ -16,13 +16,13 @@ from benchmarks.reporting import Report, Row, check_packages, chosen, common_opt
 
 RATES = "Environment steps per second"
 SHARES = "Share of bare Meta-World's speed"
-OURS, BARE = "maml_rl", "bare Meta-World"
+OURS, BARE, IN_CPU_TIME = "maml_rl", "bare Meta-World", ", per second of CPU time"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_packages(options, metaworld="this benchmark")
+    check_packages(options, metaworld="this benchmark", psutil="the CPU time")
     report = Report("metaworld", machine(("gymnasium", "metaworld", "mujoco", "numpy", "torch")), chosen(options))
     workload = Workload(
         options.env,
@@ -34,14 +34,18 @@ def main(arguments: list[str] | None = None) -> None:
         adapted=False,
     )
     with ExitStack() as stack:
-        host = Host(OURS, "benchmarks.contenders.bare_metaworld:SamplerAndBareMetaWorld", workload, OURS, BARE)
+        host = Host(
+            OURS, "benchmarks.contenders.bare_metaworld:SamplerAndBareMetaWorld", workload, OURS, BARE, IN_CPU_TIME
+        )
         stack.callback(host.close)
         rows = take_turns(
             [host.participant()], repeats=options.repeats, warmup=options.warmup, report=progress(options)
         )
     for name, samples in rows.items():
         report.add(RATES, Row(name, samples, "steps/s", f"{workload}, {options.num_workers} processes"))
-    report.add(SHARES, Row(f"{OURS} / {BARE}", ratios(rows[OURS], rows[BARE]), "ratio", str(workload)))
+    for kind in ("", IN_CPU_TIME):
+        share = ratios(rows[OURS + kind], rows[BARE + kind])
+        report.add(SHARES, Row(f"{OURS} / {BARE}{kind}", share, "ratio", str(workload)))
     finish(report, options)
 
 

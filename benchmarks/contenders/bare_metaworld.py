@@ -1,6 +1,7 @@
 """Our sampler on Meta-World, and after each of its turns bare Meta-World, which steps the same episodes in a loop."""
 
 import multiprocessing
+import os
 import pickle
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from benchmarks.contenders.layouts import Workload
@@ -16,6 +18,8 @@ from benchmarks.contenders.own_sampler import OwnSampler
 from benchmarks.measuring import Measurements
 from maml_rl.envs import Task
 
+# To which the operating system counts CPU time.
+_CPU_TICK = 0.01
 # Environment, numbers of the goal, and the actions (E, T, 4) of its episodes.
 Episodes = tuple[str, NDArray[np.float64], NDArray[np.float32]]
 
@@ -27,10 +31,12 @@ class SamplerAndBareMetaWorld:
         workload: what to sample, of a benchmark with several environments.
         name: of our row.
         bare: name of the row of the bare processes.
+        in_cpu_time: what is added to a name for steps per second of CPU time, of all processes of a side together,
+            which other work on the cores hardly changes.
     """
 
-    def __init__(self, workload: Workload, name: str, bare: str) -> None:
-        self._own, self._names = OwnSampler(workload), (name, bare)
+    def __init__(self, workload: Workload, name: str, bare: str, in_cpu_time: str) -> None:
+        self._own, self._names, self._in_cpu_time = OwnSampler(workload), (name, bare), in_cpu_time
         context = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
         self._processes = []
@@ -46,29 +52,36 @@ class SamplerAndBareMetaWorld:
             connection.recv()
 
     def turn(self) -> Measurements:
-        """Sample, then step the same; return steps per second of both.
+        """Sample, then step the same; return steps per second of both, and per second of CPU time.
 
         Raises:
             RuntimeError: If the last observations differ.
         """
+        # The first phase starts the workers.
+        self._own.sampler.prepare(len(self._own.tasks))
+        workers = [os.getpid(), *self._own.sampler.pids]
+        before = _cpu_seconds(workers)
         episodes, _, seconds = self._own.sample()
+        own_cpu_seconds = _cpu_seconds(workers) - before
         actions = np.clip(episodes.actions.transpose(1, 2).numpy(), -1.0, 1.0)
-        bare_seconds, finals = self._step(list(zip(self._own.tasks, actions, strict=True)))
+        bare_seconds, bare_cpu_seconds, finals = self._step(list(zip(self._own.tasks, actions, strict=True)))
         if not np.array_equal(finals.astype(np.float32), episodes.final_observations.numpy()):
             raise RuntimeError("bare Meta-World did not end where the episodes ended; its speed would mean nothing")
-        steps = episodes.num_steps
-        return dict(zip(self._names, (steps / seconds, steps / bare_seconds), strict=True))
+        names = (*self._names, *(name + self._in_cpu_time for name in self._names))
+        spent = seconds, bare_seconds, own_cpu_seconds, bare_cpu_seconds
+        return {name: episodes.num_steps / max(each, _CPU_TICK) for name, each in zip(names, spent, strict=True)}
 
-    def _step(self, work: list[tuple[Task, NDArray[np.float32]]]) -> tuple[float, NDArray[np.float64]]:
-        """Return the seconds that stepping takes, and the last observations (M, B, 39)."""
+    def _step(self, work: list[tuple[Task, NDArray[np.float32]]]) -> tuple[float, float, NDArray[np.float64]]:
+        """Return the seconds and the CPU time that stepping takes, and the last observations (M, B, 39)."""
         for connection, share in zip(self._connections, self._shares(work), strict=True):
             connection.send([(task["env_name"], task["rand_vec"], actions) for task, actions in share])
             connection.recv()
-        start = time.perf_counter()
+        pids = [process.pid for process in self._processes if process.pid is not None]
+        before, start = _cpu_seconds(pids), time.perf_counter()
         for connection in self._connections:
             connection.send("run")
         finals = [connection.recv() for connection in self._connections]
-        return time.perf_counter() - start, np.concatenate(finals)
+        return time.perf_counter() - start, _cpu_seconds(pids) - before, np.concatenate(finals)
 
     def _shares(self, items: list[Any]) -> list[Sequence[Any]]:
         """Return a range of the items for each process, as the sampler's workers have them."""
@@ -82,6 +95,12 @@ class SamplerAndBareMetaWorld:
             connection.close()
         for process in self._processes:
             process.join(10.0)
+
+
+def _cpu_seconds(pids: Sequence[int]) -> float:
+    """Return the CPU time of processes so far."""
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return sum(time.user + time.system for time in times)
 
 
 def _step_on_demand(connection: Connection) -> None:

@@ -9,10 +9,12 @@ https://arxiv.org/abs/2505.11289
 from __future__ import annotations
 
 import copy
+import math
 import re
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache, cached_property
 from importlib.metadata import requires
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -336,7 +338,7 @@ class _Arm:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.env: Any = _metaworld().ALL_V3_ENVIRONMENTS[name]()
+        self.env: Any = _faster(_metaworld().ALL_V3_ENVIRONMENTS[name])()
         # As set_task leaves it; the family has a time limit of its own.
         self.env._set_task_called = self.env.seeded_rand_vec = True
         self.env.max_path_length = sys.maxsize
@@ -449,6 +451,54 @@ class _Arm:
             self._renderer.close()
             self._renderer = None
         self.env.close()
+
+
+class _Faster:
+    """What takes Meta-World's environments most of a step's time, computed with the same bits and fewer objects.
+
+    It stands before the class of an environment; what it replaces is the same for all of them.
+    """
+
+    model: Any
+    data: Any
+    _get_pos_objects: Any
+    _get_quat_objects: Any
+
+    @cached_property
+    def _rows(self) -> tuple[int, ...]:
+        """Bodies of the hand and the two fingers, and geometries of the two pads."""
+        bodies = [self.model.body(name).id for name in ("hand", "rightclaw", "leftclaw")]
+        return (*bodies, *(self.model.geom(name).id for name in ("leftpad_geom", "rightpad_geom")))
+
+    def _get_curr_obs_combined_no_goal(self) -> Floats:
+        """Return the observation (18,) of one step: hand, opening of the gripper, places and rotations of objects."""
+        hand, right, left, _, _ = self._rows
+        positions, observation = self.data.xpos, np.zeros(18)
+        observation[:3] = positions[hand]
+        apart = positions[right] - positions[left]
+        observation[3] = min(max(math.sqrt(apart.dot(apart)) / 0.1, 0.0), 1.0)
+        places, rotations = self._get_pos_objects(), self._get_quat_objects()
+        for index in range(len(places) // 3):
+            start = 4 + 7 * index
+            observation[start : start + 3] = places[3 * index : 3 * index + 3]
+            observation[start + 3 : start + 7] = rotations[4 * index : 4 * index + 4]
+        return observation
+
+    def touching_object(self, object_geom_id: int) -> bool:
+        """Tell whether both pads press on an object."""
+        contacts, forces = self.data.contact, self.data.efc_force
+        first, second, addresses = contacts.geom1, contacts.geom2, contacts.efc_address
+        of_object = (first == object_geom_id) | (second == object_geom_id)
+        return all(
+            sum(forces[address] for address in addresses[of_object & ((first == pad) | (second == pad))]) > 0
+            for pad in self._rows[3:]
+        )
+
+
+@cache
+def _faster(env_class: type) -> type:
+    """Return the class of an environment, faster."""
+    return type(env_class.__name__, (_Faster, env_class), {})
 
 
 def _environments(benchmark: str) -> dict[Split, tuple[str, ...]]:
