@@ -49,6 +49,11 @@ class MarkedEnv(LampEnv):
         if wrong == "die":
             os._exit(3)
 
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if task["power"] > 1.0:
+            raise OSError("no lamp has that much power")
+        super().reset_task(task)
+
 
 gymnasium.register("Marked-v0", entry_point=f"{__name__}:MarkedEnv", max_episode_steps=HORIZON)
 gymnasium.register("Lamp-v0", entry_point=f"{__name__}:LampEnv", max_episode_steps=HORIZON)

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,20 @@ def test_malformed_file_is_one_sentence_that_says_where(tmp_path: Path, text: st
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the tasks in .*nowhere\.json: No such file"):
         experiment_of().load_tasks(tmp_path / "nowhere.json")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_tasks_are_tried_in_a_worker_where_the_environment_must_not_be_made_here(tmp_path: Path) -> None:
+    marker, path = tmp_path / "marker", tmp_path / "tasks.json"
+    env = {"env-name": "tests.lamp_env:Marked-v0", "env-kwargs": {"marker": str(marker)}, "hidden-sizes": [4]}
+    experiment = make_experiment(Config.model_validate(env), num_workers=1)
+    save_tasks(path, "tests.lamp_env:Marked-v0", [{"power": 0.5}, {"power": 0.1}])
+    assert experiment.load_tasks(path) == [{"power": 0.5}, {"power": 0.1}]
+    save_tasks(path, "tests.lamp_env:Marked-v0", [{"power": 0.5}, {"power": 2.0}])
+    with pytest.raises(ConfigError, match=r"task 2 in .*tasks.json: OSError.*no lamp has that much power") as error:
+        experiment.load_tasks(path)
+    assert "\n" not in str(error.value)
+    pids = [int(pid) for pid in marker.read_text().split()]
+    assert len(pids) == 3
+    assert os.getpid() not in pids
