@@ -112,9 +112,9 @@ def test_settings_of_the_section_and_of_the_top_level_mean_the_same() -> None:
             "unknown key 'max-kl' in x.yaml, line 3; it is a setting of maml-trpo, and the algorithm is tests.",
         ),
         (
-            "algorithm: reptile\nalgorithm-settings:\n  clip: 0.1\n",
-            "unknown key 'clip' in x.yaml, line 4; it is a setting of maml-ppo, promp, anil, meta-sgd, cavia, and the "
-            "algorithm is reptile",
+            "algorithm: reptile\nalgorithm-settings:\n  num-updates: 3\n",
+            "unknown key 'num-updates' in x.yaml, line 4; it is a setting of maml-ppo, promp, anil, meta-sgd, cavia, "
+            "and the algorithm is reptile",
         ),
     ],
 )
