@@ -38,6 +38,8 @@ from maml_rl.policies.classical import (
     TabularEpsilonGreedy,
     ThompsonSampling,
 )
+from maml_rl.runs.checkpoint import find_checkpoint
+from maml_rl.runs.run_folder import CHECKPOINTS
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _CSV, _PAGE = _DOCS / "results" / "memory-tables.csv", _DOCS / "memory.md"
@@ -82,7 +84,7 @@ class Algorithm:
 
     Attributes:
         make: the policy for a problem and a value of the setting.
-        setting: its name.
+        setting: its name; without a grid, what is said of the algorithm.
         grid: values to choose from.
     """
 
@@ -98,7 +100,7 @@ class Result:
     Attributes:
         problem: its name.
         algorithm: its name.
-        setting: chosen from the grid; empty without one.
+        setting: chosen from the grid, or what is said of the algorithm.
         trials: how many, each of another task.
         seed: of the tasks and the trials.
         mean: of the total reward of a trial.
@@ -260,7 +262,7 @@ def measure(
 ) -> Result:
     """Choose the setting, and run the trials, in the environment of `config` if there is one."""
     start = time.perf_counter()
-    setting, chosen = 0.0, ""
+    setting, chosen = 0.0, algorithm.setting
     if algorithm.grid:
         tried = {
             value: total_rewards(problem, algorithm.make(problem, value), options, tuning=True).mean()
@@ -290,7 +292,9 @@ def measure_run(run: Path, options: argparse.Namespace) -> Result:
             f"{run} is a run of {config.algorithm} on {config.env_name}, for which there is no row; give runs of rl2 "
             f"on one of {', '.join(PROBLEMS)}"
         )
-    return measure(problem, "RL2", Algorithm(lambda *_: policy), options, config)
+    _, saved = find_checkpoint(options.checkpoint, run / CHECKPOINTS)
+    trained = Algorithm(lambda *_: policy, f"{saved.iteration} meta-updates")
+    return measure(problem, "RL2", trained, options, config)
 
 
 def total_rewards(
