@@ -49,9 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
         cheetah = {"max_episode_steps": options.horizon, "num_workers": options.num_workers}
         with_memory = trials(CHEETAH, _recurrent(CHEETAH, {}, units), *size, **cheetah, observe_last=True)
         without = trials(CHEETAH, get_policy_for_env(make_vector_env(CHEETAH), (units, units)), *size, **cheetah)
-        pulling: dict[str, Any] = {"env_kwargs": {"pulls": options.pulls}, "num_workers": 0, "observe_last": True}
+        pulling: dict[str, Any] = {"env_kwargs": {"pulls": options.pulls}, "observe_last": True}
         bandit = _recurrent(BANDIT, pulling["env_kwargs"], units)
-        pulls = trials(BANDIT, bandit, options.trials, 1, **pulling)
+        pulls = trials(BANDIT, bandit, options.trials, 1, num_workers=options.num_workers, **pulling)
         bare = _bare_cell(bandit, options.trials, options.pulls)
         names = f"GRU of {units}", f"MLP of {units}, {units}", f"GRU of {units}, in trials", f"GRUCell of {units}, bare"
         rows = take_turns(
@@ -103,7 +103,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--horizon", type=int, default=100, help="steps of an episode")
     parser.add_argument("--trials", type=int, default=100, help="of bandits at a time")
     parser.add_argument("--pulls", type=int, default=1000, help="of a trial")
-    parser.add_argument("--num-workers", type=int, help=f"children of {CHEETAH}; the default placement if not given")
+    parser.add_argument("--num-workers", type=int, help="children; the default placement if not given")
     options = parser.parse_args(arguments)
     if options.quick:
         options.tasks, options.episodes, options.horizon, options.trials, options.pulls = 2, 2, 3, 3, 4

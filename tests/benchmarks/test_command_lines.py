@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from benchmarks import iteration, kernels, metaworld, population, sampling, scale, supervision, updates, waiting
+from benchmarks import iteration, kernels, metaworld, population, sampling, scale, supervision, trials, updates, waiting
 from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
 from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
@@ -166,6 +166,17 @@ def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files)
     for name in names:
         share = rows[population.EVALUATOR]["median"] / rows[name]["median"]
         assert rows[f"{population.EVALUATOR} / {name}"]["median"] == pytest.approx(share)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_trials_compare_a_memory_with_none_and_with_its_bare_cell(files):
+    _, rows = run(trials.main, files)
+
+    assert {row for row in rows if " / " in row} == {
+        "GRU of 64 / MLP of 64, 64",
+        "GRU of 64, in trials / GRUCell of 64, bare",
+    }
 
 
 def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
