@@ -55,6 +55,7 @@ class BatchedFamily(MetaVectorEnv):
     """
 
     task_description: ClassVar[str]
+    observes_anywhere = True
     # The step by which every episode has terminated; None if episodes need not terminate.
     longest_episode: int | None = None
 

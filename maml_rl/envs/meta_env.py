@@ -124,6 +124,8 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     Attributes:
         buffers: what every reset and step writes.
+        observes_anywhere: whether every reset and step writes the observations of all slots, into the array that is
+            `buffers.observations` by then; a sampler may put another one there before each.
         parts: ranges of slots that are stepped independently of each other; one range here, one per worker elsewhere.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
         recorded_infos: which infos are in `buffers`; see `MetaEnv`, as for `task_space`.
@@ -133,6 +135,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 - gymnasium declares it an instance variable
 
     buffers: StepBuffers
+    observes_anywhere: bool = False
     parts: tuple[slice, ...]
     max_episode_steps: int | None
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type

@@ -144,11 +144,12 @@ class CNNPolicy(Policy):
             )
         if not stacked:
             params = [param.unsqueeze(0) for param in params]
-        images = observations.reshape(lead[0] if stacked else 1, -1, *self.observation_shape)
-        if _channels_first(self.observation_shape):
-            images = images.movedim(2, -1)
         dtype = params[0].dtype if params else torch.float32
-        units = images.to(dtype, memory_format=torch.contiguous_format) * (1.0 / 255.0)
+        # Numbers first: images of a phase may lie in any order, and as bytes they would be copied once more.
+        units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / 255.0)
+        units = units.reshape(lead[0] if stacked else 1, -1, *self.observation_shape)
+        if _channels_first(self.observation_shape):
+            units = units.movedim(2, -1)
         for index, (_, kernel, stride) in enumerate(self.conv_layers):
             apply = _convolve_patches if kernel == stride else _convolve_each
             units = self.nonlinearity(apply(units, params[2 * index], params[2 * index + 1], stride))

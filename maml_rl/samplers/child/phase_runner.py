@@ -119,6 +119,7 @@ class ReportingEnv:
         self.env, self._index = env, index
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
+        self.observes_anywhere = env.observes_anywhere
         self.physics_seconds = env.physics_seconds
 
     def begin(self, generation: int) -> None:

@@ -109,11 +109,15 @@ class Actor:
         self._memory: Memory = ()
         self._num_tasks = num_tasks
         self._slots_per_task = len(observations) // num_tasks
-        self._rows = observations
-        self._observations = torch.from_numpy(observations).unflatten(0, (num_tasks, self._slots_per_task))
+        self.observe(observations)
         self._link: DeviceLink | None = None
         if self._device.type != "cpu":
             self._link = DeviceLink(observations, policy.noise_size, self._device)
+
+    def observe(self, observations: NDArray[np.generic]) -> None:
+        """Read observations (N, *obs) there from now on."""
+        self._rows = observations
+        self._observations = torch.from_numpy(observations).unflatten(0, (self._num_tasks, self._slots_per_task))
 
     def begin_trial(self) -> None:
         """Remember nothing in any slot."""

@@ -29,6 +29,7 @@ class Slots(Protocol):
     num_envs: int
     parts: tuple[slice, ...]
     buffers: StepBuffers
+    observes_anywhere: bool
     physics_seconds: NDArray[np.float64]
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
@@ -61,22 +62,35 @@ def collect(
     """
     num_tasks = recorder.num_tasks
     slots_per_task = vector_env.num_envs // num_tasks
+    buffers, own = vector_env.buffers, vector_env.buffers.observations
+    # Slots that all step together draw their images where they are recorded.
+    together = vector_env.observes_anywhere and len(vector_env.parts) == 1
+    in_place = together and slots_per_task == recorder.episodes_per_task and recorder.observe_in_place()
     # One thread: the products are small, and waiting OpenMP threads would spin on the cores that the physics needs.
     # Of a number that is not finite the error tells more than NumPy's warnings, which would come before it.
-    with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
-        actor = Actor(policy, params, vector_env.buffers.observations, num_tasks, device, streams.first_task)
-        for first in range(0, recorder.episodes_per_task, slots_per_task):
-            if first == 0 or reset_memory:
-                actor.begin_trial()
-            episodes = range(first, first + slots_per_task)
-            noise = EpisodeNoise(policy, streams, num_tasks, episodes)
-            recorder.start_wave(episodes)
-            with timer.stage("physics"):
-                vector_env.reset_buffers(streams.episode_seeds(num_tasks, episodes).ravel())
-            before = vector_env.physics_seconds.copy()
-            _run_wave(vector_env, actor, noise, recorder, recv_timeout, num_groups, timer)
-            # Workers run side by side: the parent has waited for the physics of the busiest.
-            timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
+    try:
+        with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
+            actor = Actor(policy, params, own, num_tasks, device, streams.first_task)
+            for first in range(0, recorder.episodes_per_task, slots_per_task):
+                if first == 0 or reset_memory:
+                    actor.begin_trial()
+                episodes = range(first, first + slots_per_task)
+                noise = EpisodeNoise(policy, streams, num_tasks, episodes)
+                recorder.start_wave(episodes)
+                with timer.stage("physics"):
+                    if in_place:
+                        buffers.observations = recorder.observation_slots(0, own)
+                        actor.observe(buffers.observations)
+                    vector_env.reset_buffers(streams.episode_seeds(num_tasks, episodes).ravel())
+                before = vector_env.physics_seconds.copy()
+                after_the_last = own if in_place else None
+                _run_wave(vector_env, actor, noise, recorder, recv_timeout, num_groups, timer, after_the_last)
+                # Workers run side by side: the parent has waited for the physics of the busiest.
+                timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
+    finally:
+        if buffers.observations is not own:
+            own[...] = buffers.observations
+            buffers.observations = own
     with timer.stage("assembly"):
         recorder.finish()
 
@@ -89,8 +103,20 @@ def _run_wave(
     recv_timeout: float | None,
     num_groups: int,
     timer: StageTimer,
+    after_the_last: NDArray[Any] | None,
 ) -> None:
-    """Step the parts of the vector environment, group by group, until all their episodes are over."""
+    """Step the parts of the vector environment, group by group, until all their episodes are over.
+
+    Args:
+        vector_env: see `collect`, as for what is not said here.
+        actor: chooses the actions.
+        noise: of the wave's episodes.
+        recorder: of the wave's episodes.
+        recv_timeout: see `rollout`.
+        num_groups: see `rollout`.
+        timer: gets the seconds of the stages.
+        after_the_last: given if observations are written where they are recorded: where those after the last step go.
+    """
     parts, buffers = vector_env.parts, vector_env.buffers
 
     def choose_and_send(indices: list[int]) -> None:
@@ -100,6 +126,10 @@ def _run_wave(
             timer.observe(WORKERS_PER_INFERENCE, len(members))
             with timer.stage("assembly"):
                 recorder.write_choice(slots, buffers.observations[slots], actions)
+                if after_the_last is not None:
+                    following = int(recorder.steps(slots)[0]) + 1
+                    buffers.observations = recorder.observation_slots(following, after_the_last)
+                    actor.observe(buffers.observations)
             for index in members:
                 vector_env.step_send(index, actions[parts[index].start - slots.start : parts[index].stop - slots.start])
 

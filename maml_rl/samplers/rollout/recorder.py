@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import EnvDescription, StepBuffers
-from maml_rl.envs.spaces import array_layout
+from maml_rl.envs.spaces import array_layout, is_image
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.wire.shared_buffers import Layout
 
 _STEPWISE = ("observations", "actions", "rewards")
 # What the names of recorded infos begin with, in a layout.
 _INFO = "info "
+# Name, in a layout, of observations (T, M, B, *obs).
+_BY_STEP = "observations by step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,11 @@ class EpisodeArrays:
         grid, episodes = (num_tasks, horizon, episodes_per_task), (num_tasks, episodes_per_task)
         observation_shape, observation_dtype = array_layout(env.observation_space)
         action_shape, action_dtype = array_layout(env.action_space)
+        # Those of one step lie together where that lets slots write them there, which counts for images.
+        by_step = is_image(env.observation_space)
+        stepwise = (horizon, num_tasks, episodes_per_task) if by_step else grid
         return {
-            "observations": (grid + observation_shape, observation_dtype),
+            _BY_STEP if by_step else "observations": (stepwise + observation_shape, observation_dtype),
             "actions": (grid + action_shape, action_dtype),
             "rewards": (grid, np.dtype(np.float32)),
             "lengths": (episodes, np.dtype(np.int64)),
@@ -95,6 +100,9 @@ class EpisodeArrays:
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeArrays:
         """Return the arrays that a layout names."""
         infos = {name.removeprefix(_INFO): array for name, array in arrays.items() if name.startswith(_INFO)}
+        arrays = {"observations" if name == _BY_STEP else name: array for name, array in arrays.items()} | (
+            {"observations": arrays[_BY_STEP].swapaxes(0, 1)} if _BY_STEP in arrays else {}
+        )
         return cls(**{name: array for name, array in arrays.items() if not name.startswith(_INFO)}, infos=infos)
 
     def by_name(self) -> dict[str, Any]:
@@ -145,6 +153,7 @@ class EpisodeRecorder:
         self._observations, self._actions, self._rewards = arrays.observations, arrays.actions, arrays.rewards
         self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
         self._final_observations = arrays.final_observations
+        self._observed_in_place = False
         self._step_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 3}
         self._episode_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 2}
         self._can_be_infinite = {
@@ -152,6 +161,20 @@ class EpisodeRecorder:
             "action": np.issubdtype(arrays.actions.dtype, np.inexact),
             "reward": True,
         }
+
+    def observe_in_place(self) -> bool:
+        """From here on slots write their observations into `observation_slots`; return whether they can.
+
+        All episodes must run at once, and the observations of a step must lie together.
+        """
+        self._observed_in_place = self._observations[:, 0].flags.c_contiguous
+        return self._observed_in_place
+
+    def observation_slots(self, step: int, after_the_last: NDArray[Any]) -> NDArray[Any]:
+        """Return where the observations before a step are recorded, (N, *obs); after the last step, what is given."""
+        if step == self.horizon:
+            return after_the_last
+        return self._observations[:, step].reshape(after_the_last.shape)
 
     def start_wave(self, episodes: range) -> None:
         """From here on slot m * S + s is episode `episodes[s]` of task m, at its first step."""
@@ -179,7 +202,8 @@ class EpisodeRecorder:
         self._check_finite("observation", observations, slots)
         self._check_finite("action", actions, slots)
         where, grid = self._place(slots)
-        self._observations[where] = observations.reshape(*grid, *observations.shape[1:])
+        if not self._observed_in_place:
+            self._observations[where] = observations.reshape(*grid, *observations.shape[1:])
         self._actions[where] = actions.reshape(*grid, *actions.shape[1:])
 
     def write_outcome(self, slots: slice, buffers: StepBuffers) -> bool:

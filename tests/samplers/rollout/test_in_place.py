@@ -1,0 +1,107 @@
+"""Observations that slots write where they are recorded."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from maml_rl.envs.navigation import Navigation2DVectorEnv, PixelNavigationVectorEnv
+from maml_rl.policies import get_policy_for_env
+from maml_rl.samplers.rollout.rollout import rollout
+from maml_rl.seeding import PhaseStreams
+
+STREAMS = PhaseStreams(0, 0, 0, False)
+
+
+class Spied(PixelNavigationVectorEnv):
+    """Notes where it draws."""
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        self.drawn: list[NDArray[Any]] = []
+        super().__init__(num_envs, **options)
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        super()._write_observations(out)
+        self.drawn.append(out)
+
+
+def sample(env: Any, horizon: int = 5, **options: Any) -> Any:
+    env.reset_task([task for task in env.sample_tasks(2, seed=0) for _ in range(env.num_envs // 2)])
+    policy = get_policy_for_env(env, (4,))
+    return rollout(env, policy, streams=STREAMS, num_tasks=2, episodes_per_task=3, horizon=horizon, **options)
+
+
+@pytest.mark.parametrize("limit", [5, 50])
+def test_images_are_drawn_where_they_are_recorded_and_copied_nowhere(limit: int) -> None:
+    env = Spied(6, autoreset_mode="Disabled", max_episode_steps=limit)
+    own = env.buffers.observations
+    episodes = sample(env)
+    recorded = episodes.observations.numpy()
+    assert len(env.drawn) == 6
+    for step, drawn in enumerate(env.drawn[:5]):
+        assert np.shares_memory(drawn, recorded[:, step])
+        np.testing.assert_array_equal(drawn.reshape(recorded[:, step].shape), recorded[:, step])
+    # What is seen after the last step is no step's observation.
+    assert env.drawn[5] is own is env.buffers.observations
+    np.testing.assert_array_equal(own.reshape(2, 3, 32, 32, 1), episodes.final_observations.numpy())
+
+
+def test_episodes_are_those_of_slots_whose_observations_are_copied() -> None:
+    copying = Spied(6, autoreset_mode="Disabled")
+    copying.observes_anywhere = False
+    expected = sample(copying)
+    assert all(drawn is copying.buffers.observations for drawn in copying.drawn)
+    assert sample(Spied(6, autoreset_mode="Disabled")).digest() == expected.digest()
+
+
+class Ending(Spied):
+    """Every other slot is at its end after two steps."""
+
+    def _step_slots(self, *arguments: Any) -> Any:
+        rewards, _ = super()._step_slots(*arguments)
+        return rewards, (np.arange(self.num_envs) % 2 == 0) & (self._elapsed == 1)
+
+
+def test_slots_that_end_early_leave_zeros_behind_and_their_last_image_in_the_buffers() -> None:
+    env, other = Ending(6, autoreset_mode="Disabled"), Ending(6, autoreset_mode="Disabled")
+    other.observes_anywhere = False
+    episodes, expected = sample(env), sample(other)
+    assert episodes.lengths.tolist() == [[2, 5, 2], [5, 2, 5]]
+    assert episodes.digest() == expected.digest()
+    assert not episodes.observations[0, 2:, 0].any()
+    np.testing.assert_array_equal(env.buffers.observations, other.buffers.observations)
+
+
+def test_waves_copy_since_their_episodes_lie_apart() -> None:
+    env = Spied(2, autoreset_mode="Disabled")
+    waves = sample(env)
+    assert all(drawn is env.buffers.observations for drawn in env.drawn)
+    assert waves.digest() == sample(Spied(6, autoreset_mode="Disabled")).digest()
+
+
+def test_buffers_are_as_before_when_a_phase_ends_in_an_error() -> None:
+    class Failing(Spied):
+        def _step_slots(self, *arguments: Any) -> Any:
+            if len(self.drawn) > 2:
+                raise OSError("no more steps")
+            return super()._step_slots(*arguments)
+
+    env = Failing(6, autoreset_mode="Disabled")
+    own = env.buffers.observations
+    with pytest.raises(OSError, match="no more steps"):
+        sample(env)
+    assert env.buffers.observations is own
+
+
+def test_vectors_of_one_task_are_written_in_place_too() -> None:
+    """Where the memory allows it anyway; the episodes are the same."""
+    digests = []
+    for anywhere in (True, False):
+        env = Navigation2DVectorEnv(3, autoreset_mode="Disabled")
+        env.observes_anywhere = anywhere
+        env.reset_task(env.sample_tasks(1, seed=0) * 3)
+        policy = get_policy_for_env(env, (4,))
+        phase = rollout(env, policy, streams=STREAMS, num_tasks=1, episodes_per_task=3, horizon=4)
+        digests.append(phase.digest())
+    assert digests[0] == digests[1]
