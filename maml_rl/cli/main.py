@@ -24,6 +24,7 @@ from maml_rl.cli.console import (
     file_path,
     not_negative,
     placement,
+    positive,
     run_command,
     utf8,
 )
@@ -177,6 +178,7 @@ def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -
     parser.add_argument("--add", type=file_path, metavar="RUN", help="evaluate the policy of this run, and add it")
     parser.add_argument("--name", type=utf8, help="of the policy to add")
     parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (the default), 'best', or a number")
+    parser.add_argument("--tasks", type=positive, default=40, help="new tasks to evaluate it on (default: 40)")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
     parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
     add_log_level(parser)
@@ -189,8 +191,15 @@ def _zoo(options: Namespace) -> None:
     if options.add is not None:
         from maml_rl.experiment.zoo import add_to_zoo
 
-        chosen: dict[str, Any] = {"overwrite": options.overwrite, "num_workers": options.num_workers}
-        print(f"added {add_to_zoo(options.add, options.name, options.checkpoint, **chosen)}")
+        folder = add_to_zoo(
+            options.add,
+            options.name,
+            options.checkpoint,
+            num_tasks=options.tasks,
+            overwrite=options.overwrite,
+            num_workers=options.num_workers,
+        )
+        print(f"added {folder}")
     policies = zoo()
     rows = [("name", "tasks", "algorithm", "iterations", "return after 0, 1, ... inner steps on new tasks")]
     for name, folder in policies.items():

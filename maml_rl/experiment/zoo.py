@@ -1,6 +1,7 @@
 """The zoo: trained policies that come with the package, each a run in small with its last checkpoint and evaluation.
 
-`zoo/NAME` holds `config.json`, one checkpoint, and `evaluation.json`: what `maml-rl test zoo:NAME` measures.
+`zoo/NAME` holds `config.json`, one checkpoint without the state of an optimizer, and `evaluation.json`: what
+`maml-rl test zoo:NAME` measures, with as many tasks.
 """
 
 import hashlib
@@ -34,6 +35,7 @@ def add_to_zoo(
     name: str,
     checkpoint: str | Path = "last",
     *,
+    num_tasks: int = 40,
     overwrite: bool = False,
     num_workers: int | None = None,
 ) -> Path:
@@ -43,6 +45,7 @@ def add_to_zoo(
         run: the run's folder.
         name: in the zoo.
         checkpoint: see `load_policy`.
+        num_tasks: new tasks to evaluate it on.
         overwrite: replace the policy of this name.
         num_workers: worker processes of the evaluation; see `MultiTaskSampler`.
 
@@ -70,11 +73,12 @@ def add_to_zoo(
     config = config.override({**defaults, "num-batches": max(1, saved.iteration)})
     experiment = make_experiment(config, num_workers=num_workers)
     restore(saved, experiment.metalearner, config.algorithm, path)
-    evaluation = evaluate(experiment, num_workers=num_workers)
+    evaluation = evaluate(experiment, meta_batch_size=num_tasks, num_workers=num_workers)
+    kept = {key: value for key, value in saved.learner.items() if not key.startswith("optimizer.")}
     made = ZOO / f"{TEMPORARY}{name.replace('/', '-')}"
     shutil.rmtree(made, ignore_errors=True)
     try:
-        save_checkpoint(replace(saved, score=None, evaluated=False), made / CHECKPOINTS)
+        save_checkpoint(replace(saved, score=None, evaluated=False, learner=kept), made / CHECKPOINTS)
         replace_file(made / CONFIG, experiment.config.to_json().encode())
         text = json.dumps(_results(evaluation, experiment, folder), indent=1, allow_nan=False)
         replace_file(made / EVALUATION, f"{text}\n".encode())
