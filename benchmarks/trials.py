@@ -77,8 +77,9 @@ def _recurrent(env: str, env_kwargs: dict[str, Any], units: int) -> GRUPolicy:
 
 
 def _bare_cell(policy: GRUPolicy, num_trials: int, num_steps: int) -> Callable[[], float]:
-    cell = torch.nn.GRUCell(policy.input_size, policy.hidden_size)
-    inputs = torch.randn(num_trials, policy.input_size)
+    with torch.random.fork_rng(devices=[]):
+        cell = torch.nn.GRUCell(policy.input_size, policy.hidden_size)
+    inputs = torch.rand(num_trials, policy.input_size, generator=torch.Generator().manual_seed(0))
 
     def run() -> float:
         threads = torch.get_num_threads()
