@@ -96,7 +96,7 @@ class Experiment:
         rule = self.metalearner.rule
         return None if rule is None else rule.replace(halve=self.config.halve_step_size)
 
-    def restore(self, checkpoint: str | Path, run: Path) -> None:
+    def restore(self, checkpoint: str | Path | int, run: Path) -> None:
         """Load what was trained.
 
         Args:

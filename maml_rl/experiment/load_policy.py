@@ -22,7 +22,7 @@ from maml_rl.samplers import MultiTaskSampler
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def load_policy(run: str | Path, checkpoint: str | Path = "last", device: torch.device | str = "cpu") -> Policy:
+def load_policy(run: str | Path, checkpoint: str | Path | int = "last", device: torch.device | str = "cpu") -> Policy:
     """Load the policy of a training run, or one that comes with the package.
 
     Args:

@@ -33,7 +33,7 @@ _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 def add_to_zoo(
     run: str | Path,
     name: str,
-    checkpoint: str | Path = "last",
+    checkpoint: str | Path | int = "last",
     *,
     num_tasks: int = 40,
     overwrite: bool = False,

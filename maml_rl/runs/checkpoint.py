@@ -141,7 +141,7 @@ def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
     return path, checkpoint
 
 
-def find_checkpoint(choice: str | Path, folder: str | Path) -> tuple[Path, Checkpoint]:
+def find_checkpoint(choice: str | Path | int, folder: str | Path) -> tuple[Path, Checkpoint]:
     """Return the checkpoint that a user names.
 
     Args:
@@ -156,7 +156,7 @@ def find_checkpoint(choice: str | Path, folder: str | Path) -> tuple[Path, Check
         return latest_intact(folder)
     if choice == "best":
         return best_intact(folder)
-    path = Path(choice)
+    path = Path(str(choice))
     if str(choice).isdecimal():
         path = _path_of(Path(folder), int(str(choice)))
         if not path.is_dir():

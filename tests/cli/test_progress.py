@@ -52,7 +52,7 @@ def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
     assert lines[-1].rstrip().endswith(", return -171.3 -> -158.0, 20,000 steps/s]")
 
 
-def test_nothing_is_drawn_where_nobody_looks(
+def test_nothing_is_drawn_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with TrainingProgress(2) as progress:
@@ -109,3 +109,12 @@ def test_no_lines_are_logged_beside_a_bar(caplog: pytest.LogCaptureFixture) -> N
     with terminal_of(80), TrainingProgress(500, seconds_between_lines=0.0) as progress:
         progress(metrics_of(0, -171.26, -158.04))
     assert caplog.messages == []
+
+
+def test_summary_names_the_best_evaluation() -> None:
+    with TrainingProgress(3) as progress:
+        for iteration, evaluated in enumerate((-9.0, -4.0, -6.0)):
+            progress({**metrics_of(iteration, -20.0, -10.0), "evaluation/return/step_3": evaluated})
+        progress(metrics_of(3, -20.0, -1.0))
+    (line,) = (line for line in progress.summary().splitlines() if "evaluation" in line)
+    assert "after 2 iterations: return -4.0 after adaptation (--checkpoint best)" in line

@@ -200,7 +200,7 @@ def test_best_checkpoint_is_that_of_the_best_evaluation_and_is_kept(
     assert names == ["iteration-000004", "iteration-000006"]
     assert find_checkpoint("best", tmp_path / "checkpoints")[1].score == -700.0
     best = load_policy(tmp_path, "best").state_dict()
-    assert all(torch.equal(best[name], tensor) for name, tensor in load_policy(tmp_path, "4").state_dict().items())
+    assert all(torch.equal(best[name], tensor) for name, tensor in load_policy(tmp_path, 4).state_dict().items())
     assert not torch.equal(best["mu.weight"], load_policy(tmp_path, "last").state_dict()["mu.weight"])
 
 
@@ -216,7 +216,7 @@ def test_evaluations_that_begin_with_a_resumed_run_choose_from_then_on(
 
 def test_checkpoint_that_was_not_kept_is_named_with_those_that_were(tmp_path: Path, evaluated: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint of iteration 3; those that were kept are: 0, 2, 4, 6"):
-        load_policy(evaluated, "3")
+        load_policy(evaluated, 3)
 
 
 @pytest.fixture
