@@ -153,7 +153,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         )
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
-        self._reset_memory, self._device, self._memory_tried = reset_memory_each_episode, device, False
+        self._reset_memory, self._memory_tried = reset_memory_each_episode, False
         self.record_log_probs, self.evaluation, self.timer = record_log_probs, evaluation, timer
         self.test_tasks = evaluation if test_tasks is None else test_tasks
         self.task_distribution = task_distribution
@@ -242,7 +242,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             slot = self._backend.describe()
             self.policy.check_spaces(slot.observation_space, slot.action_space)
             if not self._memory_tried:
-                try_memory(self.policy, slot.observation_space, self._device)
+                try_memory(self.policy, slot.observation_space)
                 self._memory_tried = True
             phase = Phase(
                 tuple(tasks), self.policy, params, keyed, self.batch_size, self._horizon(), self._reset_memory

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Categorical
 
 from maml_rl import MAMLTRPO, MultiTaskSampler, TaskEpisodes
 from maml_rl.errors import ConfigError
@@ -13,7 +14,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import rl2
 from maml_rl.metalearners.metalearner import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
-from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy
+from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, as_policy
 from tests.small_runs import config_of
 
 GAMMA, LAMBDA = 0.9, 0.7
@@ -97,7 +98,7 @@ def reference_update(policy: GRUPolicy, episodes: TaskEpisodes, epochs: int) -> 
         optimizer.step()
 
 
-def make_learner(policy: GRUPolicy, **settings: Any) -> RL2:
+def make_learner(policy: Policy, **settings: Any) -> RL2:
     values = {"learning_rate": 0.01, "num_epochs": 3, "clip": 0.05, "entropy_coefficient": 0.1, **settings}
     keys = {name.replace("_", "-"): value for name, value in values.items()}
     return RL2(policy, None, settings=RL2.Settings.model_validate(keys), collection=COLLECTION)
@@ -121,6 +122,35 @@ def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: p
     make_learner(policies[1], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
     for one, other in zip(policies[0].parameters(), policies[1].parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Remembering(nn.Module):
+    """What users write, with estimates of values or without."""
+
+    def __init__(self, with_values: bool) -> None:
+        super().__init__()
+        self.cell, self.head, self.with_values = nn.GRUCell(3, 5), nn.Linear(5, 5), with_values
+
+    def initial_memory(self, num: int) -> tuple[Tensor]:
+        return (torch.zeros(num, 5),)
+
+    def forward(self, observations: Tensor, memory: tuple[Tensor]) -> Any:
+        hidden = self.cell(observations, memory[0])
+        outputs = self.head(hidden)
+        step = Categorical(logits=outputs[:, :4]), (hidden,)
+        return (*step, outputs[:, 4]) if self.with_values else step
+
+
+@pytest.mark.parametrize("with_values", [True, False])
+def test_modules_of_users_learn_with_their_memory(with_values: bool) -> None:
+    with torch.random.fork_rng(devices=[]):
+        module = Remembering(with_values)
+    before = [param.detach().clone() for param in module.parameters()]
+    episodes = make_episodes(EPISODES)
+    learner = make_learner(as_policy(module, (3,)), value="none")
+    metrics = learner.update(Batch([episodes]))
+    assert metrics["loss/after"] < metrics["loss/before"]
+    assert all(not torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True))
 
 
 def test_returns_have_a_column_for_each_episode_of_the_trial() -> None:

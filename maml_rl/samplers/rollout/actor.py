@@ -239,13 +239,12 @@ def check_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
     )
 
 
-def try_memory(policy: Policy, observation_space: gymnasium.Space[Any], device: torch.device | str) -> None:
+def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
     """Refuse a policy with a memory of the wrong shape, before a phase is sampled.
 
     Args:
-        policy: acts once, on three slots.
+        policy: acts once, on three slots, where it lies.
         observation_space: of one slot.
-        device: where the policy acts.
 
     Raises:
         ValueError: If `initial_memory` or `act_with_memory` returns a wrong shape; the message names it.
@@ -268,9 +267,9 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any], device: 
     elif isinstance(observation_space, gymnasium.spaces.Box):
         zeros = zeros.clip(observation_space.low, observation_space.high)
     with torch.inference_mode():
-        rows = torch.from_numpy(np.broadcast_to(zeros, (1, _TRIED, *shape)).copy()).to(device)
-        noise = torch.full((1, _TRIED, policy.noise_size), 0.5, device=device)
-        before = tuple(tensor.unsqueeze(0).to(device) for tensor in memory)
+        before = tuple(tensor.unsqueeze(0) for tensor in memory)
+        rows = torch.from_numpy(np.broadcast_to(zeros, (1, _TRIED, *shape)).copy()).to(before[0].device)
+        noise = torch.full((1, _TRIED, policy.noise_size), 0.5, device=before[0].device)
         _, after = policy.act_with_memory(rows, noise, before)
     check_memory(policy, after, before)
 
