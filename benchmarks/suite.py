@@ -41,10 +41,21 @@ FAMILIES = (
     Family("ant-dir", "AntDir, horizon 100", "ant-dir.yaml", 100, 10),
     Family("tabular-mdp", "Tabular MDPs", "tabular-mdp.yaml", 100, 10),
 )
+# Trials of two episodes: as many episodes of training as the others have with 20 tasks.
+_RL2 = Contender(
+    "rl2",
+    "rl2",
+    {
+        "observe-last": True,
+        "fast-batch-size": 2,
+        "meta-batch-size": 400,
+        "algorithm-settings": {"hidden-size": 64, "learning-rate": 1e-3},
+    },
+)
 SUITE = Plan(
     ROOT / "docs" / "suite.md",
     named(*FAMILIES),
-    named(TRPO, Contender("promp", "promp"), PRETRAIN, ORACLE, RANDOM),
+    named(TRPO, Contender("promp", "promp"), _RL2, PRETRAIN, ORACLE, RANDOM),
     {family.name: (0, 1, 2) for family in FAMILIES},
 )
 
