@@ -144,7 +144,8 @@ def _percent(estimate: Values | None) -> str:
     if estimate is None:
         return ""
     value, low, high = 100.0 * estimate
-    return f"{value:.0f} % [{low:.0f}, {high:.0f}]"
+    # With one training on either side there is nothing to resample.
+    return f"{value:.0f} %" + (f" [{low:.0f}, {high:.0f}]" if low < high else "")
 
 
 def draw(plan: Plan, family: Family, path: Path) -> None:
