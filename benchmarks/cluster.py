@@ -215,6 +215,8 @@ class Kills(StageTimer):
         self._killed_at = 0.0
         self._transfer, self._ended = threading.Event(), threading.Event()
         self._until = float("inf")
+        self.missing: list[Any] = []
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
@@ -243,11 +245,20 @@ class Kills(StageTimer):
         self._thread.start()
 
     def end(self) -> None:
-        """Kill no more."""
+        """Kill no more, and raise what went wrong with killing."""
         self._ended.set()
         self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
+        try:
+            self._kill()
+        # It belongs to the thread that waits for the end.
+        except BaseException as error:
+            self._failure, self._until = error, 0.0
+
+    def _kill(self) -> None:
         for number in itertools.count():
             if number % 2:
                 # A unit has just come back; others are on their way.
@@ -275,11 +286,19 @@ class Kills(StageTimer):
                 self.actors += 1
 
     def _kill_node(self) -> None:
-        node = self._random.choice(sorted(self._cluster.worker_nodes, key=lambda node: node.unique_id))
-        cpus = int(node.get_resource_and_label_spec().num_cpus)
+        nodes = sorted(self._cluster.worker_nodes, key=lambda node: node.unique_id)
+        if len(nodes) < 2:
+            return
+        node = self._random.choice(nodes)
         self._cluster.remove_node(node, allow_graceful=False)
         self.nodes += 1
-        self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE)
+        self.missing.append(node)
+
+    def replace_nodes(self) -> None:
+        """Start a node for each that was killed; Ray lets only the main thread do so."""
+        while self.missing:
+            self.missing.pop()
+            self._cluster.add_node(num_cpus=2, object_store_memory=STORE)
 
 
 def kills(options: argparse.Namespace, report: Report) -> None:
@@ -311,6 +330,7 @@ def kills(options: argparse.Namespace, report: Report) -> None:
             timer.sampler = sampler
             timer.start()
             while not timer.over:
+                timer.replace_nodes()
                 started = time.monotonic()
                 changed += digest(sampler) != expected
                 phases += 1

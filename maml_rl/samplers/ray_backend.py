@@ -55,6 +55,8 @@ _UNIT_SECONDS = 0.5
 # How often the driver looks after actors that do not reply, and asks how far they are.
 _TICK_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
+# How long a count of the cluster's CPUs holds: two questions to the head node take as long as a very short phase.
+_COUNT_SECONDS = 0.5
 # An idle actor repeats a unit that takes this much longer than the others.
 _SLOW_FACTOR, _SLOW_SECONDS = 2.0, 0.2
 # How long the cluster may take to answer, and how long to start the first actor.
@@ -198,7 +200,8 @@ class RayBackend(RolloutBackend):
         self._units_per_actor = 1
         self._team, self._told, self._failed_starts = 1, -1, 0
         self._killed = self._closed = False
-        self._stalled = self._next_check = 0.0
+        self._stalled = self._next_check = self._next_count = 0.0
+        self._cpus_found = 0
         self._waiting: deque[_Unit] = deque()
         self._open: set[_Unit] = set()
         self._durations: list[float] = []
@@ -307,8 +310,11 @@ class RayBackend(RolloutBackend):
         Raises:
             ConfigError: If it is, and `strict` is given.
         """
+        if monotonic() < self._next_count:
+            return self._cpus_found
         self._require_cluster()
-        cpus = int(ray.cluster_resources().get("CPU", 0))
+        cpus = self._cpus_found = int(ray.cluster_resources().get("CPU", 0))
+        self._next_count = monotonic() + _COUNT_SECONDS
         if self._num_workers is not None and cpus < self._num_workers:
             message = f"num_workers={self._num_workers}, but the Ray cluster at {self._gcs} has {cpus} CPUs"
             if self._strict:
