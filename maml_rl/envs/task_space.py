@@ -138,6 +138,13 @@ class TaskSpace:
     def __init__(self, entries: Mapping[str, tuple[TaskParameter, tuple[int, ...]]]) -> None:
         self._entries = dict(entries)
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether both have the same parameters, made into tasks in the same way."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    # A mapping of parameters has no hash.
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def parameters(self) -> dict[str, TaskParameter]:
         """All parameters, by name."""
