@@ -428,8 +428,8 @@ FILE_CASES: list[Case] = [
 ]
 
 VALUE_CASES: list[Case] = [
-    (train("--num-workers", "x"), ["--num-workers", "expected a whole number, got 'x'"]),
-    (train("--num-workers", "1.5"), ["--num-workers", "expected a whole number, got '1.5'"]),
+    (train("--num-workers", "x"), ["'num-workers' in the command line", "expected a whole number, got 'x'"]),
+    (train("--num-workers", "1.5"), ["'num-workers' in the command line", "expected a whole number, got 1.5"]),
     *[(train("--seeds", seeds), ["--seeds", "a whole number"]) for seeds in ("0,x", "0,,1", ",", "1-3", "[0, 1]")],
     (train("--seeds", "0,1,0"), ["--seeds names 0 more than once"]),
     (train("--seeds", "0,1", "--seed", "1"), ["--seed 1 contradicts --seeds"]),

@@ -42,6 +42,7 @@ IDS = {
         "HumanoidDir-v5",
         "AntDir2D-v5",
         "AntGoal-v5",
+        "PixelNavigation-v0",
         "PointGoal-v0",
         "SparsePointGoal-v0",
         "PointCorner-v0",
