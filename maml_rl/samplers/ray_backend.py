@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -746,12 +747,15 @@ def _connect(address: str | None) -> bool:
         _log.info("starting a Ray cluster on this machine, for this run")
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
+    # Ray draws the ports of a cluster that it starts from Python's global generator.
+    drawn = random.getstate()
     try:
         ray.init(**options)
     # SystemExit: Ray's own way to say that it found nothing there.
     except (Exception, SystemExit) as error:
         raise ConfigError(f"cannot connect to the Ray cluster at {options['address']}: {_last_line(error)}") from None
     finally:
+        random.setstate(drawn)
         # Ray puts a handler of its own in the place of the caller's.
         if in_main_thread and before is not None:
             signal.signal(signal.SIGTERM, before)

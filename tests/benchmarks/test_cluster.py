@@ -1,6 +1,8 @@
 """The benchmark of clusters runs from end to end with tiny sizes, and leaves its tables."""
 
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,14 @@ pytest.importorskip("ray")
 from benchmarks import cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True)
+def global_generator_is_put_back() -> Iterator[None]:
+    """Ray draws the ports of the nodes that the benchmark starts from Python's global generator."""
+    drawn = random.getstate()
+    yield
+    random.setstate(drawn)
 
 
 def test_every_part_is_measured(tmp_path: Path) -> None:
