@@ -1,6 +1,5 @@
 """A policy for several switches at once: a multi-layer perceptron gives the logit of each being on."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -55,23 +54,13 @@ class BernoulliMLPPolicy(MLPPolicy):
             observation_start=observation_start,
         )
         self.noise_size = output_size
-        self.action_shape = (output_size,) if action_shape is None else tuple(action_shape)
-        if math.prod(self.action_shape) != output_size:
-            raise ValueError(f"an action of shape {self.action_shape} does not have {output_size} entries")
+        self.action_shape = self._action_shape(output_size, action_shape)
 
     def distribution_from(self, parameters: DistributionParams) -> Independent:
         """Return the distribution over actions of logits (..., A)."""
         logits = parameters[0]
         logits = logits.reshape(*logits.shape[:-1], *self.action_shape)
         return Independent(Bernoulli(logits=logits, validate_args=False), len(self.action_shape), validate_args=False)
-
-    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor]:
-        """Return the logits (..., A), in a tuple."""
-        return self.distribution_from_units(self._network(observations, params), params)
-
-    def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor]:
-        """Return the logits, which are the output units, in a tuple."""
-        return (units,)
 
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
         """Return actions (..., *action shape) int8: 1 where `noise` (..., A) from U[0, 1) is below the probability."""

@@ -59,14 +59,6 @@ class CategoricalMLPPolicy(MLPPolicy):
         """Return the distribution over actions of logits (..., K)."""
         return Categorical(logits=parameters[0])
 
-    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor]:
-        """Return the logits (..., K), in a tuple; not normalized."""
-        return self.distribution_from_units(self._network(observations, params), params)
-
-    def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor]:
-        """Return the logits, which are the output units, in a tuple."""
-        return (units,)
-
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
         return invert_categorical(self._network(observations, params), noise.squeeze(-1))

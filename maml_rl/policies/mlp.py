@@ -4,7 +4,6 @@ One batched product for each layer, the rounding of which does not depend on the
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,9 +107,13 @@ class MLPPolicy(Policy):
                 f"action space {action_space}; get_policy_for_env makes one that fits"
             )
 
-    @abstractmethod
+    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return the distribution parameters of the output units; see `distribution_from_units`."""
+        return self.distribution_from_units(self._network(observations, params), params)
+
     def distribution_from_units(self, units: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the distribution parameters that output units (..., output_size) stand for."""
+        """Return the distribution parameters that output units (..., output_size) stand for: logits, in a tuple."""
+        return (units,)
 
     def encode(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return observations (..., *observation shape) as input vectors (..., input_size): flattened, or one-hot."""
@@ -138,12 +141,32 @@ class MLPPolicy(Policy):
             )
         lead = units.shape[:-1]
         units = units.reshape(lead[0], math.prod(lead[1:]), self.input_size)
-        for index, (weight, bias) in enumerate(self.layer_names):
+        return self._stacked_network(units, self._stacked_layers(params)).reshape(*lead, self.output_size)
+
+    def _stacked_layers(self, params: Params) -> list[tuple[Tensor, Tensor]]:
+        """Return biases (M, 1, out) and weights (M, in, out) of the layers, from stacked parameters."""
+        # Weights lie as (M, out, in), as nn.Linear has them; the transposed view costs no copy.
+        return [(params[bias].unsqueeze(1), _aligned(params[weight]).mT) for weight, bias in self.layer_names]
+
+    def _stacked_network(self, units: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the output units (M, N, output_size) of inputs (M, N, input_size)."""
+        for index, (bias, weight) in enumerate(layers):
             if index:
                 units = self.nonlinearity(units)
-            # Weights lie as (M, out, in), as nn.Linear has them; the transposed view costs no copy.
-            units = torch.baddbmm(params[bias].unsqueeze(1), _aligned(units), _aligned(params[weight]).mT)
-        return units.reshape(*lead, self.output_size)
+            units = torch.baddbmm(bias, _aligned(units), weight)
+        return units
+
+    @staticmethod
+    def _action_shape(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:
+        """Return the shape of an action of so many entries; (num_entries,) by default.
+
+        Raises:
+            ValueError: If another number of entries has that shape.
+        """
+        shape = (num_entries,) if action_shape is None else tuple(action_shape)
+        if math.prod(shape) != num_entries:
+            raise ValueError(f"an action of shape {shape} does not have {num_entries} entries")
+        return shape
 
     def _shared_network(self, units: Tensor, params: Params) -> Tensor:
         for index, (weight, bias) in enumerate(self.layer_names):

@@ -1,6 +1,5 @@
 """A policy for several discrete choices at once: a multi-layer perceptron gives the logits of each."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -58,21 +57,11 @@ class MultiCategoricalMLPPolicy(MLPPolicy):
         )
         self.num_categories = tuple(num_categories)
         self.noise_size = len(self.num_categories)
-        self.action_shape = (self.noise_size,) if action_shape is None else tuple(action_shape)
-        if math.prod(self.action_shape) != self.noise_size:
-            raise ValueError(f"an action of shape {self.action_shape} does not have {self.noise_size} entries")
+        self.action_shape = self._action_shape(self.noise_size, action_shape)
 
     def distribution_from(self, parameters: DistributionParams) -> MultiCategorical:
         """Return the distribution over actions of logits (..., sum K_i)."""
         return MultiCategorical(parameters[0], self.num_categories, self.action_shape)
-
-    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor]:
-        """Return the logits (..., sum K_i), in a tuple; not normalized."""
-        return self.distribution_from_units(self._network(observations, params), params)
-
-    def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor]:
-        """Return the logits, which are the output units, in a tuple."""
-        return (units,)
 
     def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
         """Return actions (..., *action shape) int64, each entry from its own noise (..., A) from U[0, 1)."""

@@ -61,9 +61,7 @@ class NormalMLPPolicy(MLPPolicy):
         )
         if init_std <= 0.0 or min_std <= 0.0:
             raise ValueError(f"init_std and min_std must be positive, got {init_std} and {min_std}")
-        self.action_shape = (output_size,) if action_shape is None else tuple(action_shape)
-        if math.prod(self.action_shape) != output_size:
-            raise ValueError(f"an action of shape {self.action_shape} does not have {output_size} entries")
+        self.action_shape = self._action_shape(output_size, action_shape)
         self.noise_size = output_size
         self.min_log_std = math.log(min_std)
         self.sigma = nn.Parameter(torch.full((output_size,), math.log(init_std)))
@@ -75,12 +73,11 @@ class NormalMLPPolicy(MLPPolicy):
         std = torch.exp(log_std).expand_as(mean)
         return Independent(Normal(mean.reshape(shape), std.reshape(shape)), len(self.action_shape))
 
-    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> tuple[Tensor, Tensor]:
-        """Return the mean (..., A) and the log standard deviation: (A,), or (M, 1, ..., 1, A) when stacked."""
-        return self.distribution_from_units(self._network(observations, params), params)
-
     def distribution_from_units(self, units: Tensor, params: Params | None = None) -> tuple[Tensor, Tensor]:
-        """Return the mean, which is the output units, and the log standard deviation; see `distribution_parameters`."""
+        """Return the mean (..., A), which is the output units, and the log standard deviation.
+
+        The latter is (A,), or (M, 1, ..., 1, A) when stacked.
+        """
         log_std = torch.clamp((self.sigma if params is None else params["sigma"]), min=self.min_log_std)
         if log_std.dim() == 2:
             log_std = log_std.reshape(log_std.shape[0], *(1,) * (units.dim() - 2), log_std.shape[1])
@@ -97,13 +94,11 @@ class NormalMLPPolicy(MLPPolicy):
         dtype, num_dims = params[self.layer_names[0][0]].dtype, params[self.layer_names[0][0]].dim()
         if type(self) is not NormalMLPPolicy or num_dims != 3:
             return super().actor(params, first_task)
-        (bias, weight), *rest = ((params[bias].unsqueeze(1), params[weight].mT) for weight, bias in self.layer_names)
+        layers = self._stacked_layers(params)
         std = torch.exp(torch.clamp(params["sigma"], min=self.min_log_std)).unsqueeze(1)
 
         def act(observations: Tensor, noise: Tensor) -> Tensor:
-            units = torch.baddbmm(bias, self.encode(observations, dtype), weight)
-            for next_bias, next_weight in rest:
-                units = torch.baddbmm(next_bias, self.nonlinearity(units), next_weight)
+            units = self._stacked_network(self.encode(observations, dtype), layers)
             return (noise * std + units).reshape(*units.shape[:-1], *self.action_shape)
 
         return act

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -443,3 +444,19 @@ def test_callable_nonlinearity_is_used():
 def test_senseless_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         NormalMLPPolicy(**{"input_size": 3, "output_size": 2, **arguments})
+
+
+@pytest.mark.parametrize(("inputs", "hidden", "episodes"), [(17, (65, 33), 3), (21, (35,), 1), (23, (31,), 3)])
+def test_actor_acts_like_act_whichever_tasks_are_computed_along_with_odd_sizes(
+    inputs: int, hidden: tuple[int, ...], episodes: int
+) -> None:
+    policy, generator = NormalMLPPolicy(inputs, 3, hidden), torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator)
+    params = {name: value.detach() + 0.01 * draw(6, *value.shape) for name, value in policy.named_parameters()}
+    observations, noise = draw(6, episodes, inputs), draw(6, episodes, 3)
+    actions = policy.actor(params)(observations, noise)
+    assert torch.equal(actions, policy.act(observations, noise, params))
+    for task in range(6):
+        own = {name: value[task : task + 1].clone() for name, value in params.items()}
+        alone = policy.actor(own, task)(observations[task : task + 1].clone(), noise[task : task + 1])
+        assert torch.equal(alone, actions[task : task + 1])
