@@ -270,6 +270,34 @@ def check_advantages(episodes: TaskEpisodes, name: str) -> None:
         raise ValueError(f"{name} without advantages; call compute_advantages(baseline, gamma=...) first") from error
 
 
+def check_phases(train: Sequence[TaskEpisodes], valid: TaskEpisodes, rule: AdaptationRule) -> None:
+    """Refuse the phases of an update that `rule` did not sample.
+
+    Args:
+        train: for each inner step the episodes of all tasks before it.
+        valid: the episodes of all tasks after the last.
+        rule: the inner loop of the update.
+
+    Raises:
+        ValueError: If they have no advantages, or are of other tasks, or were sampled for another rule.
+    """
+    for index, (episodes, step_size) in enumerate(zip(train, rule.step_sizes(len(train)), strict=True)):
+        name = f"train_episodes[{index}]"
+        check_advantages(episodes, name)
+        for what, sampled, own in (
+            ("fast_lr", episodes.fast_lr, step_size),
+            ("the inner loss", episodes.rule, rule.name()),
+        ):
+            if sampled is not None and sampled != own:
+                raise ValueError(
+                    f"{name} were sampled for {what} {sampled}, but the metalearner adapts with {own}; "
+                    "give both the same"
+                )
+        if len(episodes) != len(valid):
+            raise ValueError(f"{name} are of {len(episodes)} tasks, but valid_episodes of {len(valid)}")
+    check_advantages(valid, "valid_episodes")
+
+
 class Adaptation:
     """A chunk of tasks after the inner loop, and the Jacobian J of each task's parameters with respect to theta.
 

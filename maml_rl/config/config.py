@@ -84,6 +84,21 @@ class SettingsModel(BaseModel):
         alias_generator=lambda name: name.replace("_", "-"),
     )
 
+    @classmethod
+    def from_arguments(cls, **values: Any) -> Self:
+        """Make settings of a function's arguments, by the fields' names.
+
+        Raises:
+            ValueError: If one is out of range; the message names it as an argument.
+        """
+        try:
+            return cls.model_validate({name.replace("_", "-"): value for name, value in values.items()})
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            name = str(wrong["loc"][0]).replace("-", "_")
+            message = wrong["msg"].replace("Input should be ", "")
+            raise ValueError(f"{name} must be {message}, got {wrong['input']!r}") from None
+
 
 AnySettings = TypeVar("AnySettings", bound=SettingsModel)
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_advantages
+from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases
 from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
@@ -73,7 +73,9 @@ class MAMLTRPO(MetaLearner):
         settings: SettingsModel | None = None,
         collection: Collection | None = None,
     ) -> None:
-        settings = settings or _settings(first_order=first_order, curvature_fraction=curvature_fraction)
+        settings = settings or self.Settings.from_arguments(
+            first_order=first_order, curvature_fraction=curvature_fraction
+        )
         super().__init__(policy, settings=settings, collection=collection, device=device)
         self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
         self._objective = objective
@@ -112,7 +114,7 @@ class MAMLTRPO(MetaLearner):
                 for another step size.
             NonFiniteError: If the loss, its gradient or the curvature is not finite; the parameters stay as they are.
         """
-        settings = _settings(
+        settings = self.Settings.from_arguments(
             first_order=self.settings.first_order,
             curvature_fraction=self.settings.curvature_fraction,
             max_kl=max_kl,
@@ -143,8 +145,7 @@ class MAMLTRPO(MetaLearner):
         return {name: value.squeeze(0) for name, value in adapted.items()} if single else adapted
 
     def _step(self, train: Sequence[TaskEpisodes], valid: TaskEpisodes, settings: Settings) -> dict[str, Any]:
-        _check_episodes(train, valid, self.rule)
-
+        check_phases(train, valid, self.rule)
         with MetaObjective(
             self.policy,
             train,
@@ -188,33 +189,3 @@ class MAMLTRPO(MetaLearner):
 
 def _stacked(episodes: Episodes) -> TaskEpisodes:
     return episodes if isinstance(episodes, TaskEpisodes) else TaskEpisodes.stack(episodes)
-
-
-def _settings(**values: Any) -> MAMLTRPO.Settings:
-    """Make settings of arguments, whose ranges are those of the settings."""
-    try:
-        return MAMLTRPO.Settings.model_validate({name.replace("_", "-"): value for name, value in values.items()})
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        name = str(wrong["loc"][0]).replace("-", "_")
-        message = wrong["msg"].replace("Input should be ", "")
-        raise ValueError(f"{name} must be {message}, got {wrong['input']!r}") from None
-
-
-def _check_episodes(train: Sequence[TaskEpisodes], valid: TaskEpisodes, rule: AdaptationRule) -> None:
-    """Refuse episodes without advantages, of other tasks, or that were sampled for another rule."""
-    for index, (episodes, step_size) in enumerate(zip(train, rule.step_sizes(len(train)), strict=True)):
-        name = f"train_episodes[{index}]"
-        check_advantages(episodes, name)
-        for what, sampled, mine in (
-            ("fast_lr", episodes.fast_lr, step_size),
-            ("the inner loss", episodes.rule, rule.name()),
-        ):
-            if sampled is not None and sampled != mine:
-                raise ValueError(
-                    f"{name} were sampled for {what} {sampled}, but the metalearner adapts with {mine}; "
-                    "give both the same"
-                )
-        if len(episodes) != len(valid):
-            raise ValueError(f"{name} are of {len(episodes)} tasks, but valid_episodes of {len(valid)}")
-    check_advantages(valid, "valid_episodes")

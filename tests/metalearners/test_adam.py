@@ -95,7 +95,7 @@ ALGORITHMS: dict[str, tuple[Loss, Loss, float]] = {
 def make_learner(algorithm: str, policy: MLPPolicy, **settings: float | bool) -> AdamLearner:
     kind = find_metalearner(algorithm)
     assert issubclass(kind, AdamLearner)
-    chosen = kind.Settings.model_validate({name.replace("_", "-"): value for name, value in settings.items()})
+    chosen = kind.Settings.from_arguments(**settings)
     head = policy.layer_names[-1] if algorithm == "anil" else None
     # One step size for all steps is where Meta-SGD begins.
     rule = AdaptationRule(SIZES[0] if algorithm == "meta-sgd" else SIZES, parameters=head, inner_loss=kind.inner_loss)
