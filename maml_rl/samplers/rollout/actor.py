@@ -35,11 +35,12 @@ class EpisodeNoise:
         streams: the phase's streams.
         num_tasks: M.
         episodes: the wave's range of episodes, S of them.
+        horizon: T; no noise is drawn for later steps.
     """
 
-    def __init__(self, policy: Policy, streams: PhaseStreams, num_tasks: int, episodes: range) -> None:
+    def __init__(self, policy: Policy, streams: PhaseStreams, num_tasks: int, episodes: range, horizon: int) -> None:
         self._policy, self._streams = policy, streams
-        self._num_tasks, self._episodes = num_tasks, episodes
+        self._num_tasks, self._episodes, self._horizon = num_tasks, episodes, horizon
         numbers_per_step = max(1, num_tasks * len(episodes) * policy.noise_size)
         self._steps_per_block = max(1, _NUMBERS_PER_BLOCK // numbers_per_step)
         self._blocks: dict[int, NDArray[np.float32]] = {}
@@ -61,14 +62,11 @@ class EpisodeNoise:
             # Workers may be some steps apart, so the block before stays; an older one is drawn again if it is needed.
             self._blocks = {number: noise for number, noise in self._blocks.items() if number == block - 1}
             start = block * self._steps_per_block
+            steps = range(start, min(start + self._steps_per_block, self._horizon))
             noise = self._streams.action_noise(
-                self._policy.noise_kind,
-                self._num_tasks,
-                self._episodes,
-                range(start, start + self._steps_per_block),
-                self._policy.noise_size,
+                self._policy.noise_kind, self._num_tasks, self._episodes, steps, self._policy.noise_size
             )
-            self._blocks[block] = noise.reshape(self._steps_per_block, -1, self._policy.noise_size)
+            self._blocks[block] = noise.reshape(len(steps), -1, self._policy.noise_size)
         rows: NDArray[np.float32] = self._blocks[block][offset]
         return rows
 

@@ -75,7 +75,7 @@ def collect(
                 if first == 0 or reset_memory:
                     actor.begin_trial()
                 episodes = range(first, first + slots_per_task)
-                noise = EpisodeNoise(policy, streams, num_tasks, episodes)
+                noise = EpisodeNoise(policy, streams, num_tasks, episodes, recorder.horizon)
                 recorder.start_wave(episodes)
                 with timer.stage("physics"):
                     if in_place:

@@ -131,6 +131,18 @@ def test_actions_are_mean_plus_noise_of_their_own_stream() -> None:
     np.testing.assert_allclose(episodes.actions.numpy(), mean + 0.5 * noise, rtol=1e-5, atol=1e-5)
 
 
+def test_noise_is_drawn_for_no_more_steps_than_there_can_be() -> None:
+    drawn: list[range] = []
+
+    class Recording(PhaseStreams):
+        def action_noise(self, kind: Any, num_tasks: int, episodes: range, steps: range, size: int) -> Any:
+            drawn.append(steps)
+            return super().action_noise(kind, num_tasks, episodes, steps, size)
+
+    sample(make_tasks([6, 6]), streams=Recording(*STREAMS))
+    assert drawn == [range(HORIZON)]
+
+
 def test_each_task_acts_under_its_own_parameters() -> None:
     policy = NormalMLPPolicy(3, 2, (4,), "tanh", init_std=1e-6)
     params = policy.stack_parameters(2)
