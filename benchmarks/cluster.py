@@ -46,6 +46,11 @@ CHILDREN, ACTORS = "2 child processes", "2 Ray actors"
 STORE = 200 * 2**20
 # A phase that takes longer has hung.
 _HANG_SECONDS = 180.0
+# How many actors start side by side, and how long one may take.
+_START_AT_ONCE = 4
+_START_SECONDS = 180.0
+# What each actor samples in a phase of "scaling": tasks, episodes, steps.
+_SHARE = 4, 8, 25
 
 
 class WaitingEnv(gymnasium.Env[Any, Any]):
@@ -110,20 +115,27 @@ def actor_processes() -> list[psutil.Process]:
     return found
 
 
-def wait_for_actors(sampler: MultiTaskSampler, num_tasks: int, num_actors: int) -> None:
-    """Wait until so many actors have started."""
-    while True:
-        sampler.prepare(num_tasks)
-        if len(sampler.pids) >= num_actors:
-            return
-        time.sleep(0.1)
+def wait_for_actors(sampler: MultiTaskSampler, num_actors: int) -> None:
+    """Start so many actors, a few at once: each imports torch, and the cores may be few.
+
+    Raises:
+        RuntimeError: If none has started for minutes.
+    """
+    started, since = 0, time.monotonic()
+    while started < num_actors:
+        sampler.prepare(min(num_actors, started - started % _START_AT_ONCE + _START_AT_ONCE))
+        if len(sampler.pids) > started:
+            started, since = len(sampler.pids), time.monotonic()
+        elif time.monotonic() > since + _START_SECONDS:
+            raise RuntimeError(f"{started} of {num_actors} actors have started, none of them in {_START_SECONDS:g} s")
+        time.sleep(0.05)
 
 
 def own_sampler(workload: Workload, timer: StageTimer | None = None, **options: Any) -> OwnSampler:
     """Return a sampler of a workload on the cluster that this process is connected to, with all its actors."""
     on_ray = Workload(**{**_fields(workload), "options": {"backend": "ray", **options}})
     made = OwnSampler(on_ray, timer or StageTimer())
-    wait_for_actors(made.sampler, workload.num_tasks, workload.num_workers or 1)
+    wait_for_actors(made.sampler, workload.num_workers or 1)
     return made
 
 
@@ -167,38 +179,44 @@ def fixed(options: argparse.Namespace, report: Report) -> None:
 
 
 def scaling(options: argparse.Namespace, report: Report) -> None:
-    """Sample the same waiting environments on more and more actors."""
+    """Sample environments that wait, as many for each actor, on few and on many actors in turns."""
     numbers = [1, 2] if options.quick else options.actors
-    num_tasks, episodes, steps = (4, 1, 5) if options.quick else (64, 8, 25)
+    tasks_per_actor, episodes, steps = (2, 1, 5) if options.quick else _SHARE
     policy = NormalMLPPolicy(2, 1, (8,))
-    rates: dict[int, Samples] = {}
+
+    def turn(number: int, sampler: MultiTaskSampler, tasks: list[Any]) -> Measurements:
+        started = time.perf_counter()
+        num_steps = sampler.rollout(tasks).num_steps
+        return {f"{number} actors": num_steps / (time.perf_counter() - started)}
+
     largest = max(numbers)
-    with cluster_of(-(-largest // 2), largest // 2):
+    with cluster_of(-(-largest // 2), largest // 2), contextlib.ExitStack() as stack:
+        participants = []
         for number in numbers:
-            with MultiTaskSampler(
+            made = MultiTaskSampler(
                 WaitingEnv, {}, episodes, policy, seed=0, num_workers=number, backend="ray", max_episode_steps=steps
-            ) as sampler:
-                tasks = sampler.sample_tasks(num_tasks)
-                wait_for_actors(sampler, num_tasks, number)
-                samples = Samples()
-                # The first phases make the environments, and choose the size of units.
-                for turn in range(-2, options.repeats):
-                    started = time.perf_counter()
-                    num_steps = sampler.rollout(tasks).num_steps
-                    if turn >= 0:
-                        samples.values.append(num_steps / (time.perf_counter() - started))
-                rates[number] = samples
-            progress(options)(f"{number} actors: {samples.median:,.0f} steps/s")
-    note = f"waiting 2 ms a step, {num_tasks} x {episodes} x {steps}"
-    base = rates[numbers[0]].median / numbers[0]
-    for number, samples in rates.items():
-        report.add(SCALING, Row(f"{number} actors", samples, "steps/s", note))
-        share = Samples([value / (number * base) for value in samples.values])
-        report.add(EFFICIENCY, Row(f"{number} actors", share, "ratio", note))
+            )
+            sampler = stack.enter_context(made)
+            wait_for_actors(sampler, number)
+            progress(options)(f"{number} actors have started")
+            tasks = sampler.sample_tasks(number * tasks_per_actor)
+            participants.append(Participant(f"{number} actors", partial(turn, number, sampler, tasks)))
+        # The first phases make the environments, and choose the size of units.
+        warmup = max(options.warmup, 2)
+        rows = take_turns(participants, repeats=options.repeats, warmup=warmup, report=progress(options))
+    note = f"waiting 2 ms a step, {tasks_per_actor} x {episodes} x {steps} for each actor"
+    fewest = numbers[0]
+    for number, (name, samples) in zip(numbers, rows.items(), strict=True):
+        report.add(SCALING, Row(name, samples, "steps/s", note))
+        shares = [share * fewest / number for share in ratios(samples, rows[f"{fewest} actors"]).values]
+        compared = f"steps per second and actor, divided by those with {fewest}"
+        report.add(EFFICIENCY, Row(name, Samples(shares), "ratio", compared))
 
 
 class Kills(StageTimer):
     """The timer of a sampler, and the thread that kills its actors and nodes.
+
+    The time from a killed actor to the next unit ends when the driver has waited for one since the kill, and has it.
 
     Args:
         cluster: whose nodes, but the head, are killed.
@@ -212,7 +230,7 @@ class Kills(StageTimer):
         self.sampler: MultiTaskSampler | None = None
         self.latencies: list[float] = []
         self.actors = self.nodes = self.in_transfer = 0
-        self._killed_at = 0.0
+        self._killed_at = self._waited_until = 0.0
         self._transfer, self._ended = threading.Event(), threading.Event()
         self._until = float("inf")
         self.missing: list[Any] = []
@@ -232,12 +250,16 @@ class Kills(StageTimer):
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Notice when a unit has come back."""
-        if name == "assembly":
+        # A phase begins with assembly of another kind, which follows no wait.
+        if name == "assembly" and self._waited_until:
             self._transfer.set()
-            killed_at, self._killed_at = self._killed_at, 0.0
-            if killed_at:
-                self.latencies.append(time.perf_counter() - killed_at)
+            if 0.0 < self._killed_at < self._waited_until:
+                self.latencies.append(time.perf_counter() - self._killed_at)
+                self._killed_at = 0.0
+            self._waited_until = 0.0
         yield
+        if name == "waiting":
+            self._waited_until = time.perf_counter()
 
     def start(self) -> None:
         """Begin to kill."""
@@ -281,9 +303,10 @@ class Kills(StageTimer):
         pids = self.sampler.pids if self.sampler is not None else []
         if pids:
             with contextlib.suppress(ProcessLookupError):
-                self._killed_at = time.perf_counter()
                 os.kill(self._random.choice(pids), signal.SIGKILL)
                 self.actors += 1
+                # Until a unit has come, the time of an earlier kill goes on.
+                self._killed_at = self._killed_at or time.perf_counter()
 
     def _kill_node(self) -> None:
         nodes = sorted(self._cluster.worker_nodes, key=lambda node: node.unique_id)
@@ -326,7 +349,7 @@ def kills(options: argparse.Namespace, report: Report) -> None:
             timer=timer,
             **sizes,
         ) as sampler:
-            wait_for_actors(sampler, 24, 6)
+            wait_for_actors(sampler, 6)
             timer.sampler = sampler
             timer.start()
             while not timer.over:
