@@ -161,6 +161,20 @@ def surrogate_loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor,
     return -masked_mean(ratio * advantages, mask)
 
 
+def clipped_gain(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """Return min(r * A, clamp(r, 1 - clip, 1 + clip) * A) of each step, which PPO maximizes.
+
+    Args:
+        ratio: r, any shape, pi(a|s) / pi_old(a|s).
+        advantages: A, of the same shape.
+        clip: how far r may leave 1 and still count.
+
+    Source: Schulman et al. 2017, eq. 7, https://arxiv.org/abs/1707.06347
+    """
+    clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
+    return torch.minimum(ratio * advantages, clipped * advantages)
+
+
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
     """Return the log-density of actions under a diagonal Gaussian, summed (never averaged) over action entries.
 

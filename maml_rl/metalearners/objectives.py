@@ -26,7 +26,4 @@ def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, samples: Any, *,
     """
     # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
     ratio = torch.exp(torch.where(samples.mask > 0, log_probs - old_log_probs, 0.0))
-    clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
-    return -functional.masked_mean(
-        torch.minimum(ratio * samples.advantages, clipped * samples.advantages), samples.mask
-    )
+    return -functional.masked_mean(functional.clipped_gain(ratio, samples.advantages, clip), samples.mask)

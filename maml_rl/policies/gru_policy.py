@@ -44,6 +44,8 @@ class GRUPolicy(MemoryPolicy):
             layer of its own; or "none".
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
+        memory_span: units begin by holding what they remember for 1 to this many steps, and values begin near zero.
+            None: each unit forgets half of it at every step, and values are random at first.
         seed: of the initial weights; the global random state does not change.
 
     Raises:
@@ -61,6 +63,7 @@ class GRUPolicy(MemoryPolicy):
         value: ValueKind = "head",
         init_std: float = 1.0,
         min_std: float = 1e-6,
+        memory_span: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -69,6 +72,8 @@ class GRUPolicy(MemoryPolicy):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}")
         if hidden_size < 1:
             raise ValueError(f"hidden_size must be positive, got {hidden_size}")
+        if memory_span is not None and memory_span < 1:
+            raise ValueError(f"memory_span must be positive, got {memory_span}")
         if not isinstance(observation_space, spaces.Box | spaces.Discrete):
             raise TypeError(f"no policy for the observation space {observation_space}: expected Box or Discrete")
         self.observation_space, self.action_space = observation_space, action_space
@@ -105,10 +110,25 @@ class GRUPolicy(MemoryPolicy):
                         continue
                     for gate in weights.detach().split(hidden_size):
                         nn.init.orthogonal_(gate, generator=generator)
-        for linear, gain in ((self.head, 0.01), (self.value_head, 1.0)):
+                if memory_span is not None:
+                    self._hold(recurrent.get_parameter("bias_ih_l0"), memory_span, generator)
+        for linear, gain in ((self.head, 0.01), (self.value_head, 1.0 if memory_span is None else 0.01)):
             if linear is not None:
                 nn.init.orthogonal_(linear.weight, gain, generator)
                 nn.init.zeros_(linear.bias)
+
+    def _hold(self, bias: Tensor, span: int, generator: torch.Generator) -> None:
+        """Set the gates' biases (gates * H,) such that a unit keeps what it holds for 1 to `span` steps.
+
+        Source: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188
+        """
+        # With a bias of log(s) a gate keeps s / (1 + s) of the unit at each step.
+        steps = 1.0 + (span - 1.0) * torch.rand(self.hidden_size, generator=generator)
+        gates = bias.detach().unflatten(0, (-1, self.hidden_size))
+        # torch's order is (reset, keep, new) in a GRU, and (enter, keep, new, leave) in an LSTM.
+        gates[1] = steps.log()
+        if self.cell == "lstm":
+            gates[0] = -steps.log()
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""

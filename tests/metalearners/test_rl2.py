@@ -11,7 +11,7 @@ from torch.distributions import Categorical
 from maml_rl import MAMLTRPO, MultiTaskSampler, TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners import rl2
+from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, as_policy
@@ -60,7 +60,7 @@ def one_by_one(episodes: TaskEpisodes) -> list[tuple[Tensor, Tensor, list[float]
     return trials
 
 
-def reference_update(policy: GRUPolicy, episodes: TaskEpisodes, epochs: int) -> None:
+def reference_update(policy: GRUPolicy, episodes: TaskEpisodes, epochs: int, value_lambda: float = LAMBDA) -> None:
     """PPO as it stands in the papers: one trial after the other, no padding, no chunks."""
     trials = one_by_one(episodes)
     plain_returns = []
@@ -72,13 +72,14 @@ def reference_update(policy: GRUPolicy, episodes: TaskEpisodes, epochs: int) -> 
         for observations, actions, rewards in trials:
             unrolled = policy.unroll(observations.unsqueeze(1))
             values = [float(value) * scale for value in unrolled.values[:, 0]] + [0.0]
-            advantage, of_trial = 0.0, []
+            sums: dict[str, list[float]] = {"advantage": [0.0], "target": [0.0]}
             for step in reversed(range(len(rewards))):
                 error = rewards[step] + GAMMA * values[step + 1] - values[step]
-                advantage = error + GAMMA * LAMBDA * advantage
-                of_trial.insert(0, advantage)
-            advantages.append(torch.tensor(of_trial, dtype=torch.float64))
-            targets.append((torch.tensor(values[:-1], dtype=torch.float64) + advantages[-1]) / scale)
+                for of, trace in (("advantage", LAMBDA), ("target", value_lambda)):
+                    sums[of].insert(0, error + GAMMA * trace * sums[of][0])
+            advantages.append(torch.tensor(sums["advantage"][:-1], dtype=torch.float64))
+            errors = torch.tensor(sums["target"][:-1], dtype=torch.float64)
+            targets.append((torch.tensor(values[:-1], dtype=torch.float64) + errors) / scale)
             old.append(torch.log_softmax(unrolled.distribution[0][:, 0], -1).gather(1, actions[:, None])[:, 0])
     every = torch.cat(advantages)
     advantages = [(each - every.mean()) / every.std(correction=0) for each in advantages]
@@ -104,11 +105,11 @@ def make_learner(policy: Policy, **settings: Any) -> RL2:
     return RL2(policy, None, settings=RL2.Settings.model_validate(keys), collection=COLLECTION)
 
 
-@pytest.mark.parametrize("value", ["head", "network"])
-def test_update_is_that_of_plain_loops_over_trials(value: Any) -> None:
+@pytest.mark.parametrize(("value", "value_lambda"), [("head", None), ("network", None), ("head", 1.0), ("head", 0.2)])
+def test_update_is_that_of_plain_loops_over_trials(value: Any, value_lambda: float | None) -> None:
     mine, plain, episodes = make_policy(value=value), make_policy(value=value), make_episodes(EPISODES)
-    metrics = make_learner(mine).update(Batch([episodes]))
-    reference_update(plain, episodes, epochs=3)
+    metrics = make_learner(mine, value_lambda=value_lambda).update(Batch([episodes]))
+    reference_update(plain, episodes, epochs=3, value_lambda=LAMBDA if value_lambda is None else value_lambda)
     for name, param in mine.named_parameters():
         torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
     assert metrics["loss/after"] < metrics["loss/before"]
@@ -118,7 +119,7 @@ def test_update_is_that_of_plain_loops_over_trials(value: Any) -> None:
 def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [make_policy(), make_policy()]
     make_learner(policies[0], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
-    monkeypatch.setattr(rl2, "_CHUNK", 2)
+    monkeypatch.setattr(trial_ppo, "_CHUNK", 2)
     make_learner(policies[1], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
     for one, other in zip(policies[0].parameters(), policies[1].parameters(), strict=True):
         torch.testing.assert_close(one, other)

@@ -200,3 +200,29 @@ def test_a_policy_for_other_spaces_is_refused() -> None:
         pytest.raises(ValueError, match=r"3 observed numbers .* observe_last=True"),
     ):
         sampler.rollout_trials(sampler.sample_tasks(1))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_units_hold_at_first_what_they_remember_for_their_span(cell: Any) -> None:
+    held = {}
+    for span in (None, 50):
+        policy = GRUPolicy(SEEN, ACTIONS["discrete"], 64, cell=cell, memory_span=span)
+        for name, weights in policy.core.named_parameters():
+            if name.startswith("weight"):
+                torch.nn.init.zeros_(weights)
+        ones = tuple(torch.ones(1, 64) for _ in policy.initial_memory(1))
+        with torch.no_grad():
+            unrolled = policy.unroll(torch.zeros(1, 1, 3), ones)
+        held[span] = unrolled.memory[-1][0]
+    torch.testing.assert_close(held[None], torch.full((64,), 0.5))
+    steps = 1.0 / (1.0 - held[50])
+    assert 2.0 <= float(steps.min()) < 5.0
+    assert 45.0 < float(steps.max()) <= 51.001
+
+
+def test_values_begin_near_zero_with_a_span() -> None:
+    policies = [GRUPolicy(SEEN, ACTIONS["box"], 8, memory_span=span) for span in (None, 9)]
+    sizes = [float(policy.state_dict()["value_head.weight"].norm()) for policy in policies]
+    assert sizes == pytest.approx([1.0, 0.01])
+    with pytest.raises(ValueError, match="memory_span must be positive, got 0"):
+        GRUPolicy(SEEN, ACTIONS["box"], 8, memory_span=0)

@@ -1,0 +1,184 @@
+"""PPO on whole trials: the steps of Adam that train a policy with a memory, in chunks of trials."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from maml_rl import functional
+from maml_rl.config import SettingsModel
+from maml_rl.config.config import Count, Positive
+from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+from maml_rl.episode.trials import Trials
+from maml_rl.errors import NonFiniteError
+from maml_rl.policies import Policy
+
+# Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
+_CHUNK = 64
+
+
+class TrialPPOSettings(SettingsModel):
+    """Settings of every algorithm that trains by `TrialPPO`."""
+
+    learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 2e-4
+    num_epochs: Annotated[Count, Field(description="passes through each batch")] = 5
+    num_minibatches: Annotated[Count, Field(description="steps of Adam in each pass")] = 1
+    clip: Annotated[Positive, Field(description="how far the ratio of probabilities may leave 1 and still count")] = 0.1
+    value_coefficient: Annotated[float, Field(ge=0, description="weight of the values' squared error")] = 0.5
+    value_lambda: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="lambda of what values are fitted to, 1 for returns; gae-lambda if null"),
+    ] = None
+    entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.0
+    max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some trials of a minibatch, (L, n, ...) each; the weight is 1 / real steps of the minibatch, 0 on padding."""
+
+    observations: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    advantages: Tensor
+    targets: Tensor
+    weight: Tensor
+
+
+class TrialPPO:
+    """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials.
+
+    Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the root
+    mean square of the first batch's returns.
+
+    Args:
+        policy: with a memory, and with values or without.
+        optimizer: of its parameters.
+        settings: of the objective.
+        gamma: discount per step.
+        gae_lambda: of the advantages.
+        device: where the computation runs.
+
+    Attributes:
+        value_scale: the unit of the values; None before the first batch.
+
+    Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        settings: TrialPPOSettings,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        device: torch.device,
+    ) -> None:
+        self._policy, self._optimizer, self._settings = policy, optimizer, settings
+        self._gamma, self._gae_lambda, self._device = gamma, gae_lambda, device
+        self.value_scale: float | None = None
+
+    def update(self, trials: Trials) -> dict[str, Any]:
+        """Take the steps that one batch is good for.
+
+        Returns:
+            `loss/before`, the clipped objective and the values' error in the first pass; `loss/after`, in the last;
+            `kl`, an estimate of the divergence from the old policy in the last pass; `policy/entropy`; `grad_norm` of
+            the first step; `explained_variance`, the share of the returns' variance that the values knew of.
+
+        Raises:
+            NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
+        """
+        params = list(self._policy.parameters())
+        rows = torch.arange(trials.mask.shape[1], device=self._device)
+        with ChunkWorkers(self._device) as workers:
+            before = workers.map(lambda part, _: self._evaluate(trials, part), rows.split(_CHUNK))
+            log_probs, values = (torch.cat(parts, 1) for parts in zip(*before, strict=True))
+            if trials.log_probs is not None:
+                log_probs = trials.log_probs
+            minibatches, explained = self._prepare(trials, log_probs, values)
+            history: list[tuple[Tensor, float]] = []
+            for _ in range(self._settings.num_epochs):
+                for chunks in minibatches:
+                    parts = workers.map(self._differentiate, chunks)
+                    statistics = torch.stack([part[0] for part in parts]).sum(0)
+                    means = [
+                        torch.stack(of_param).sum(0) for of_param in zip(*(part[1] for part in parts), strict=True)
+                    ]
+                    for param, mean in zip(params, means, strict=True):
+                        param.grad = mean.to(param)
+                    norm = float(nn.utils.clip_grad_norm_(params, self._settings.max_grad_norm))
+                    if not (torch.isfinite(statistics).all() and torch.isfinite(torch.tensor(norm))):
+                        raise NonFiniteError("the loss or its gradient is not finite; use a smaller learning-rate")
+                    self._optimizer.step()
+                    history.append((statistics, norm))
+        first, last = (
+            torch.stack([statistics for statistics, _ in part]).mean(0).tolist()
+            for part in (history[: len(minibatches)], history[-len(minibatches) :])
+        )
+        return {
+            "loss/before": first[0],
+            "loss/after": last[0],
+            "kl": last[1],
+            "policy/entropy": first[2],
+            "grad_norm": history[0][1],
+            "explained_variance": explained,
+        }
+
+    def _prepare(self, trials: Trials, log_probs: Tensor, values: Tensor) -> tuple[list[list[_Chunk]], float]:
+        """Return the minibatches, each in chunks, and the share of the returns' variance that the values knew of."""
+        mask = trials.mask
+        returns = trials.returns(self._gamma)
+        if self.value_scale is None:
+            self.value_scale = max(float(functional.masked_mean(returns.square(), mask).sqrt()), 1e-3)
+        known = values * self.value_scale
+        advantages = trials.advantages(known, self._gamma, self._gae_lambda)
+        value_lambda, errors = self._settings.value_lambda, advantages
+        if value_lambda is not None:
+            errors = trials.advantages(known, self._gamma, value_lambda)
+        targets = values + errors / self.value_scale
+        spread = functional.masked_mean((returns - functional.masked_mean(returns, mask)).square(), mask)
+        left = functional.masked_mean((returns - known).square(), mask)
+        explained = float(1.0 - left / spread.clamp(min=1e-12))
+        advantages = functional.masked_normalize(advantages, mask)
+        of_steps = (trials.observations, trials.actions, log_probs, advantages, targets)
+        minibatches = []
+        for number in range(min(self._settings.num_minibatches, mask.shape[1])):
+            # Tasks are drawn independently, so that every n-th is as good as a shuffled part.
+            rows = torch.arange(number, mask.shape[1], self._settings.num_minibatches, device=mask.device)
+            weight = mask / mask[:, rows].sum()
+            minibatches.append(
+                [_Chunk(*(tensor[:, part] for tensor in (*of_steps, weight))) for part in rows.split(_CHUNK)]
+            )
+        return minibatches, explained
+
+    def _evaluate(self, trials: Trials, part: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and values (L, n) of some trials; values in their unit, zero if there are none."""
+        unrolled = self._policy.unroll(trials.observations[:, part])
+        log_probs = self._policy.log_prob_from(unrolled.distribution, trials.actions[:, part])
+        return log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values
+
+    def _differentiate(self, chunk: _Chunk, workspace: Workspace) -> tuple[Tensor, list[Tensor]]:
+        """Return a chunk's share of loss, divergence and entropy (3,), and of the gradient."""
+        settings, real = self._settings, chunk.weight > 0
+        with torch.enable_grad():
+            unrolled = self._policy.unroll(chunk.observations)
+            log_probs = self._policy.log_prob_from(unrolled.distribution, chunk.actions)
+            # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
+            ratio_log = torch.where(real, log_probs - chunk.log_probs, 0.0)
+            ratio = torch.exp(ratio_log)
+            gain = functional.clipped_gain(ratio, chunk.advantages, settings.clip)
+            entropy = self._policy.entropy_from(unrolled.distribution).expand_as(gain)
+            losses = -gain - settings.entropy_coefficient * entropy
+            if unrolled.values is not None:
+                losses = losses + settings.value_coefficient * (unrolled.values - chunk.targets).square()
+            loss = torch.where(real, losses, 0.0).mul(chunk.weight).sum()
+            gradients = torch.autograd.grad(
+                loss, list(self._policy.parameters()), allow_unused=True, materialize_grads=True
+            )
+        divergence = ((ratio - 1.0) - ratio_log).mul(chunk.weight).sum()
+        statistics = torch.stack([loss, divergence, torch.where(real, entropy, 0.0).mul(chunk.weight).sum()])
+        return statistics.detach().double(), [gradient.double() for gradient in gradients]
