@@ -48,6 +48,7 @@ class BatchEpisodes:
         truncated: (B,) bool whether it was cut off.
         infos: recorded numbers of the environments' infos by name, (T, B) of every step or (B,) of the last.
         log_probs: (T, B) log-probabilities recorded while sampling, or None.
+        memory: what the policy remembered before each action, tensors (T, B, *memory of one slot), or None.
         fast_lr: step size of the adaptation that these episodes were sampled for, or None.
         rule: name of that adaptation's rule, or None.
 
@@ -72,6 +73,7 @@ class BatchEpisodes:
         self.fast_lr: float | None = None
         self.rule: str | None = None
         self.log_probs: Tensor | None = None
+        self.memory: tuple[Tensor, ...] | None = None
         self.infos: dict[str, Tensor] = {}
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.terminated = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
@@ -94,6 +96,7 @@ class BatchEpisodes:
         *,
         infos: Mapping[str, Tensor] | None = None,
         log_probs: Tensor | None = None,
+        memory: Sequence[Tensor] | None = None,
         advantages: Tensor | None = None,
         task: Task | None = None,
         gamma: float | None = None,
@@ -111,6 +114,7 @@ class BatchEpisodes:
         }
         episodes._final_observations = final_observations
         episodes.log_probs = None if log_probs is None else log_probs[:steps]
+        episodes.memory = None if memory is None else tuple(kept[:steps] for kept in memory)
         episodes.infos = {name: info[:steps] if info.dim() == 2 else info for name, info in (infos or {}).items()}
         episodes._advantages = None if advantages is None else advantages[:steps]
         episodes.fast_lr, episodes.rule = fast_lr, rule

@@ -6,6 +6,8 @@ M tasks, T time steps, B episodes per task. Every entry past the end of an episo
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +42,8 @@ class TaskEpisodes:
         infos: numbers of the environments' infos by name, kept as float32: (M, T, B) of those recorded at every step,
             (M, B) of those recorded at the end of an episode.
         log_probs: (M, T, B) log-probabilities recorded while sampling, if they were.
+        memory: what the policy remembered before each action, if it was recorded: its tensors (M, T, B, *memory of one
+            slot).
         tasks: the M tasks.
         gamma: discount of `returns` and `advantages`.
         fast_lr: step size of the adaptation that these episodes were sampled for.
@@ -64,6 +68,7 @@ class TaskEpisodes:
         *,
         infos: Mapping[str, Array] | None = None,
         log_probs: Array | None = None,
+        memory: Sequence[Array] | None = None,
         tasks: Sequence[Task] = (),
         gamma: float | None = None,
         fast_lr: float | None = None,
@@ -75,12 +80,14 @@ class TaskEpisodes:
         self.rewards = as_tensor(rewards)
         self.observations, self.actions = as_tensor(observations), as_tensor(actions)
         self.log_probs = None if log_probs is None else as_tensor(log_probs)
+        self.memory = None if memory is None else tuple(as_tensor(kept) for kept in memory)
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self._check_shapes()
         steps = int(self.lengths.max())
         self.observations, self.actions = self.observations[:, :steps], self.actions[:, :steps]
         self.rewards = self.rewards[:, :steps].float()
         self.log_probs = None if self.log_probs is None else self.log_probs[:, :steps]
+        self.memory = None if self.memory is None else tuple(kept[:, :steps] for kept in self.memory)
         self.infos = {name: info[:, :steps] if info.dim() == 3 else info for name, info in self.infos.items()}
         self.mask = make_mask(self.lengths, steps)
         if tasks and len(tasks) != len(self):
@@ -98,6 +105,8 @@ class TaskEpisodes:
         for name in ("observations", "actions", "log_probs"):
             if getattr(self, name) is not None:
                 _check_lead(name, getattr(self, name), (num_tasks, steps, num_episodes))
+        for kept in self.memory or ():
+            _check_lead("memory", kept, (num_tasks, steps, num_episodes))
         for name in ("lengths", "terminated", "truncated", "final_observations"):
             _check_lead(name, getattr(self, name), (num_tasks, num_episodes))
         for name, info in self.infos.items():
@@ -123,6 +132,7 @@ class TaskEpisodes:
             **{name: getattr(self, name)[index] for name in _SAMPLED},
             infos={name: info[index] for name, info in self.infos.items()},
             log_probs=None if self.log_probs is None else self.log_probs[index],
+            memory=None if self.memory is None else tuple(kept[index] for kept in self.memory),
             advantages=None if self._advantages is None else self._advantages[index],
             task=self.tasks[index] if self.tasks else None,
             gamma=self.gamma,
@@ -235,6 +245,7 @@ class TaskEpisodes:
         """Return the same episodes on `device`; tensors that lie there already are shared."""
         moved = copy.copy(self)
         vars(moved).update({name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
+        moved.memory = None if self.memory is None else tuple(kept.to(device) for kept in self.memory)
         moved.infos = {name: info.to(device) for name, info in self.infos.items()}
         return moved
 
@@ -259,7 +270,7 @@ class TaskEpisodes:
 
         Raises:
             ValueError: If there is none, if they differ in the number of episodes, in gamma, fast_lr or rule, or if
-                only some have log-probabilities or advantages.
+                only some have log-probabilities, advantages or memory.
         """
         if not batches:
             raise ValueError("expected the episodes of at least one task, got none")
@@ -274,9 +285,12 @@ class TaskEpisodes:
             raise ValueError(f"episodes of different infos cannot be stacked: {sorted(names)}")
         common["infos"] = names.pop()
         sampled = {name: [getattr(batch, name) for batch in batches] for name in _SAMPLED}
+        arrays: dict[str, Any] = {
+            name: _pad(tensors) if name in _STEPWISE else torch.stack(tensors) for name, tensors in sampled.items()
+        }
         tasks = [batch.task for batch in batches if batch.task is not None]
         episodes = cls(
-            **{name: _pad(tensors) if name in _STEPWISE else torch.stack(tensors) for name, tensors in sampled.items()},
+            **arrays,
             infos={name: _stack_info([batch.infos[name] for batch in batches]) for name in common["infos"]},
             log_probs=_pad_known("log_probs", [batch.log_probs for batch in batches]),
             gamma=common["gamma"],
@@ -284,6 +298,10 @@ class TaskEpisodes:
             rule=common["rule"],
             tasks=tasks if len(tasks) == len(batches) else (),
         )
+        memories = [batch.memory for batch in batches]
+        if any(memories):
+            kept = [_pad_known("memory", tensors) for tensors in zip_longest(*(memory or () for memory in memories))]
+            episodes.memory = tuple(tensor for tensor in kept if tensor is not None)
         known = [batch.advantages if batch.has_advantages else None for batch in batches]
         episodes.advantages = _pad_known("advantages", known)
         return episodes

@@ -22,7 +22,7 @@ from maml_rl.errors import ChildLost, TaskError
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Inference, Phase, make_backend
-from maml_rl.samplers.rollout.actor import log_probs_of, try_memory
+from maml_rl.samplers.rollout.actor import log_probs_of, memory_of, try_memory
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
@@ -75,6 +75,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             `envs.LastStepParts`.
         reset_memory_each_episode: have the policy's memory begin anew with every episode, not only with every phase.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
+        record_memory: keep with the episodes what the policy remembered before every action, tensors (M, T, B, *memory
+            of one slot). The policy acts a second time for it, in this process.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
         test_tasks: draw from the test tasks of a family or a task distribution that keeps them apart; None for what
             `evaluation` says.
@@ -115,6 +117,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         observe_last: bool = False,
         reset_memory_each_episode: bool = False,
         record_log_probs: bool = False,
+        record_memory: bool = False,
         evaluation: bool = False,
         test_tasks: bool | None = None,
         task_distribution: TaskDistribution | None = None,
@@ -124,6 +127,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if policy is None:
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
         policy = as_policy(policy)
+        if record_memory and not policy.has_memory:
+            raise ValueError(
+                f"record_memory keeps what a policy remembers, and {type(policy).__name__} has no memory; leave it "
+                "out, or use a policy with initial_memory"
+            )
         self.batch_size = check_count("batch_size", batch_size)
         maker: EnvMaker | None = env if env is not None else env_name
         shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
@@ -154,7 +162,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
         self._reset_memory, self._memory_tried = reset_memory_each_episode, False
-        self.record_log_probs, self.evaluation, self.timer = record_log_probs, evaluation, timer
+        self.record_log_probs, self.record_memory = record_log_probs, record_memory
+        self.evaluation, self.timer, self._device = evaluation, timer, device
         self.test_tasks = evaluation if test_tasks is None else test_tasks
         self.task_distribution = task_distribution
         self._closed = self._interrupted = False
@@ -254,6 +263,17 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             with self.timer.stage("inference"):
                 kept = None if self._reset_memory else self.slots_per_task
                 episodes.log_probs = log_probs_of(self.policy, params, episodes, kept)
+        if self.record_memory:
+            with self.timer.stage("inference"):
+                episodes.memory = memory_of(
+                    self.policy,
+                    params,
+                    episodes,
+                    keyed,
+                    slots_per_task=self.slots_per_task,
+                    reset_memory=self._reset_memory,
+                    device=self._device,
+                )
         if is_next:
             self.phase += 1
         return episodes

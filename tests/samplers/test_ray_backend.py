@@ -163,6 +163,7 @@ def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
             max_episode_steps=4,
             observe_last=True,
             reset_memory_each_episode=reset,
+            record_memory=True,
             **options,
         ) as sampler:
             return sampler.rollout_trials(sampler.sample_tasks(5))
@@ -170,6 +171,7 @@ def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
     episodes, expected = found(backend="ray", num_workers=2), found(num_workers=0)
     assert episodes.digest() == expected.digest()
     assert bool((episodes.actions[:, 0, 1] == 0.0).all()) == reset
+    assert torch.equal(episodes.memory[0], expected.memory[0])
 
 
 def test_stages_are_timed_in_the_actors() -> None:

@@ -279,6 +279,59 @@ def _shapes(memory: Any) -> str:
     return f"the shape {shapes[0]}" if len(shapes) == 1 else f"the shapes ({', '.join(shapes)})"
 
 
+def memory_of(
+    policy: Policy,
+    params: Mapping[str, Tensor] | None,
+    episodes: TaskEpisodes,
+    streams: PhaseStreams,
+    *,
+    slots_per_task: int,
+    reset_memory: bool = False,
+    device: torch.device | str = "cpu",
+) -> Memory:
+    """Return what the policy remembered before every action, by acting once more on what it observed.
+
+    Noise is keyed, and rows are computed in the same shape wherever they are, so that this is what was remembered in
+    the phase itself, bit for bit. Nothing has to be kept or sent meanwhile.
+
+    Args:
+        policy: has chosen the actions.
+        params: as the policy had them.
+        episodes: of M tasks, on the CPU.
+        streams: of the phase.
+        slots_per_task: S.
+        reset_memory: whether the memory began anew with every episode.
+        device: where the policy acted.
+
+    Returns:
+        Tensors (M, T, B, *one slot's), zero on padding.
+    """
+    num_tasks, steps, num_episodes = episodes.rewards.shape
+    rows = np.zeros((num_tasks * slots_per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)
+    slots, running = slice(0, len(rows)), np.ones(len(rows), np.bool_)
+    recorded: Memory = ()
+    with torch.inference_mode(False), torch.no_grad(), intra_op_threads(1):
+        actor = Actor(policy, params, rows, num_tasks, device, streams.first_task)
+        for first in range(0, num_episodes, slots_per_task):
+            if first == 0 or reset_memory:
+                actor.begin_trial()
+            if first == 0:
+                recorded = tuple(
+                    torch.zeros(num_tasks, steps, num_episodes, *kept.shape[2:], dtype=kept.dtype)
+                    for kept in actor.memory
+                )
+            wave = slice(first, first + slots_per_task)
+            noise = EpisodeNoise(policy, streams, num_tasks, range(wave.start, wave.stop), steps)
+            for step in range(int(episodes.lengths[:, wave].max())):
+                real = episodes.lengths[:, wave] > step
+                for kept, now in zip(recorded, actor.memory, strict=True):
+                    kept[:, step, wave][real] = now.cpu()[real]
+                rows[...] = episodes.observations[:, step, wave].flatten(0, 1).numpy()
+                np.copyto(running, real.flatten().numpy())
+                actor.act(slots, noise.rows(slots, np.full(len(rows), step)), running)
+    return recorded
+
+
 def log_probs_of(
     policy: Policy, params: Mapping[str, Tensor] | None, episodes: TaskEpisodes, slots_per_task: int | None = None
 ) -> Tensor:

@@ -176,6 +176,71 @@ def test_rollout_trials_needs_one_slot_for_each_task() -> None:
         sampler.rollout_trials(TASKS)
 
 
+def remembered(policy: nn.Module, num_workers: int = 0, **options: Any) -> TaskEpisodes:
+    return sample(policy, num_workers, record_memory=True, **options)
+
+
+def test_recorded_memory_is_what_was_remembered_before_each_action() -> None:
+    episodes = remembered(Counting())
+    assert episodes.memory is not None
+    count, seen = episodes.memory
+    grid = episodes.rewards.shape
+    assert (count.shape, count.dtype, seen.shape) == (grid, torch.int64, (*grid, 2))
+    # The policy puts out its count before it goes on.
+    assert torch.equal(count.float(), episodes.actions[..., 0])
+    by_hand = torch.zeros(len(TASKS), 2)
+    for episode in range(EPISODES):
+        for step in range(grid[1]):
+            real = episodes.mask[:, step, episode].bool()
+            assert torch.equal(seen[:, step, episode], torch.where(real[:, None], by_hand, 0.0))
+            observed = torch.tanh(episodes.observations[:, step, episode].float())
+            by_hand = torch.where(real[:, None], 0.9 * by_hand + observed, by_hand)
+
+
+def test_memory_is_recorded_only_where_asked_and_changes_no_episode() -> None:
+    plain, recorded = sample(Counting(tells_count=False)), remembered(Counting(tells_count=False))
+    assert plain.memory is None
+    assert plain.digest() == recorded.digest()
+    with pytest.raises(ValueError, match="NormalMLPPolicy has no memory; leave it out") as caught:
+        make_sampler(NormalMLPPolicy(2, 1), record_memory=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"reset_memory_each_episode": True}, {"slots_per_task": 2}])
+def test_recorded_memory_begins_where_that_of_the_slots_does(options: dict[str, Any]) -> None:
+    episodes = remembered(Counting(), **options)
+    assert episodes.memory is not None
+    assert torch.equal(episodes.memory[0].float(), episodes.actions[..., 0])
+
+
+def test_recorded_memory_goes_with_the_episodes_of_a_task() -> None:
+    episodes = remembered(Counting())
+    assert episodes.memory is not None
+    again = TaskEpisodes.stack(list(episodes)).memory
+    assert again is not None
+    assert all(torch.equal(one, other) for one, other in zip(again, episodes.to("cpu").memory or (), strict=True))
+    assert len(again) == len(episodes.memory)
+    forgetful = list(episodes)
+    forgetful[1].memory = None
+    with pytest.raises(ValueError, match="either all episodes must have memory, or none; 4 of 5 have"):
+        TaskEpisodes.stack(forgetful)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "module"])
+def test_recorded_memory_is_the_same_for_any_placement_and_after_a_death(
+    kind: str, recurrent: Recurrent, tmp_path: Path
+) -> None:
+    policy: nn.Module = recurrent if kind == "module" else Counting(tells_count=False)
+    expected = remembered(policy).memory
+    assert expected is not None
+    faults = {"fault": {"fault": "kill", "place": 2, "marker": str(tmp_path / "killed"), "in_episode": 1}}
+    for placement in (*PLACEMENTS, {"num_workers": 2, **faults}):
+        found = remembered(policy, **placement).memory or ()
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)), placement
+    assert (tmp_path / "killed").exists()
+
+
 class Shapeless(Counting):
     """Remembers something of another shape than it should, where it is told to."""
 
