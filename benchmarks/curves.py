@@ -38,7 +38,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def draw(
     panels: Sequence[tuple[str, Sequence[dict[str, Any]]]], chart: Path, smooth: int, infos: Sequence[str] = ()
 ) -> None:
-    """Write the panels of every run: the mean return, and each of `infos`, after every number of inner steps."""
+    """Write the panels of every run: the mean return, and each of `infos`, after every inner step or in every episode."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -48,11 +48,9 @@ def draw(
     wanted = [(title, rows, quantity) for title, rows in panels for quantity in quantities]
     figure, axes = pyplot.subplots(1, len(wanted), figsize=(5.2 * len(wanted), 3.6), squeeze=False)
     for axis, (title, rows, quantity) in zip(axes[0], wanted, strict=True):
-        steps = sorted(int(name.rpartition("_")[2]) for name in rows[0] if name.startswith("return/step_"))
-        for step in steps:
-            values = np.array([row[f"{quantity}/step_{step}"] for row in rows])
-            label = "before adaptation" if step == 0 else f"after {step} gradient step" + "s" * (step > 1)
-            axis.plot(*moving_average(values, smooth), color=_COLORS[step % len(_COLORS)], label=label)
+        for number, column in enumerate(columns(rows[0])):
+            values = np.array([row[f"{quantity}/{column}"] for row in rows])
+            axis.plot(*moving_average(values, smooth), color=_COLORS[number % len(_COLORS)], label=label(column))
         axis.set(title=title, xlabel="meta-update", ylabel=f"mean {quantities[quantity]} over tasks and episodes")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
@@ -60,6 +58,21 @@ def draw(
     chart.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(chart, dpi=130)
     pyplot.close(figure)
+
+
+def columns(row: dict[str, Any]) -> list[str]:
+    """Return what returns are told apart by in the metrics, in order: `step_0`, or `episode_0` of a trial, and so on."""
+    names = [name.removeprefix("return/") for name in row if name.startswith(("return/step_", "return/episode_"))]
+    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
+
+
+def label(column: str) -> str:
+    """Return the words for a column."""
+    kind, _, number = column.rpartition("_")
+    if kind == "episode":
+        return f"episode {int(number) + 1} of the trial"
+    steps = int(number)
+    return "before adaptation" if steps == 0 else f"after {steps} gradient step" + "s" * (steps > 1)
 
 
 def moving_average(values: NDArray[np.float64], width: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.curves import main, moving_average, read_metrics
+from benchmarks.curves import columns, label, main, moving_average, read_metrics
 
 
 def test_moving_average_is_the_mean_of_the_last_values() -> None:
@@ -33,6 +33,13 @@ def test_chart_is_drawn_from_a_folder_and_from_a_file(tmp_path: Path) -> None:
 
 def png_width(path: Path) -> int:
     return int.from_bytes(path.read_bytes()[16:20], "big")
+
+
+def test_episodes_of_a_trial_are_drawn_as_inner_steps_are() -> None:
+    row = {"iteration": 0, **{f"return/episode_{number}": 0.0 for number in (10, 2, 0)}, "loss/before": 0.0}
+    assert columns(row) == ["episode_0", "episode_2", "episode_10"]
+    assert [label(column) for column in columns(row)] == [f"episode {number} of the trial" for number in (1, 3, 11)]
+    assert columns({"return/step_1": 0.0, "return/step_0": 0.0}) == ["step_0", "step_1"]
 
 
 def test_titles_must_match_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
