@@ -24,14 +24,19 @@ from typing import Any
 import gymnasium
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from benchmarks.contenders.layouts import Workload
 from benchmarks.contenders.own_sampler import OwnSampler
 from benchmarks.measuring import Measurements, Participant, Samples, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 from maml_rl import MultiTaskSampler
+from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.meta_env import Task
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.profiling import StageTimer
+from maml_rl.seeding import SlotStreams
 
 PARTS = ("speed", "fixed", "scaling", "kills", "model")
 RATES, SHARES, FIXED = (
@@ -51,38 +56,47 @@ _START_AT_ONCE = 4
 _START_SECONDS = 180.0
 # What each actor samples in a phase of "scaling": tasks, episodes, steps.
 _SHARE = 4, 8, 25
+# What a step of an environment that waits takes.
+_STEP_SECONDS = 0.002
 
 
-class WaitingEnv(gymnasium.Env[Any, Any]):
-    """Waits for a while at every step.
+class WaitingFamily(BatchedFamily):
+    """Waits for 2 ms for every step of every slot, of all slots at once.
 
-    Args:
-        seconds: how long.
+    One wait for each slot would wake a process 500 times a second, and with it Python and its caches: what 32 of them
+    need for that alone is more than two cores have.
     """
 
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    task_description = "number: one that means nothing, uniform in [0, 1]"
 
-    def __init__(self, seconds: float = 0.002) -> None:
-        self._seconds = seconds
-        self._observation = np.zeros(2, np.float32)
+    def __init__(self, num_envs: int = 1, *, max_episode_steps: int | None = None) -> None:
+        super().__init__(
+            num_envs,
+            gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32),
+            {"number": TaskEntry((), "a number", np.isfinite)},
+            max_episode_steps=max_episode_steps,
+        )
 
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw numbers that mean nothing."""
-        return [{"number": float(number)} for number in self.np_random.uniform(size=num_tasks)]
+        return [{"number": number} for number in random.uniform(size=num_tasks)]
 
-    def reset_task(self, task: dict[str, float]) -> None:
-        """Take any task."""
+    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+        pass
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin."""
-        super().reset(seed=seed)
-        return self._observation, {}
+    def _step_slots(
+        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> tuple[NDArray[np.float64], bool]:
+        time.sleep(_STEP_SECONDS * (self.num_envs if active is None else int(active.sum())))
+        return np.zeros(self.num_envs), False
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Wait."""
-        time.sleep(self._seconds)
-        return self._observation, 0.0, False, False, {}
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:] = 0.0
+
+
+if "Waiting-v0" not in gymnasium.registry:
+    gymnasium.register("Waiting-v0", vector_entry_point="benchmarks.cluster:WaitingFamily")
 
 
 @contextlib.contextmanager
@@ -194,7 +208,14 @@ def scaling(options: argparse.Namespace, report: Report) -> None:
         participants = []
         for number in numbers:
             made = MultiTaskSampler(
-                WaitingEnv, {}, episodes, policy, seed=0, num_workers=number, backend="ray", max_episode_steps=steps
+                "benchmarks.cluster:Waiting-v0",
+                {},
+                episodes,
+                policy,
+                seed=0,
+                num_workers=number,
+                backend="ray",
+                max_episode_steps=steps,
             )
             sampler = stack.enter_context(made)
             wait_for_actors(sampler, number)

@@ -38,7 +38,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 def draw(
     panels: Sequence[tuple[str, Sequence[dict[str, Any]]]], chart: Path, smooth: int, infos: Sequence[str] = ()
 ) -> None:
-    """Write the panels of every run: the mean return, and each of `infos`, after every inner step or in every episode."""
+    """Write the panels of every run: the mean return, and each of `infos`, by inner step or by episode."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -61,7 +61,7 @@ def draw(
 
 
 def columns(row: dict[str, Any]) -> list[str]:
-    """Return what returns are told apart by in the metrics, in order: `step_0`, or `episode_0` of a trial, and so on."""
+    """Return what the metrics tell returns apart by, in order: `step_0` ..., or `episode_0` ... of a trial."""
     names = [name.removeprefix("return/") for name in row if name.startswith(("return/step_", "return/episode_"))]
     return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
 
