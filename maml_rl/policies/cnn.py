@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from maml_rl.envs.spaces import is_image
-from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, find_nonlinearity
+from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, StackedLayer, find_nonlinearity
 from maml_rl.policies.policy import DistributionParams, Params, Policy
 
 # Number of filters, kernel size and stride of one convolution.
@@ -182,8 +182,8 @@ def _convolve_patches(units: Tensor, weight: Tensor, bias: Tensor, size: int) ->
     patches = units[:, :, : rows * size, : columns * size]
     patches = patches.reshape(num_tasks, num_images, rows, size, columns, size, channels).transpose(4, 3)
     patches = patches.reshape(num_tasks, num_images * rows * columns, size * size * channels)
-    kernels = weight.movedim(2, -1).flatten(2)
-    return torch.baddbmm(bias.unsqueeze(1), patches, kernels.mT).reshape(num_tasks, num_images, rows, columns, -1)
+    layer = StackedLayer.of(weight.movedim(2, -1).flatten(2), bias)
+    return layer(patches).reshape(num_tasks, num_images, rows, columns, -1)
 
 
 def _convolve_each(units: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:

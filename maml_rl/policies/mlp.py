@@ -1,11 +1,12 @@
 """MLPs with parameters for each task; they act 1.8 to 4.7 times as fast as plain modules (benchmarks.kernels).
 
-One batched product for each layer, the rounding of which does not depend on the other tasks.
+One batched product for each layer, the rounding of which does not depend on the other tasks; see `StackedLayer`.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -18,7 +19,42 @@ from maml_rl.policies.policy import DistributionParams, Params, Policy
 
 Nonlinearity = Callable[[Tensor], Tensor]
 
+# Numbers in 64 bytes, where every vector instruction finds its numbers aligned, and in the shortest of vectors.
+_ALIGNMENT, _SHORTEST_VECTOR = 16, 4
+
 _NONLINEARITIES: dict[str, Nonlinearity] = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLayer:
+    """A fully connected layer of M tasks, whose rounding of one task does not depend on the others.
+
+    That holds with one intra-op thread; several share the work out by the number of tasks.
+
+    Attributes:
+        weight: (M, in, out), ready to be multiplied with.
+        bias: (M, 1, out).
+        size: output units that the layer has; `weight` may have one more.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor) -> Self:
+        """Make a layer of weights (M, out, in), as nn.Linear has them, and biases (M, out)."""
+        size = bias.shape[1]
+        if size == 1:
+            # One column would be a product with a vector, which is computed by other kernels for one task than for two.
+            weight, bias = F.pad(weight, (0, 0, 0, 1)), F.pad(bias, (0, 1))
+        # The transposed view costs no copy.
+        return cls(_aligned(weight).mT, bias.unsqueeze(1), size)
+
+    def __call__(self, units: Tensor) -> Tensor:
+        """Return the output units (M, N, out) of inputs (M, N, in)."""
+        product = torch.baddbmm(self.bias, _aligned(units), self.weight)
+        return product if self.size > 1 else product[..., :1]
 
 
 class MLPPolicy(Policy):
@@ -143,17 +179,16 @@ class MLPPolicy(Policy):
         units = units.reshape(lead[0], math.prod(lead[1:]), self.input_size)
         return self._stacked_network(units, self._stacked_layers(params)).reshape(*lead, self.output_size)
 
-    def _stacked_layers(self, params: Params) -> list[tuple[Tensor, Tensor]]:
-        """Return biases (M, 1, out) and weights (M, in, out) of the layers, from stacked parameters."""
-        # Weights lie as (M, out, in), as nn.Linear has them; the transposed view costs no copy.
-        return [(params[bias].unsqueeze(1), _aligned(params[weight]).mT) for weight, bias in self.layer_names]
+    def _stacked_layers(self, params: Params) -> list[StackedLayer]:
+        """Return the layers of stacked parameters."""
+        return [StackedLayer.of(params[weight], params[bias]) for weight, bias in self.layer_names]
 
-    def _stacked_network(self, units: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def _stacked_network(self, units: Tensor, layers: Sequence[StackedLayer]) -> Tensor:
         """Return the output units (M, N, output_size) of inputs (M, N, input_size)."""
-        for index, (bias, weight) in enumerate(layers):
+        for index, layer in enumerate(layers):
             if index:
                 units = self.nonlinearity(units)
-            units = torch.baddbmm(bias, _aligned(units), weight)
+            units = layer(units)
         return units
 
     @staticmethod
@@ -177,17 +212,18 @@ class MLPPolicy(Policy):
 
 
 def _aligned(factor: Tensor) -> Tensor:
-    """Return a factor (M, N, K) of which each task's part begins where vector instructions want it.
+    """Return a factor (M, N, K) of which each task's part begins at 64 bytes, where vector instructions want it.
 
-    Otherwise a product would round differently for a task that is the first in another worker: long sums begin with the
-    terms up to the next multiple of 16 bytes.
+    Elsewhere a sum of more terms than the shortest vector has would begin with those up to the next such address, and a
+    product would round differently for a task that is the first in another worker.
     """
-    size = factor.shape[1] * factor.shape[2]
-    if size % 4 == 0 or factor.shape[2] <= 16:
+    tasks, rows, columns = factor.shape
+    stride, *inner = factor.stride()
+    if columns < _SHORTEST_VECTOR or (stride % _ALIGNMENT == 0 and inner == [columns, 1]):
         return factor
-    padded: Tensor = F.pad(factor.flatten(1), (0, -size % 16))[:, :size]
-    aligned: Tensor = padded.unflatten(1, factor.shape[1:])
-    return aligned
+    stride = -(-rows * columns // _ALIGNMENT) * _ALIGNMENT
+    # A third of the time that padding takes.
+    return factor.new_empty_strided((tasks, rows, columns), (stride, columns, 1)).copy_(factor)
 
 
 def find_nonlinearity(nonlinearity: str | Nonlinearity) -> Nonlinearity:

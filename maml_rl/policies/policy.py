@@ -88,7 +88,8 @@ class Policy(nn.Module, ABC):
 
         Returns:
             (..., *action shape) actions. With stacked parameters the actions of a task do not depend, to the last bit,
-            on which other tasks are computed along with it; they may depend on its number.
+            on which other tasks are computed along with it; they may depend on its number. Samplers call this with one
+            intra-op thread: with several, torch may split a product by the number of tasks.
         """
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import CNNPolicy, NormalMLPPolicy, get_policy_for_env
 from maml_rl.policies.cnn import conv_output_size
@@ -71,7 +72,7 @@ def test_task_gets_what_its_own_parameters_give_whichever_tasks_are_computed_alo
 ) -> None:
     policy, rows = make(shape, layers), images(4, 3, *shape)
     params, noise = of_tasks(policy, 4), torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(2))
-    with torch.inference_mode():
+    with torch.inference_mode(), intra_op_threads(1):
         together = policy.actor(params)(rows, noise)
         assert torch.equal(together, policy.act(rows, noise, params))
         some = policy.actor({name: value[1:3] for name, value in params.items()}, 1)

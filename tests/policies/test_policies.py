@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.policies import (
     BernoulliMLPPolicy,
     CategoricalMLPPolicy,
@@ -103,7 +104,7 @@ def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
     policy = make(kind, nonlinearity, hidden_sizes=hidden)
     params = different_params(policy, num_tasks)
     observations, noise = randn(num_tasks, num_episodes, 3), make_noise(policy, num_tasks, num_episodes)
-    with torch.inference_mode():
+    with torch.inference_mode(), intra_op_threads(1):
         together = policy.act(observations, noise, params)
         logits = policy.distribution_parameters(observations, params)[0]
         groups = [[task] for task in range(num_tasks)] + [[0, 1], [2, 1], list(range(1, num_tasks))]
@@ -446,17 +447,22 @@ def test_senseless_arguments_are_refused(arguments, message):
         NormalMLPPolicy(**{"input_size": 3, "output_size": 2, **arguments})
 
 
-@pytest.mark.parametrize(("inputs", "hidden", "episodes"), [(17, (65, 33), 3), (21, (35,), 1), (23, (31,), 3)])
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("hidden", [(), (1,), (35, 1), (65, 33), (67,)])
+@pytest.mark.parametrize("inputs", [2, 5, 11, 19, 23])
 def test_actor_acts_like_act_whichever_tasks_are_computed_along_with_odd_sizes(
-    inputs: int, hidden: tuple[int, ...], episodes: int
+    inputs: int, hidden: tuple[int, ...], outputs: int
 ) -> None:
-    policy, generator = NormalMLPPolicy(inputs, 3, hidden), torch.Generator().manual_seed(0)
+    policy, generator = NormalMLPPolicy(inputs, outputs, hidden), torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator)
     params = {name: value.detach() + 0.01 * draw(6, *value.shape) for name, value in policy.named_parameters()}
-    observations, noise = draw(6, episodes, inputs), draw(6, episodes, 3)
-    actions = policy.actor(params)(observations, noise)
-    assert torch.equal(actions, policy.act(observations, noise, params))
-    for task in range(6):
-        own = {name: value[task : task + 1].clone() for name, value in params.items()}
-        alone = policy.actor(own, task)(observations[task : task + 1].clone(), noise[task : task + 1])
-        assert torch.equal(alone, actions[task : task + 1])
+    for episodes in (1, 2, 3, 5, 20):
+        observations, noise = draw(6, episodes, inputs), draw(6, episodes, outputs)
+        with torch.inference_mode(), intra_op_threads(1):
+            actions = policy.actor(params)(observations, noise)
+            assert torch.equal(actions, policy.act(observations, noise, params))
+            for tasks in (slice(0, 1), slice(3, 4), slice(1, 3), slice(1, 6)):
+                for part in (lambda values, tasks=tasks: values[tasks], lambda values, tasks=tasks: values[tasks] + 0):
+                    own = {name: part(value) for name, value in params.items()}
+                    some = policy.actor(own, tasks.start)(part(observations), part(noise))
+                    assert torch.equal(some, actions[tasks]), (episodes, tasks)
