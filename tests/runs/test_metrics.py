@@ -1,6 +1,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,10 +69,16 @@ def test_numbers_that_json_cannot_write_become_null(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"iteration": 0, "kl": None, "loss/after": None}]
 
 
-def test_events_hold_the_numbers_and_a_resumed_run_hides_what_it_repeats(tmp_path: Path) -> None:
+def test_events_hold_the_numbers_and_a_resumed_run_hides_what_it_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
     for finished, iterations, value in ((0, range(5), 1.0), (3, range(3, 6), 2.0)):
+        # TensorBoard reads files in the order of their names, which have the second and then the number of the writer
+        # as text: of one second, the tenth writer's before the ninth's.
+        monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda now=finished: 1e9 + now))
         log = EventLog(tmp_path, finished)
         for iteration in iterations:
             log.write({"iteration": iteration, "return/step_0": value, "kl": 0.5, "digest": "abc"})
