@@ -41,6 +41,7 @@ class AdamLearner(MetaLearner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # The first optimizer of a process imports torch._dynamo, for a second or so; torch has no public way around it.
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
 
     @classmethod
