@@ -33,7 +33,13 @@ from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
-from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
+from maml_rl.task_distributions import (
+    FamilyTasks,
+    TaskDistribution,
+    TaskSplit,
+    find_task_distribution,
+    task_distributions,
+)
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
@@ -138,7 +144,7 @@ class Experiment:
         *,
         num_workers: int | None = None,
         evaluation: bool = False,
-        test_tasks: bool | None = None,
+        task_split: TaskSplit | None = None,
         timer: StageTimer = NULL_TIMER,
     ) -> MultiTaskSampler:
         """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments, of which the config has more.
@@ -170,7 +176,7 @@ class Experiment:
                 step_timeout=config.step_timeout,
                 max_restarts=config.max_restarts,
                 evaluation=evaluation,
-                test_tasks=test_tasks,
+                task_split=task_split,
                 task_distribution=self.task_distribution,
                 record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
                 timer=timer,

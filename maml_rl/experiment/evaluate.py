@@ -163,7 +163,8 @@ def evaluate(
         training_tasks: draw new tasks as training does, where training and evaluations draw from different ones.
         repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
             first is the same for any number of repetitions.
-        validation: draw tasks and episodes from streams that no other evaluation draws from: for choosing a checkpoint.
+        validation: draw tasks and episodes from streams that no other evaluation draws from, for choosing a checkpoint;
+            the tasks as in training where test tasks are kept apart.
         num_workers: in place of the config's; see `MultiTaskSampler`.
         sampler: of the experiment, for evaluations; it is used and stays open, and `num_workers` has no meaning.
         on_tasks: is given the tasks that were drawn, before the first episode.
@@ -201,7 +202,11 @@ def evaluate(
     returns: list[list[NDArray[np.float32]]] = []
     infos: list[list[dict[str, NDArray[np.float32]]]] = []
     opened: AbstractContextManager[MultiTaskSampler] = (
-        experiment.make_sampler(num_workers=num_workers, evaluation=True, test_tasks=not training_tasks)
+        experiment.make_sampler(
+            num_workers=num_workers,
+            evaluation=True,
+            task_split="training" if training_tasks else "validation" if validation else "test",
+        )
         if sampler is None
         else nullcontext(sampler)
     )
@@ -244,7 +249,7 @@ def _joined(batches: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.floa
 def pooled_intervals(evaluations: Sequence[Evaluation], statistic: Statistic = mean) -> NDArray[np.float64]:
     """Return a statistic of the task returns of one or several policies, and its 95 % interval.
 
-    Whatever chance has chosen makes the interval wider:
+    Everything that is random makes the interval wider:
 
     - Several policies, which differ in the seed of training: the policies are left out one at a time, with all that was
       measured of them, so the interval is about the algorithm. Drawn tasks that all share are another source of noise.

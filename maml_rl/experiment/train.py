@@ -128,7 +128,7 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
         if isinstance(config.evaluation_tasks, int):
             experiment.check_memory(config.evaluation_tasks, config.test_steps)
             return config.evaluation_tasks
-        # A resumed run keeps its tasks, whatever has become of the file.
+        # A resumed run keeps its tasks, even if the file has changed.
         tasks = experiment.load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks)
         experiment.check_memory(len(tasks), config.test_steps)
     except ConfigError as error:
@@ -149,7 +149,7 @@ def _evaluating(
         yield lambda finished: {}
         return
     number, given = (tasks, None) if isinstance(tasks, int) else (len(tasks), tasks)
-    with experiment.make_sampler(num_workers=num_workers, evaluation=True) as sampler:
+    with experiment.make_sampler(num_workers=num_workers, evaluation=True, task_split="validation") as sampler:
 
         def evaluate_if_due(finished: int) -> Metrics:
             if finished % every:
@@ -191,6 +191,7 @@ class _Collected:
         stages: seconds of each stage, if they are measured.
         means: of quantities, if they are measured.
         task_state: what the task distribution keeps, having been told of this batch.
+        task_metrics: what it then says of itself.
     """
 
     batch: Batch
@@ -199,6 +200,7 @@ class _Collected:
     stages: dict[str, float]
     means: dict[str, float]
     task_state: dict[str, Any] | None
+    task_metrics: Metrics
 
 
 @contextmanager
@@ -217,12 +219,14 @@ def _collecting(
         tasks = sampler.sample_tasks(config.meta_batch_size)
         batch = metalearner.collect(sampler, tasks)
         seconds = perf_counter() - started
-        task_state = None
+        task_state, task_metrics = None, {}
         if distribution is not None:
             # Here rather than after the meta-update: also with `prefetch`, it knows of every batch before the next.
             distribution.update(tasks, metalearner.returns(batch).double().mean(2).cpu().numpy())
             task_state = copy.deepcopy(distribution.state_dict())
-        return _Collected(batch, version, seconds, sampler.timer.take(), sampler.timer.take_means(), task_state)
+            task_metrics = {f"tasks/{name}": value for name, value in distribution.metrics().items()}
+        stages, means = sampler.timer.take(), sampler.timer.take_means()
+        return _Collected(batch, version, seconds, stages, means, task_state, task_metrics)
 
     newest: tuple[int, dict[str, Tensor]]
 
@@ -273,7 +277,7 @@ def _iterate(
         metrics[f"return/{name}"] = float(returns.double().mean())
         for key, info in infos.items():
             metrics[f"info/{key}/{name}"] = float(info[:, column].double().mean())
-    metrics |= spread | logs
+    metrics |= collected.task_metrics | spread | logs
     if experiment.config.prefetch:
         metrics["staleness"] = iteration - collected.version
         metrics["time/wait_s"] = got - started

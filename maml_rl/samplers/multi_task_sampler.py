@@ -25,7 +25,7 @@ from maml_rl.samplers.backend import Inference, Phase, make_backend
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_of, try_memory
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
-from maml_rl.task_distributions import FamilyTasks, TaskDistribution
+from maml_rl.task_distributions import FamilyTasks, TaskDistribution, TaskSplit
 
 Result = TypeVar("Result")
 
@@ -78,8 +78,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         record_memory: keep with the episodes what the policy remembered before every action, tensors (M, T, B, *memory
             of one slot). The policy acts a second time for it, in this process.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
-        test_tasks: draw from the test tasks of a family or a task distribution that keeps them apart; None for what
-            `evaluation` says.
+        task_split: for a family or a task distribution that keeps test tasks apart: "training" or "test" tasks, or
+            "validation", which are drawn as those of training, for evaluations that choose something. None for "test"
+            in an evaluation, else "training".
         task_distribution: what `sample_tasks` draws from; None for the family's own distribution. A curriculum is told
             how its tasks went by your code, with its method `update`.
         device: where the policy acts; episodes stay on the CPU.
@@ -119,7 +120,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         record_log_probs: bool = False,
         record_memory: bool = False,
         evaluation: bool = False,
-        test_tasks: bool | None = None,
+        task_split: TaskSplit | None = None,
         task_distribution: TaskDistribution | None = None,
         device: torch.device | str = "cpu",
         timer: StageTimer = NULL_TIMER,
@@ -164,7 +165,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self._reset_memory, self._memory_tried = reset_memory_each_episode, False
         self.record_log_probs, self.record_memory = record_log_probs, record_memory
         self.evaluation, self.timer, self._device = evaluation, timer, device
-        self.test_tasks = evaluation if test_tasks is None else test_tasks
+        self.task_split: TaskSplit = task_split or ("test" if evaluation else "training")
         self.task_distribution = task_distribution
         self._closed = self._interrupted = False
 
@@ -198,9 +199,13 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         family = FamilyTasks(
             env_id(self._recipe.env) or "the family",
             self.env.task_space,
-            lambda count, seed: self._replay(lambda: self._backend.sample_tasks(count, seed, self.test_tasks)),
+            self._draw_seeded,
         )
-        draw = distribution.sample_test if self.test_tasks else distribution.sample
+        draw = {
+            "training": distribution.sample,
+            "validation": distribution.sample_validation,
+            "test": distribution.sample_test,
+        }[self.task_split]
         tasks = draw(family, num_tasks, generator(key))
         if len(tasks) != num_tasks:
             raise TaskError(f"{type(distribution).__name__} was asked for {num_tasks} tasks and drew {len(tasks)}")
@@ -210,7 +215,10 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         """Draw tasks from the random stream `key`, without beginning an iteration."""
         check_count("num_tasks", num_tasks)
         seed = int(generator(key).integers(2**63))
-        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed, self.test_tasks))
+        return self._draw_seeded(num_tasks, seed)
+
+    def _draw_seeded(self, num_tasks: int, seed: int) -> list[Task]:
+        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed, self.task_split == "test"))
 
     def seek(self, iteration: int) -> None:
         """Continue as if `iteration` had just begun: the next `rollout` is its phase 0.

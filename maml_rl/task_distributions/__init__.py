@@ -4,6 +4,7 @@ from maml_rl.task_distributions.distributions import Curriculum, Grid, Split, St
 from maml_rl.task_distributions.task_distribution import (
     FamilyTasks,
     TaskDistribution,
+    TaskSplit,
     find_task_distribution,
     register_task_distribution,
     task_distributions,
@@ -17,6 +18,7 @@ __all__ = [
     "Stratified",
     "TaskDistribution",
     "TaskList",
+    "TaskSplit",
     "find_task_distribution",
     "register_task_distribution",
     "task_distributions",

@@ -230,6 +230,10 @@ class Split(TaskDistribution):
         """Draw from the side of training."""
         return self._draw(family, "train", num_tasks, rng)
 
+    def sample_validation(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw from the side of training."""
+        return self._draw(family, "train", num_tasks, rng)
+
     def sample_test(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         """Draw from the side of evaluations."""
         return self._draw(family, "test", num_tasks, rng)
@@ -346,6 +350,12 @@ class Curriculum(TaskDistribution):
             newest = float(returns[parts == part, -1].mean())
             fast, slow = self._averages[part] or (newest, newest)
             self._averages[part] = [fast + self.fast * (newest - fast), slow + self.slow * (newest - slow)]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the share of each part in what is drawn next, and the fast average of each that was drawn."""
+        shares = {f"share/part_{part}": float(share) for part, share in enumerate(self.probabilities())}
+        known = {part: pair[0] for part, pair in enumerate(self._averages) if pair is not None}
+        return shares | {f"return/part_{part}": fast for part, fast in known.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages."""

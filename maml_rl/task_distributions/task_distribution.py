@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import explain
+
+# What tasks are drawn for: validation chooses something, such as a checkpoint, and must not see the tasks of the test.
+TaskSplit = Literal["training", "validation", "test"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class FamilyTasks:
     draw_seeded: Callable[[int, int], list[Task]]
 
     def draw(self, num_tasks: int, rng: np.random.Generator) -> list[Task]:
-        """Draw tasks from the family's own distribution; in an evaluation from that of its test tasks."""
+        """Draw tasks from the family's own distribution; for a test from that of its test tasks."""
         return self.draw_seeded(num_tasks, int(rng.integers(2**63)))
 
     @property
@@ -78,6 +81,13 @@ class TaskDistribution(ABC):
             rng: the random stream of this iteration; draw from nothing else.
         """
 
+    def sample_validation(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw tasks for the evaluations during training, which choose a checkpoint: never test tasks.
+
+        They come from the family's own distribution, unless a subclass keeps test tasks apart.
+        """
+        return family.draw(num_tasks, rng)
+
     def sample_test(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         """Draw tasks for an evaluation: from the family's own distribution, unless a subclass has test tasks."""
         return family.draw(num_tasks, rng)
@@ -98,6 +108,10 @@ class TaskDistribution(ABC):
             returns: (M, columns) mean return of each task after 0, 1, ... inner steps, or in each episode of a trial.
         """
         return
+
+    def metrics(self) -> dict[str, float]:
+        """Return what has become of it, by name: for `metrics.jsonl`, as `tasks/NAME`, after each `update`."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `update` has changed, as JSON can hold it."""

@@ -14,7 +14,7 @@ from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.envs import Task
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.evaluate import Evaluation, evaluate
 from maml_rl.experiment.train import train
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
@@ -56,14 +56,14 @@ class Notebook(TaskDistribution):
 
 
 class Stingy(TaskDistribution):
-    """Draws one task whatever it is asked for."""
+    """Draws one task, however many it is asked for."""
 
     def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         return family.draw(1, rng)
 
 
 class Interruption(Exception):
-    """Stands for whatever ends a run in the middle."""
+    """Stands for anything that ends a run in the middle."""
 
 
 def goals(tasks: list[Task]) -> list[list[float]]:
@@ -110,6 +110,12 @@ def test_curriculum_is_told_the_returns_and_they_change_what_is_drawn(tmp_path: 
     train(config, tmp_path, num_workers=0)
     averages = latest_intact(tmp_path / "checkpoints")[1].state["tasks"]["averages"]
     assert all(slow < 0.0 and fast != slow for fast, slow in averages)
+    rows = untimed(tmp_path)
+    assert [rows[-1][f"tasks/return/part_{part}"] for part in range(3)] == [fast for fast, _ in averages]
+    shares = [[row[f"tasks/share/part_{part}"] for part in range(3)] for row in rows]
+    progress = [abs(fast - slow) for fast, slow in averages]
+    assert shares[-1] == pytest.approx([each / sum(progress) for each in progress])
+    assert shares[0] != shares[-1]
     drawn = []
     for state in (None, {"averages": [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]}):
         experiment = make_experiment(config)
@@ -138,8 +144,27 @@ def test_evaluations_draw_the_test_side_of_a_split_or_if_told_that_of_training()
     experiment = make_experiment(config_of(tasks=SPLIT))
     test = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0)
     training = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0, training_tasks=True)
+    choosing = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0, validation=True)
     assert all(x >= 0.0 for x, _ in goals(test.tasks))
-    assert all(x < 0.0 for x, _ in goals(training.tasks))
+    assert all(x < 0.0 for x, _ in goals(training.tasks) + goals(choosing.tasks))
+    assert goals(training.tasks) != goals(choosing.tasks)
+
+
+def test_evaluations_during_training_never_see_the_test_side_of_a_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def record(*arguments: Any, **options: Any) -> Evaluation:
+        evaluation = evaluate(*arguments, **options)
+        seen.append(goals(evaluation.tasks))
+        return evaluation
+
+    monkeypatch.setattr("maml_rl.experiment.train.evaluate", record)
+    train(config_of(tasks=SPLIT, num_batches=2, evaluate_every=1, evaluation_tasks=10), tmp_path, num_workers=0)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+    assert all(x < 0.0 for x, _ in seen[0])
 
 
 def test_evaluations_of_a_list_draw_from_the_family() -> None:
@@ -177,7 +202,7 @@ def test_sampler_takes_a_distribution() -> None:
         "training": {},
         "workers": {"num_workers": 2},
         "test": {"evaluation": True},
-        "of training": {"evaluation": True, "test_tasks": False},
+        "of training": {"evaluation": True, "task_split": "training"},
     }.items():
         with MultiTaskSampler(
             "2DNavigation-v0",

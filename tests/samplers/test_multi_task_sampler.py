@@ -110,11 +110,14 @@ def test_evaluation_never_sees_the_tasks_of_training(policy: NormalMLPPolicy) ->
 
 def test_evaluation_draws_the_test_tasks_of_a_family_that_keeps_them_apart() -> None:
     drawn = []
-    for options in ({}, {"evaluation": True}, {"evaluation": True, "num_workers": 2}):
+    validation = {"evaluation": True, "task_split": "validation"}
+    for options in ({}, validation, {"evaluation": True}, {"evaluation": True, "num_workers": 2}):
         with make_sampler(NormalMLPPolicy(2, 1, (8,), "tanh"), SplitEnv, **options) as sampler:
             drawn.append(sampler.sample_tasks(20))
-    training, test, test_of_workers = drawn
-    assert max(task["slope"] for task in training) <= 1.0 < 2.0 <= min(task["slope"] for task in test)
+    *others, test, test_of_workers = drawn
+    for tasks in others:
+        assert max(task["slope"] for task in tasks) <= 1.0 < 2.0 <= min(task["slope"] for task in test)
+    assert others[0] != others[1]
     assert test_of_workers == test
 
 
