@@ -3,7 +3,7 @@
 import signal
 import sys
 
-# A child process imports this file again: whatever is above the guard, every child loads.
+# A child process imports this file again: every child loads what is above the guard.
 if __name__ == "__main__":
     # While libraries load there is nothing to clean up, and not all of them take a KeyboardInterrupt for what it is.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

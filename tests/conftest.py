@@ -1,4 +1,4 @@
-"""What holds around every test: no process is left, and nobody touched the global random states."""
+"""What holds around every test: no process is left, and the global random states are unchanged."""
 
 import ctypes.util
 import os
@@ -71,7 +71,7 @@ def _random_states() -> dict[str, Any]:
     return states
 
 
-def _servants() -> set[int]:
+def _multiprocessing_helpers() -> set[int]:
     """Processes that multiprocessing keeps for the life of the interpreter."""
     return {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
 
@@ -83,7 +83,7 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     changed = [name for name, state in _random_states().items() if states.get(name, state) != state]
     started = set(psutil.Process().children(recursive=True)) - children
-    left = [process for process in started if process.pid not in _servants()]
+    left = [process for process in started if process.pid not in _multiprocessing_helpers()]
     _, alive = psutil.wait_procs(left, timeout=5)
     for process in alive:
         process.kill()

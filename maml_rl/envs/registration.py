@@ -23,7 +23,7 @@ class FamilySpec:
         name: of the classes: `<name>Env` for one slot, `<name>VectorEnv` for many.
         max_episode_steps: time limit by default; None where episodes end by themselves.
         kwargs: keyword arguments that belong to the id.
-        has_physics: whether its steps are dear enough to be worth several processes or threads.
+        has_physics: whether its steps take long enough to be worth several processes or threads.
         extra: of this package, without which it cannot be made; "" for none.
         slots_per_task: environments per task that a sampler makes by default; None for one per episode.
     """

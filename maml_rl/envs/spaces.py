@@ -119,7 +119,7 @@ class ObservationFlattener:
         """Write an observation into `vector` (D,).
 
         Raises:
-            ValueError: If a part does not fit its space; the message goes on after "returned".
+            ValueError: If a part does not fit its space; the message continues after "returned".
         """
         for part in self._parts:
             part.write(observation, vector)

@@ -78,7 +78,7 @@ class Trials:
     def returns(self, gamma: float) -> Tensor:
         """Return the discounted sum of the rewards from each step to the end of its trial, (L, N).
 
-        It goes on through the ends of episodes, so that exploring in one is worth what it brings in the next.
+        It continues through the ends of episodes, so that exploring in one is worth what it brings in the next.
         """
         return functional.discounted_returns(self.rewards, self.mask, discount=gamma)
 

@@ -94,7 +94,7 @@ class Prefetcher(Generic[Item]):
                     self._changed.notify_all()
             # A request for more would wait forever.
             raise RuntimeError(f"all {self._count} items are taken")
-        # Whatever it is, it belongs to the thread that takes the items.
+        # Every error is raised in the thread that takes the items.
         except BaseException as error:
             with self._changed:
                 self._failure = error

@@ -67,7 +67,7 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -
 
     Raises:
         CheckpointError: If it cannot be written, say because the disk is full, or if an intact one of this iteration is
-            there already. Whatever was there before is left as it was.
+            there already. What was there before is left as it was.
     """
     folder = Path(folder)
     target = _path_of(folder, checkpoint.iteration)

@@ -34,7 +34,7 @@ def family(request: pytest.FixtureRequest) -> Any:
 
 
 def go_on(env: Any, actions: list[Any]) -> list[Any]:
-    """Everything that some steps show, with a reset on the way, which goes on with the streams there are."""
+    """Everything that some steps show, with a reset between them, which continues the present streams."""
     seen: list[Any] = []
     for index, action in enumerate(actions):
         if index == len(actions) // 2:

@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from maml_rl.envs import FAMILIES, MetaVectorEnv, check_meta_env, make_vector_env
 from tests.envs.contract import random_actions
 
-# Nobody expects these to hold: positions have no bounds, and navigation takes steps of 0.1.
+# These cannot hold: positions have no bounds, and navigation takes steps of 0.1.
 OPINIONS = (
     r".*A Box observation space m(in|ax)imum value is -?infinity.*",
     r".*For Box action spaces, we recommend.*",

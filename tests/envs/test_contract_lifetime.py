@@ -36,7 +36,7 @@ def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id
         if not running and restarted:
             break
         if 1 not in running and not restarted:
-            # Without a seed: slot 1 goes on with its own stream, as the single environment does.
+            # Without a seed: slot 1 continues its own stream, as the single environment does.
             observations, infos = batch.reset(options={"reset_mask": np.array([False, True, False])})
             assert_same_slot(1, (observations, infos), singles[1].reset())
             running.add(1)

@@ -149,7 +149,7 @@ def test_third_party_id_becomes_serial_with_its_arguments(registered: Any) -> No
 def test_vector_entry_point_that_is_no_family_is_not_used(registered: Any) -> None:
     class OtherVectorEnv(gymnasium.vector.VectorEnv):
         def __init__(self, **kwargs: Any) -> None:
-            raise AssertionError("nobody asked for this one")
+            raise AssertionError("this family was not asked for")
 
     registered("Walk-v0", entry_point=WalkEnv, vector_entry_point=OtherVectorEnv)
     assert isinstance(make_vector_env("Walk-v0"), SerialVectorEnv)

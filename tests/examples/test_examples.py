@@ -141,7 +141,7 @@ def test_rl2_learns_to_find_within_a_trial_the_arm_that_pays(
     rl2.main(["--env", "OneArmPays-v0", *options])
     line = rf"iteration +\d+: mean reward +{NUMBER} early and +{NUMBER} late in a trial"
     (untrained, *_, trained) = re.findall(line, capsys.readouterr().out)
-    # Nobody can know the arm at the first of five pulls.
+    # The arm cannot be known at the first of five pulls.
     assert 0.25 < float(trained[0]) < 0.75
     assert float(untrained[1]) < 0.75
     assert float(trained[1]) > 0.9

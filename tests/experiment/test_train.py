@@ -33,7 +33,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
 
 
 class Interruption(Exception):
-    """Stands for whatever ends a run in the middle."""
+    """Stands for anything that ends a run in the middle."""
 
 
 def train_until(iteration: int, config: Config, folder: Path, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What every registered algorithm promises, whatever it is: runs repeat, resume, and can be tested and adapted."""
+"""What every registered algorithm promises: runs repeat, resume, and can be tested and adapted."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ from tests.small_runs import config_of, untimed
 
 
 class Interruption(Exception):
-    """Stands for whatever ends a run in the middle."""
+    """Stands for anything that ends a run in the middle."""
 
 
 def small(algorithm: str, **values: object) -> Config:

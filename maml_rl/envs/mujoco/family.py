@@ -168,7 +168,7 @@ class MujocoFamily(BatchedFamily):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Free the physics and what pictures are drawn with."""
-        # Older Gymnasiums close whatever is garbage, also what was never made because its arguments were refused.
+        # Older Gymnasiums close every collected object, also one whose constructor refused its arguments.
         for resource in (getattr(self, "_renderer", None), getattr(self, "physics", None)):
             if resource is not None:
                 resource.close()

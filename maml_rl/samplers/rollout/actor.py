@@ -136,7 +136,7 @@ class Actor:
         Args:
             slots: range of slots.
             noise: (len(slots), noise_size).
-            running: (len(slots),) whether the slot's episode goes on; only there the memory changes. None for all.
+            running: (len(slots),) whether the slot's episode continues; only there the memory changes. None for all.
 
         Raises:
             ValueError: If the policy returns a memory of another shape than it got.

@@ -69,7 +69,7 @@ def test_trajectories_are_those_of_bare_mujoco_to_the_bit(
 
 
 def test_forward_brings_what_derives_level_with_the_state(engine, bare_simulations, ordinary_model):
-    """To the bit, for the masked simulations alone; and the steps that follow are those of bare MuJoCo."""
+    """Bit-identical, for the masked simulations alone; and the steps that follow are those of bare MuJoCo."""
     bare = bare_simulations(ordinary_model("half_cheetah.xml"), NUM_SIMS)
     physics = seam("half_cheetah.xml", engine)
     physics.bind("subtree_com")

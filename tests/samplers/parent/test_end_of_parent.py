@@ -1,4 +1,4 @@
-"""Whatever becomes of the parent, its children neither outlive it nor speak up."""
+"""However the parent ends, its children end with it, and print nothing."""
 
 import os
 import signal
@@ -77,7 +77,7 @@ def test_ctrl_c_while_children_start_brings_one_keyboard_interrupt(delay: float,
     script = run(code)
     assert script.stdout is not None
     script.stdout.readline()
-    # Any moment will do: whatever is going on then must end well.
+    # Any moment will do.
     time.sleep(delay)
     family = psutil.Process(script.pid).children(recursive=True)
     for process in family:
