@@ -7,6 +7,7 @@ own kernels go through whole sequences. The two agree to rounding.
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -166,46 +167,59 @@ class GRUPolicy(MemoryPolicy):
         std = None if self.noise_kind == "uniform" else self._log_std(params).exp()
         if std is not None and std.dim() == 2:
             std = std.unsqueeze(1)
-        is_stacked = gates.dim() == 3
+        is_stacked, is_gru = gates.dim() == 3, self.cell == "gru"
 
-        # Filled at every call; rows of padding stay zero.
-        kept: dict[int, tuple[Tensor, Tensor]] = {}
+        # By numbers of tasks and slots; what they fill at every call is made once.
+        steps: dict[torch.Size, Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {}
 
-        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            num_tasks, slots = noise.shape[:2]
+        def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+            num_tasks, slots = grid
             # The number of rows that stand before these in their block, of other tasks.
             before = 0 if is_stacked else first_task * slots % _ROWS
             count = slots if is_stacked else num_tasks * slots
             rows = count if is_stacked else -(-(before + count) // _ROWS) * _ROWS
             lead = (num_tasks,) if is_stacked else ()
-            if slots not in kept:
-                kept[slots] = gates.new_zeros(*lead, rows, inputs + size), gates.new_empty(*lead, rows, gates.shape[-1])
-            units, summed = kept[slots]
-            filled = units.narrow(-2, before, count)
-            filled[..., :inputs] = self._encode(observations).reshape(*lead, count, inputs)
-            old = filled[..., inputs:]
-            old.copy_(memory[0].reshape(*lead, count, size))
-            _product(units, gates, gate_bias, summed)
-            summed = summed.narrow(-2, before, count)
-            if self.cell == "gru":
-                both = torch.sigmoid_(summed[..., : 2 * size])
-                new = summed[..., 3 * size :].mul_(both[..., :size]).add_(summed[..., 2 * size : 3 * size]).tanh_()
-                hidden = (old - new).mul_(both[..., size:]).add_(new)
-                after: Memory = (hidden,)
-            else:
-                enter, keep, leave = torch.sigmoid_(summed[..., : 3 * size]).split(size, -1)
-                state = memory[1].reshape(*lead, count, size) * keep + enter * torch.tanh(summed[..., 3 * size :])
-                hidden = leave * torch.tanh(state)
-                after = hidden, state
-            # The memory has been read: its place takes the units that the head multiplies.
-            old.copy_(hidden)
-            outputs = _product(units[..., inputs:], head, head_bias).narrow(-2, before, count)
-            outputs = outputs.reshape(num_tasks, slots, -1)
-            if std is None:
-                actions = invert_categorical(outputs, noise.squeeze(-1))
-            else:
-                actions = (noise * std + outputs).reshape(num_tasks, slots, *self.action_space.shape)  # type: ignore[misc]
-            return actions, tuple(tensor.reshape(num_tasks, slots, size) for tensor in after)
+            # Rows of padding stay zero.
+            units, summed = gates.new_zeros(*lead, rows, inputs + size), gates.new_empty(*lead, rows, gates.shape[-1])
+            outputs = gates.new_empty(*lead, rows, head.shape[-1])
+            sum_gates = _product(units, gates, gate_bias, summed)
+            sum_outputs = _product(units[..., inputs:], head, head_bias, outputs)
+            seen, old = units.narrow(-2, before, count).split((inputs, size), -1)
+            parts = summed.narrow(-2, before, count)
+            # Gates are (reset, keep) in a GRU, (enter, keep, leave) in an LSTM.
+            gated = parts[..., : (2 if is_gru else 3) * size]
+            first, second, third, last = parts.split(size, -1)
+            chosen_from = outputs.narrow(-2, before, count).reshape(num_tasks, slots, -1)
+
+            def step(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+                seen.copy_(self._encode(observations).reshape(seen.shape))
+                old.copy_(memory[0].reshape(old.shape))
+                sum_gates()
+                torch.sigmoid_(gated)
+                if is_gru:
+                    new = last.mul_(first).add_(third).tanh_()
+                    hidden = (old - new).mul_(second).add_(new)
+                    after: Memory = (hidden,)
+                else:
+                    state = memory[1].reshape(old.shape) * second + first * torch.tanh(last)
+                    hidden = third * torch.tanh(state)
+                    after = hidden, state
+                # The memory has been read: its place takes the units that the head multiplies.
+                old.copy_(hidden)
+                sum_outputs()
+                if std is None:
+                    actions = invert_categorical(chosen_from, noise.squeeze(-1))
+                else:
+                    actions = (noise * std + chosen_from).reshape(num_tasks, slots, *self.action_space.shape)  # type: ignore[misc]
+                return actions, tuple(tensor.reshape(num_tasks, slots, size) for tensor in after)
+
+            return step
+
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            grid = noise.shape[:2]
+            if grid not in steps:
+                steps[grid] = make_step(grid)
+            return steps[grid](observations, noise, memory)
 
         return act
 
@@ -298,16 +312,18 @@ class GRUPolicy(MemoryPolicy):
         return observations.to(dtype)
 
 
-def _product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return units @ weights + bias: per task for stacked weights, else in blocks of a fixed number of rows."""
-    out = units.new_empty(*units.shape[:-1], weights.shape[-1]) if out is None else out
+def _product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:
+    """Return what writes units @ weights + bias: per task for stacked weights, else in blocks of as many rows each."""
     if weights.dim() == 3:
-        return torch.baddbmm(bias.unsqueeze(1), units, weights, out=out)
+        return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
     if units.device.type != "cpu":
         blocks = units.unflatten(0, (-1, _ROWS))
-        return torch.baddbmm(
-            bias, blocks, weights.expand(len(blocks), *weights.shape), out=out.unflatten(0, (-1, _ROWS))
-        ).flatten(0, 1)
-    for start in range(0, len(units), _ROWS):
-        torch.addmm(bias, units[start : start + _ROWS], weights, out=out[start : start + _ROWS])
-    return out
+        shared = weights.expand(len(blocks), *weights.shape)
+        return partial(torch.baddbmm, bias, blocks, shared, out=out.unflatten(0, (-1, _ROWS)))
+    pairs = list(zip(units.split(_ROWS), out.split(_ROWS), strict=True))
+
+    def multiply() -> None:
+        for block, into in pairs:
+            torch.addmm(bias, block, weights, out=into)
+
+    return multiply
