@@ -69,6 +69,10 @@ _STALLED_SECONDS = 10.0
 _LEAST_FIRST_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 _CAUSES_SHOWN = 3
+_STORE_REMEDY = (
+    "memory and disk are full there: start Ray with a larger --object-store-memory, free the disk, or use fewer or "
+    "shorter episodes"
+)
 # Characters of what a line quotes.
 _LINE = 300
 # `look`, `abandon` and `leave` have a thread of their own.
@@ -203,6 +207,8 @@ class RayBackend(RolloutBackend):
         self._killed = self._closed = False
         self._stalled = self._next_check = self._next_count = 0.0
         self._cpus_found = 0
+        # Nodes of other versions.
+        self._refused: set[str] = set()
         self._waiting: deque[_Unit] = deque()
         self._open: set[_Unit] = set()
         self._durations: list[float] = []
@@ -306,7 +312,7 @@ class RayBackend(RolloutBackend):
     # Actors.
 
     def _count_cpus(self) -> int:
-        """Return how many CPUs the cluster has, and say so if that is less than was asked for.
+        """Return how many CPUs the cluster has for us, and say so if that is less than was asked for.
 
         Raises:
             ConfigError: If it is, and `strict` is given.
@@ -314,7 +320,11 @@ class RayBackend(RolloutBackend):
         if monotonic() < self._next_count:
             return self._cpus_found
         self._require_cluster()
-        cpus = self._cpus_found = int(ray.cluster_resources().get("CPU", 0))
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if self._refused:
+            nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] in self._refused]
+            cpus -= int(sum(node["Resources"].get("CPU", 0) for node in nodes))
+        self._cpus_found = cpus
         self._next_count = monotonic() + _COUNT_SECONDS
         if self._num_workers is not None and cpus < self._num_workers:
             message = f"num_workers={self._num_workers}, but the Ray cluster at {self._gcs} has {cpus} CPUs"
@@ -340,7 +350,8 @@ class RayBackend(RolloutBackend):
 
     def _start_actor(self) -> None:
         # Samplers of one process take turns, and share the CPUs that the first one holds.
-        handle = _REMOTE.options(num_cpus=self._cpus).remote(self._slots_per_task)
+        where = {"ray.io/node-id": f"!in({','.join(sorted(self._refused))})"} if self._refused else None
+        handle = _REMOTE.options(num_cpus=self._cpus, label_selector=where).remote(self._slots_per_task)
         actor = _Actor(handle, next(self._counted))
         self._actors.append(actor)
         self._give(actor, _Unit("start", (self._code,)))
@@ -349,7 +360,7 @@ class RayBackend(RolloutBackend):
         """Note what an actor says of itself.
 
         Raises:
-            ConfigError: If it has other versions than this process.
+            ConfigError: If it has other versions than this process, and so has every node.
             ChildEnvError: If it cannot unpack environment or policy.
         """
         if isinstance(reply, Raised):
@@ -359,12 +370,30 @@ class RayBackend(RolloutBackend):
         for name in {**mine, **reply.versions}:
             here, there = mine.get(name, "none"), reply.versions.get(name, "none")
             if here != there:
-                raise ConfigError(
-                    f"the Ray node {reply.address} has {name} {there}, this process has {here}; install the same "
-                    "versions everywhere, or the episodes would differ"
-                )
+                self._refuse(actor, reply, f"{name} {there}, this process has {here}")
+                return
         actor.known = reply
         self._failed_starts = 0
+
+    def _refuse(self, actor: _Actor, reply: Introduction, difference: str) -> None:
+        """Do without a node of other versions from here on.
+
+        Raises:
+            ConfigError: If no other node is left, or with `strict` too few of them.
+        """
+        _end(actor)
+        self._actors.remove(actor)
+        if reply.node not in self._refused:
+            self._refused.add(reply.node)
+            self._next_count = 0.0
+            message = f"the Ray node {reply.address} has {difference}"
+            remedy = "install the same versions everywhere, or the episodes would differ"
+            if not self._count_cpus():
+                raise ConfigError(f"{message}; {remedy}")
+            _log.warning("%s; it goes on without that node; %s", message, remedy)
+        self._team = max(1, min(self._team, self._count_cpus()))
+        while len(self._actors) < self._team:
+            self._start_actor()
 
     def _cannot_load(self, reason: str) -> ChildEnvError:
         return ChildEnvError(
@@ -531,7 +560,7 @@ class RayBackend(RolloutBackend):
                 raise self._cannot_load(_last_line(error)) from None
             actor.calls.popleft()
             call.unit.copies -= 1
-            self._note_loss(call.unit, f"{actor} could not put the episodes into the object store: {error.cause}")
+            self._note_loss(call.unit, f"{actor} could not put the episodes into the object store; {_STORE_REMEDY}")
             return call, None
         except RayError as error:
             self._lose(actor, "hangs on the network" if isinstance(error, GetTimeoutError) else _first_line(error))

@@ -148,6 +148,20 @@ class PictureEnv(FaultyEnv):
         return np.full((3, 5), 250 + action, np.uint8), float(action), bool(action == 5), False, {}
 
 
+class LargeEnv(FaultyEnv):
+    """Observes 100 kB."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (25_000,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, infos = super().reset(seed=seed)
+        return np.full(25_000, observation[0], np.float32), infos
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, *rest = super().step(action)
+        return np.full(25_000, observation[0], np.float32), *rest
+
+
 class DifferentEnv(FaultyEnv):
     """Has another observation space in every process."""
 

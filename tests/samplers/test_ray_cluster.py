@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,15 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
-from ray_cluster import actor_processes, cluster_of
+from faulty_env import HORIZON, LargeEnv
+from ray_cluster import STORE, actor_processes, cluster_of, connected_to
 
 from maml_rl import MultiTaskSampler
 from maml_rl.cli.train_test import run_test, run_train
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.policies import NormalMLPPolicy
+from maml_rl.profiling import StageTimer
+from tests.small_runs import untimed
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -116,6 +120,21 @@ def test_training_begun_on_child_processes_and_resumed_on_ray_is_that_of_one_pro
     assert tested[0] == tested[1]
 
 
+def test_evaluations_during_training_change_nothing_and_leave_no_actor(cluster: Any, tmp_path: Path) -> None:
+    settings = [*SMALL, "--num-batches", "4", "--output-folder"]
+    evaluating = ["--evaluate-every", "2", "--evaluation-tasks", "3"]
+    on_ray = ["--backend", "ray", "--ray-address", cluster.address, "--num-workers", "4"]
+    assert run_train([*settings, str(tmp_path / "plain"), "--num-workers", "0"]) == 0
+    assert run_train([*settings, str(tmp_path / "evaluated"), *evaluating, "--num-workers", "0"]) == 0
+    # The evaluations' actors find no free CPU: they share those of the training's, which wait meanwhile.
+    assert run_train([*settings, str(tmp_path / "ray"), *evaluating, *on_ray]) == 0
+    assert digests(tmp_path / "ray") == digests(tmp_path / "plain")
+    assert untimed(tmp_path / "ray") == untimed(tmp_path / "evaluated")
+    last = "checkpoints/iteration-000004/tensors.safetensors"
+    assert (tmp_path / "ray" / last).read_bytes() == (tmp_path / "plain" / last).read_bytes()
+    assert any("evaluation/return/step_0" in row for row in untimed(tmp_path / "ray"))
+
+
 # Ends.
 
 
@@ -196,13 +215,113 @@ def test_family_of_the_user_travels_with_the_runtime_env(
     assert sample_in({**paths, "py_modules": [str(package)]}, cluster, Still) == 12
 
 
-def test_other_versions_on_a_node_are_refused_with_both(cluster: Any, tmp_path: Path) -> None:
-    other = tmp_path / "gymnasium-9.9.9.dist-info"
+def pretend_another_gymnasium(folder: Path) -> None:
+    """Have processes with this folder on their path find another version of a package than there is."""
+    other = folder / "gymnasium-9.9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: gymnasium\nVersion: 9.9.9\n")
+
+
+def test_other_versions_on_all_nodes_are_refused_with_both(cluster: Any, tmp_path: Path) -> None:
+    pretend_another_gymnasium(tmp_path)
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}}
     with pytest.raises(ConfigError, match=r"the Ray node \S+ has gymnasium 9.9.9, this process has \d.*same versions"):
         sample_in(paths, cluster)
+
+
+def test_node_of_other_versions_that_joins_is_left_out_with_one_warning(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend_another_gymnasium(tmp_path)
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    policy = NormalMLPPolicy(2, 2, (4,))
+    with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, seed=0, backend="ray", max_episode_steps=3) as sampler:
+        tasks = sampler.sample_tasks(8)
+        before = sampler.rollout(tasks).digest()
+        paths = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        node = cluster.add_node(num_cpus=2, object_store_memory=STORE, env_vars={"PYTHONPATH": paths})
+        try:
+            wait_until(lambda: (sampler.prepare(8), "goes on without that node" in caplog.text)[-1])
+            wait_until(lambda: (sampler.prepare(8), len(sampler.pids) == 4)[-1])
+            sampler.seek(0)
+            assert sampler.rollout(tasks).digest() == before
+        finally:
+            cluster.remove_node(node, allow_graceful=False)
+    (line,) = [record.message for record in caplog.records if "that node" in record.message]
+    assert re.search(r"the Ray node \S+ has gymnasium 9.9.9, this process has \d+\.\d+", line)
+    assert "install the same versions everywhere" in line
+
+
+# Memory.
+
+
+def make_large(batch_size: int = 2, **options: Any) -> MultiTaskSampler:
+    """Return a sampler of episodes of 600 kB."""
+    policy = NormalMLPPolicy(25_000, 1, (2,))
+    return MultiTaskSampler(LargeEnv, {}, batch_size, policy, seed=0, max_episode_steps=HORIZON, **options)
+
+
+def large_digest(num_tasks: int, **options: Any) -> str:
+    with make_large(**options) as sampler:
+        return sampler.rollout(sampler.sample_tasks(num_tasks)).digest()
+
+
+def test_episodes_that_the_object_store_cannot_hold_go_by_the_disk() -> None:
+    # 120 MB in one unit; the least store that Ray takes has 75 MiB.
+    with cluster_of(1, object_store_memory=78 * 2**20) as small, connected_to(small):
+        found = large_digest(100, backend="ray", num_workers=1)
+    assert found == large_digest(100, num_workers=0)
+
+
+def test_full_object_store_on_a_full_disk_ends_with_the_remedy() -> None:
+    settings = {"object_store_memory": 78 * 2**20, "_system_config": {"local_fs_capacity_threshold": 1e-6}}
+    with (
+        cluster_of(1, **settings) as full,
+        connected_to(full),
+        pytest.raises(ChildEnvError, match=r"could not put the episodes into the object store") as raised,
+    ):
+        # A unit that is lost twice is cut into tasks; here a single one is too large.
+        large_digest(1, batch_size=200, backend="ray", num_workers=1)
+    assert "start Ray with a larger --object-store-memory" in str(raised.value)
+
+
+class Losing(StageTimer):
+    """Removes a node while its episodes are there and nowhere else.
+
+    Args:
+        cluster: of the node.
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self.sampler: Any = None
+
+    def stage(self, name: str) -> Any:
+        """Before the driver asks for the replies, wait until they are there, without fetching them."""
+        if name == "waiting" and self.sampler is not None:
+            calls = [actor.calls[0].reply for actor in self.sampler._backend._actors]
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=60.0, fetch_local=False)
+            assert len(ready) == 2
+            (node,) = self._cluster.worker_nodes
+            self._cluster.remove_node(node, allow_graceful=False)
+            self.sampler = None
+        return super().stage(name)
+
+
+def test_episodes_lost_with_their_node_before_they_were_fetched_are_sampled_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with cluster_of(1, 1) as running, connected_to(running):
+        timer = Losing(running)
+        with make_large(backend="ray", num_workers=2, timer=timer) as sampler:
+            wait_until(lambda: (sampler.prepare(4), len(sampler.pids) == 2)[-1])
+            tasks = sampler.sample_tasks(4)
+            timer.sampler = sampler
+            found = sampler.rollout(tasks).digest()
+    assert timer.sampler is None
+    assert found == large_digest(4, num_workers=0)
+    assert "others take over its tasks" in caplog.text
 
 
 # The command line.
