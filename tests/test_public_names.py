@@ -14,7 +14,7 @@ import maml_rl
 # A name that is a module on purpose; all other names in lower case are functions.
 MODULES = {("maml_rl", "envs")}
 # Modules that import what an extra installs.
-OF_EXTRAS = {"maml_rl.samplers.child.ray_actor": "ray", "maml_rl.samplers.ray_backend": "ray"}
+OF_EXTRAS = {f"maml_rl.samplers.{name}": "ray" for name in ("child.ray_actor", "ray_backend", "ray_pool")}
 
 
 def module_names() -> list[str]:

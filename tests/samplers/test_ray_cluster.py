@@ -300,7 +300,7 @@ class Losing(StageTimer):
     def stage(self, name: str) -> Any:
         """Before the driver asks for the replies, wait until they are there, without fetching them."""
         if name == "waiting" and self.sampler is not None:
-            calls = [actor.calls[0].reply for actor in self.sampler._backend._actors]
+            calls = [actor.calls[0].reply for actor in self.sampler._backend._pool._actors]
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=60.0, fetch_local=False)
             assert len(ready) == 2
             (node,) = self._cluster.worker_nodes
