@@ -281,7 +281,7 @@ class RayPool:
     # Actors.
 
     def _count_cpus(self) -> int:
-        """Return how many CPUs the cluster has for us, and say so if that is less than was asked for.
+        """Return how many CPUs the cluster has for this run, and say so if that is less than was asked for.
 
         Raises:
             ConfigError: If it is, and `strict` is given.
@@ -393,10 +393,13 @@ class RayPool:
         """Wait a while for a cluster whose head node does not answer.
 
         Raises:
+            ChildLost: If another thread has called `kill`.
             ChildEnvError: If it does not come back.
         """
         until = monotonic() + _GONE_SECONDS
         while not _answers(self._gcs, 1.0):
+            if self._killed:
+                raise ChildLost("the Ray actors were killed")
             if monotonic() >= until:
                 self._killed = True
                 for actor in self._actors:
@@ -684,7 +687,9 @@ def _answers(address: str, seconds: float) -> bool:
 def _end(actor: _Actor) -> None:
     """Kill an actor, whatever it is doing."""
     with suppress(Exception):
-        ray.kill(actor.handle, no_restart=True)
+        # Another thread may have disconnected, upon which Ray would start a cluster for this call.
+        if ray.is_initialized():
+            ray.kill(actor.handle, no_restart=True)
 
 
 def _describe_hang(look: Look | None, seconds: float) -> str:

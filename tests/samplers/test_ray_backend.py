@@ -41,7 +41,8 @@ def cluster() -> Iterator[Any]:
 def nothing_left_behind(cluster: Any) -> Iterator[None]:
     """The cluster stays; no actor may."""
     yield
-    _, alive = psutil.wait_procs(actor_processes(), timeout=10)
+    # Ray kills them by a message to each, which a process that was paged out takes its time to read.
+    _, alive = psutil.wait_procs(actor_processes(), timeout=60)
     assert not alive
 
 
@@ -288,13 +289,16 @@ def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_pat
         assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
 
 
-def test_another_thread_can_interrupt(tmp_path: Path) -> None:
+def test_another_thread_can_interrupt() -> None:
     with make_sampler("ray", {"fault": "hang", "place": 1}, step_timeout=200.0) as sampler:
         tasks = sampler.sample_tasks(NUM_TASKS)
         sampler.prepare(NUM_TASKS)
-        threading.Timer(0.5, sampler.interrupt, kwargs={"now": True}).start()
+        timer = threading.Timer(0.5, sampler.interrupt, kwargs={"now": True})
+        timer.start()
         with pytest.raises(RuntimeError, match="interrupted by another thread"):
             sampler.rollout(tasks)
+        # It may still be killing actors.
+        timer.join()
 
 
 # Nodes.
