@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ pytest.importorskip("ray")
 import psutil
 import ray
 import torch
-from faulty_env import HORIZON, FaultyEnv
+from faulty_sampler import digests, faulty_sampler
 from ray_cluster import STORE, actor_processes, cluster_of, connected_to
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
@@ -47,21 +46,13 @@ def nothing_left_behind(cluster: Any) -> Iterator[None]:
 
 
 def make_sampler(backend: str, fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    settings = {"max_episode_steps": HORIZON, "num_workers": 0 if backend == "in-process" else 2, **options}
-    env = partial(FaultyEnv, **(fault or {}))
-    return MultiTaskSampler(env, {}, 2, policy, seed=5, backend=backend, **settings)
-
-
-def digests(sampler: MultiTaskSampler) -> list[str]:
-    with sampler:
-        tasks = sampler.sample_tasks(NUM_TASKS)
-        return [sampler.rollout(tasks).digest() for _ in range(2)]
+    num_workers = 0 if backend == "in-process" else 2
+    return faulty_sampler(fault, backend=backend, **{"num_workers": num_workers, **options})
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
-    return digests(make_sampler("in-process"))
+    return digests(make_sampler("in-process"), NUM_TASKS)
 
 
 # The same episodes.
@@ -217,7 +208,9 @@ def test_episodes_are_bit_identical_after_an_actor_died(
     fault: str, place: Any, undisturbed: list[str], tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
-    assert digests(make_sampler("ray", {"fault": fault, "place": place, "marker": str(marker)})) == undisturbed
+    assert (
+        digests(make_sampler("ray", {"fault": fault, "place": place, "marker": str(marker)}), NUM_TASKS) == undisturbed
+    )
     assert marker.exists()
 
 
@@ -225,7 +218,7 @@ def test_episodes_are_bit_identical_after_an_actor_died(
 def test_episodes_are_bit_identical_after_an_actor_hung(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(marker)}, num_workers=1, step_timeout=2.0)
-    assert digests(sampler) == undisturbed
+    assert digests(sampler, NUM_TASKS) == undisturbed
     assert marker.exists()
 
 
@@ -244,7 +237,7 @@ def test_slow_actor_does_not_hold_back_the_others(undisturbed: list[str], tmp_pa
     marker = tmp_path / "marker"
     with make_sampler("ray", {"fault": "hang", "place": 2, "marker": str(marker)}, step_timeout=200.0) as sampler:
         wait_until(lambda: (sampler.prepare(NUM_TASKS), len(sampler.pids) == 2)[-1])
-        assert digests(sampler) == undisturbed
+        assert digests(sampler, NUM_TASKS) == undisturbed
     assert marker.exists()
 
 
@@ -333,7 +326,7 @@ def test_nodes_that_join_are_used_and_nodes_that_leave_are_done_without(cluster:
 def test_more_workers_than_cpus_are_said_and_done_without(
     undisturbed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert digests(make_sampler("ray", num_workers=9)) == undisturbed
+    assert digests(make_sampler("ray", num_workers=9), NUM_TASKS) == undisturbed
     assert "num_workers=9, but the Ray cluster at" in caplog.text
     assert "has 7 CPUs; it goes on with as many workers" in caplog.text
 

@@ -1,15 +1,14 @@
 """A fault costs the sampler time, never data: its episodes are bit-identical to those of an undisturbed run."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_env import HORIZON, FaultyEnv
+from faulty_env import HORIZON
+from faulty_sampler import digests, faulty_sampler
 
 from maml_rl import MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
-from maml_rl.policies import NormalMLPPolicy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -18,21 +17,12 @@ NUM_TASKS = 3
 
 def make_sampler(num_workers: int, fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
     # Faults of workers that act by themselves are tested in test_in_children.py.
-    settings = {"start_method": "fork", "max_episode_steps": HORIZON, "inference": "central", **options}
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    env = partial(FaultyEnv, **(fault or {}))
-    return MultiTaskSampler(env, {}, 2, policy, seed=5, num_workers=num_workers, **settings)
-
-
-def digests(sampler: MultiTaskSampler) -> list[str]:
-    with sampler:
-        tasks = sampler.sample_tasks(NUM_TASKS)
-        return [sampler.rollout(tasks).digest() for _ in range(2)]
+    return faulty_sampler(fault, num_workers=num_workers, start_method="fork", inference="central", **options)
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
-    return digests(make_sampler(0))
+    return digests(make_sampler(0), NUM_TASKS)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +42,7 @@ def test_episodes_are_bit_identical_after_a_death(
 ) -> None:
     marker = tmp_path / "marker"
     sampler = make_sampler(2, {"fault": fault, "place": place, "marker": str(marker)})
-    assert digests(sampler) == undisturbed
+    assert digests(sampler, NUM_TASKS) == undisturbed
     assert marker.exists()
 
 
