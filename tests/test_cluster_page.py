@@ -1,0 +1,92 @@
+"""What docs/cluster.md shows beside commands of ours: a batch script and files of launchers."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"
+# Programs that note how they were called, and then do what the script needs of them.
+STAND_INS = {
+    "scontrol": r"printf 'n1\nn2\nn3\nn4\n'",
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"',
+    "hostname": "echo 10.0.0.1 fe80::1",
+    "ray": "",
+    "python": "",
+    "sleep": "",
+}
+
+
+def block(beginning: str) -> str:
+    """Return the block of code of the page that begins so."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    (found,) = [each for each in blocks if each.startswith(beginning)]
+    return str(found)
+
+
+def called_by_script(folder: Path) -> list[str]:
+    """Run the batch script in this folder, and return the calls of programs in alphabetical order."""
+    programs, log = folder / "bin", folder / "log"
+    programs.mkdir(exist_ok=True)
+    for name, body in STAND_INS.items():
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{log}"\n{body}\n')
+        (programs / name).chmod(0o755)
+    log.write_text("")
+    variables = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_CPUS_PER_TASK": "32"}
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    # Some calls go on behind the script; they have ended when nothing holds the pipe any more.
+    subprocess.run(
+        ["bash", "-c", block("#!/bin/bash")],
+        cwd=folder,
+        env={**os.environ, **variables, "PATH": path},
+        stdout=subprocess.PIPE,
+        timeout=20,
+        check=True,
+    )
+    return sorted(log.read_text().splitlines())
+
+
+def test_slurm_script_starts_head_and_workers_and_resumes_a_run_that_was_cut_off(tmp_path: Path) -> None:
+    calls = called_by_script(tmp_path)
+    head, workers = "start --head --port=6379 --num-cpus=32", "start --address=10.0.0.1:6379 --num-cpus=32 --block"
+    train = "python train.py halfcheetah-dir --backend ray --ray-address 10.0.0.1:6379 --output-folder"
+    assert [call for call in calls if call.startswith("ray ")] == [
+        f"ray {workers}",
+        f"ray {head} --include-dashboard=false --block",
+    ]
+    assert f"srun --nodes=3 --ntasks=3 --exclude=n1 ray {workers}" in calls
+    assert any(call.startswith(f"srun --nodes=1 --ntasks=1 --nodelist=n1 ray {head}") for call in calls)
+    assert f"{train} runs/on-the-cluster" in calls
+    run = tmp_path / "runs" / "on-the-cluster"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    assert f"{train} runs/on-the-cluster --resume" in called_by_script(tmp_path)
+
+
+def test_kubernetes_file_has_fields_of_a_ray_job() -> None:
+    # Those of KubeRay's API ray.io/v1; values of rayStartParams have to be strings.
+    found: dict[str, Any] = yaml.safe_load(block("apiVersion: ray.io"))
+    assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")
+    assert set(found["spec"]) <= {"entrypoint", "rayClusterSpec"}
+    cluster = found["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    head = cluster["headGroupSpec"]
+    assert set(cluster) == {"headGroupSpec", "workerGroupSpecs"}
+    assert set(head) == {"rayStartParams", "template"}
+    assert set(workers) <= {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    assert all(isinstance(value, str) for value in (*head["rayStartParams"].values(),))
+    for group in (head, workers):
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"name", "image", "resources"} == set(container)
+
+
+@pytest.mark.ray
+def test_launcher_file_is_valid() -> None:
+    util = pytest.importorskip("ray.autoscaler._private.util")
+    config = util.prepare_config(yaml.safe_load(block("cluster_name:")))
+    util.validate_config(config)
+    assert "0.0.0.0" not in " ".join(config["head_start_ray_commands"])
