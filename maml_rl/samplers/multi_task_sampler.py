@@ -25,7 +25,8 @@ from maml_rl.samplers.backend import Inference, Phase, make_backend
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_of, try_memory
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
-from maml_rl.task_distributions import FamilyTasks, TaskDistribution, TaskSplit
+from maml_rl.task_distributions import FamilyTasks, TaskDistribution
+from maml_rl.task_distributions.task_distribution import TaskSplit
 
 Result = TypeVar("Result")
 

@@ -4,7 +4,6 @@ from maml_rl.task_distributions.distributions import Curriculum, Grid, Split, St
 from maml_rl.task_distributions.task_distribution import (
     FamilyTasks,
     TaskDistribution,
-    TaskSplit,
     find_task_distribution,
     register_task_distribution,
     task_distributions,
@@ -18,7 +17,6 @@ __all__ = [
     "Stratified",
     "TaskDistribution",
     "TaskList",
-    "TaskSplit",
     "find_task_distribution",
     "register_task_distribution",
     "task_distributions",
