@@ -30,7 +30,7 @@ from maml_rl.samplers.wire.shared_phase import CHILD_STAGES
 
 # Units for each actor, where a unit takes at least so long. More of them even out, but each costs a loop of its own.
 _MOST_UNITS = 4
-_UNIT_SECONDS = 0.5
+_UNIT_SECONDS = 1.0
 
 
 class RayBackend(RolloutBackend):
