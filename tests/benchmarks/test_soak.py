@@ -1,4 +1,4 @@
-"""Faults of all kinds for a while: the results stay the same, nothing is left, nothing grows."""
+"""A minute of faults of all kinds: nobody can tell from the results, and nothing is left or grows."""
 
 import json
 
@@ -16,12 +16,12 @@ def found(path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_faults_of_all_kinds_change_no_result(tmp_path):
-    soak.main(["--minutes", "0.5", "--quiet", "--json", str(tmp_path / "soak.json")])
+def test_minute_of_faults_changes_no_result(tmp_path):
+    soak.main(["--minutes", "1", "--quiet", "--json", str(tmp_path / "soak.json")])
 
     counts, tables = found(tmp_path / "soak.json")
     assert {name: counts[name] for name in COUNTS} == COUNTS
-    assert counts["faults injected: kill"] >= 5
+    assert counts["faults injected: kill"] >= 10
     assert counts["faults injected: stop"] >= 1
     # A worker that is killed while its run ends need not be replaced.
     kills, replaced = counts["faults injected: kill"], counts["workers replaced"]
