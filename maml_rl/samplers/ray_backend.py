@@ -40,12 +40,11 @@ class RayBackend(RolloutBackend):
         recipe: what the environment is made from.
         policy: of the phases.
         slots_per_task: S.
-        num_workers: the most actors; None for one per CPU of the cluster.
-        address: "host:port" of the cluster; None for the one that this machine belongs to, or else a new one on this
-            machine.
-        strict: whether to refuse a cluster with fewer CPUs than `num_workers`.
-        step_timeout: seconds for one call of one slot.
-        max_restarts: how often a unit may lose its actor within a phase.
+        num_workers: see `RayPool`, as for the others below.
+        address: of the cluster.
+        strict: about the number of its CPUs.
+        step_timeout: in seconds.
+        max_restarts: of a unit within a phase.
 
     Raises:
         ConfigError: If the cluster cannot be reached, or is too small.
