@@ -51,5 +51,5 @@ def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:
         for family in (plan.families[name] for name in options.families)
         for contender in options.contenders
         for seed in plan.seeds[family.name]
-        if options.seeds is None or seed in options.seeds
+        if contender in (family.contenders or plan.contenders) and seed in (options.seeds or plan.seeds[family.name])
     ]

@@ -104,7 +104,8 @@ def _final_table(found: dict[str, list[Row]]) -> str:
             + above
             + " |"
         )
-    scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()}, reverse=True)
+    # That of several seeds comes first.
+    scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()})
     scope = "; where there is one seed, ".join(scopes)
     return "\n".join(lines) + f"\n\nBrackets hold 95 % intervals: {scope}."
 

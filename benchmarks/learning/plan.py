@@ -23,6 +23,8 @@ class Family:
         threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every contender.
         test_changes: of the config, in evaluations.
+        ends_at_threshold: whether a training ends where it has passed the threshold.
+        contenders: the names of those that are trained here; all of a plan's if there are none.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Family:
     threshold: float | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     test_changes: Mapping[str, Any] = field(default_factory=dict)
+    ends_at_threshold: bool = False
+    contenders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from time import monotonic
 import numpy as np
 
 from benchmarks.learning.plan import Contender, Family
-from benchmarks.learning.results import Row, read_rows, write_rows
+from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
 from maml_rl import __version__
 from maml_rl.envs.meta_env import Task
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -64,9 +64,15 @@ class Job:
             return [0]
         return [*range(0, self.family.iterations, self.family.evaluate_every), self.family.iterations]
 
-    def done(self) -> list[int]:
-        """Return the iterations whose rows are written."""
-        return [row.iteration for row in read_rows(self.csv) if row.seed == self.seed]
+    def rows(self) -> list[Row]:
+        """Return the rows that are written."""
+        return [row for row in read_rows(self.csv) if row.seed == self.seed]
+
+    def is_over(self) -> bool:
+        """Return whether the training has passed the threshold at which it ends."""
+        if not self.family.ends_at_threshold or self.family.threshold is None:
+            return False
+        return first_passing(self.rows(), self.family.threshold) is not None
 
     def advance(self, point: int, stop: Event, deadline: float) -> bool:
         """Train up to an iteration, evaluate there, and write the row; return whether there was time for it."""
@@ -131,11 +137,11 @@ def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:
     So contenders that are not at their end have had the same budget, and what else the machine does meets all alike.
     """
     for seed in sorted({job.seed for job in jobs}):
-        of_seed = [(job, set(job.done())) for job in jobs if job.seed == seed]
+        of_seed = [(job, {row.iteration for row in job.rows()}) for job in jobs if job.seed == seed]
         points = sorted({point for job, _ in of_seed for point in job.points()})
         for point in points:
             for job, done in of_seed:
-                if point in job.points() and point not in done:
+                if point in job.points() and point not in done and not job.is_over():
                     yield job, point
 
 
@@ -146,7 +152,7 @@ def run_jobs(jobs: list[Job], minutes: float, say: Callable[[str], None] = print
         if monotonic() > deadline or not job.advance(point, stop, deadline):
             say("the time is up; the same command continues")
             return False
-        last = next(row for row in read_rows(job.csv) if row.key == (job.seed, point))
+        last = next(row for row in job.rows() if row.iteration == point)
         returns = ", ".join(f"{value:.1f}" for value in last.returns())
         say(f"{job.family.name}, {job.contender.name}, seed {job.seed}: {returns} after {point} meta-updates")
     return True

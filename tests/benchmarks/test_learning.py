@@ -1,5 +1,6 @@
 """The runner of trainings, its CSV files, and the pages that are made from them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from benchmarks.learning import page
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON, Contender, Family, Plan, named
 from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
+from benchmarks.learning.training import Job, turns
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
@@ -140,6 +142,30 @@ def test_threshold_counts_where_two_evaluations_in_a_row_reach_it() -> None:
     assert found is not None
     assert found.iteration == 3
     assert first_passing(rows[:4], 150.0) is None
+
+
+def test_training_ends_where_it_has_passed_the_threshold_that_it_is_to_end_at(tmp_path: Path) -> None:
+    def left(family: Family) -> list[tuple[int, int]]:
+        jobs = [Job(family, Contender("promp", "promp"), seed, tmp_path / "runs", tmp_path, 0) for seed in (0, 1)]
+        return [(job.seed, point) for job, point in turns(jobs)]
+
+    family = Family("navigation", "Navigation", "2d-navigation.yaml", 8, 2, 1.0)
+    passed = [row(0, iteration, -9.0, value) for iteration, value in ((0, 0.0), (2, 1.0), (4, 1.5))]
+    write_rows(tmp_path / "promp.csv", [*passed, row(1, 0, -9.0, 0.0), row(1, 2, -9.0, 1.0)])
+    of_second = [(1, 4), (1, 6), (1, 8)]
+    assert left(replace(family, ends_at_threshold=True)) == of_second
+    assert left(family) == [(0, 6), (0, 8), *of_second]
+
+
+def test_family_may_name_the_contenders_that_are_trained_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Job] = []
+    monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
+    plan = tiny_plan(tmp_path)
+    run(plan, ["--train"])
+    assert {job.contender.name for job in seen} == set(plan.contenders)
+    seen.clear()
+    run(replace(plan, families=named(replace(FAMILY, contenders=("random",)))), ["--train"])
+    assert {job.contender.name for job in seen} == {"random"}
 
 
 def test_probability_above_counts_pairs_of_trainings_on_each_task() -> None:

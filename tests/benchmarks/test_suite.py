@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import suite, time_to_result
 from benchmarks.learning.command import run
-from benchmarks.learning.page import tables
 from benchmarks.learning.plan import PRETRAIN, TRPO, Contender, Family, Plan, named
 from benchmarks.learning.results import Row, write_rows
 from maml_rl.metalearners.metalearner import algorithm_of
@@ -87,4 +86,25 @@ def test_every_contender_has_a_config_for_every_family(plan: Plan) -> None:
 def test_committed_page_shows_how_long_results_take() -> None:
     text = time_to_result.PLAN.page.read_text(encoding="utf-8")
     for family in time_to_result.PLAN.families.values():
-        assert tables(time_to_result.PLAN, family) in text
+        assert time_to_result.tables(time_to_result.PLAN, family) in text
+
+
+def test_time_to_a_result_is_that_of_the_first_of_two_evaluations_that_reach_it(tmp_path: Path) -> None:
+    family = Family("family", "Family", "2d-navigation.yaml", 30, 10, 5.0)
+    contenders = named(Contender("slow"), Contender("fast"), Contender("never"))
+    plan = Plan(tmp_path / "page.md", named(family), contenders, {family.name: (0, 1)})
+    assert time_to_result.tables(plan, family) == "No results yet."
+    for name, reached, seconds in (("slow", 20, 60.0), ("fast", 10, 30.0), ("never", 99, 1.0)):
+        rows = [
+            Row(
+                seed, iteration, 10**5 * iteration, seconds * iteration * (1 + seed), 0.0, "1", np.array([[0.0, value]])
+            )
+            for seed in (0, 1)
+            for iteration in (0, 10, 20, 30)
+            for value in (9.0 if iteration >= reached else 0.0,)
+        ]
+        write_rows(plan.folder(family) / f"{name}.csv", rows)
+    table = time_to_result.tables(plan, family).splitlines()
+    assert table[-3] == "| slow | 2 | 2 | 20 (20 to 20) | 2.0 M | 30.0 (20.0 to 40.0) | 1.00 |"
+    assert table[-2] == "| fast | 2 | 2 | 10 (10 to 10) | 1.0 M | 7.5 (5.0 to 10.0) | 0.25 |"
+    assert table[-1] == "| never | 2 | 0 |  |  |  |  |"
