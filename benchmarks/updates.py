@@ -2,7 +2,7 @@
 
     python -m benchmarks.updates --json updates.json --chart updates.svg
 
-Each has its own config of HalfCheetahDir, with 40 tasks x 20 episodes x 100 steps. Its episodes are sampled once; one
+Each has its own config of HalfCheetahDir, but 40 tasks x 20 episodes x 100 steps. Its episodes are sampled once; one
 turn is one update, always from the same parameters and the same state of the optimizer.
 """
 
@@ -10,14 +10,18 @@ import argparse
 import copy
 import time
 
-from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, QUARTER_CURVATURE, TRPO, Contender
+from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, TRPO, Contender
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 from maml_rl.experiment.build import make_experiment
 
 SECONDS = "Seconds of one meta-update"
 RATIOS = "Times the update of MAML-TRPO"
+# MAML-TRPO that computes its curvature from a quarter of the episodes.
+QUARTER_CURVATURE = Contender("quarter-curvature", changes={"algorithm-settings": {"curvature-fraction": 0.25}})
 CONTENDERS = (TRPO, QUARTER_CURVATURE, *(Contender(name, name) for name in ALGORITHMS))
+# As of the whole iteration in `benchmarks.iteration`.
+WHOLE = {"meta-batch-size": 40, "fast-batch-size": 20, "max-episode-steps": 100}
 SMALL = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
 
 
@@ -30,7 +34,7 @@ class Update:
     """
 
     def __init__(self, contender: Contender, options: argparse.Namespace) -> None:
-        config = contender.config(HALFCHEETAH_DIR, options.seed).override(SMALL if options.quick else {})
+        config = contender.config(HALFCHEETAH_DIR, options.seed).override(SMALL if options.quick else WHOLE)
         experiment = make_experiment(config)
         self._name, self._learner = contender.name, experiment.metalearner
         self._initial = copy.deepcopy(self._learner.policy.state_dict()), copy.deepcopy(self._learner.state_dict())

@@ -109,8 +109,6 @@ NAVIGATION = Family("2d-navigation", "2D navigation", "2d-navigation.yaml", 60, 
 HALFCHEETAH_DIR = Family("halfcheetah-dir", "HalfCheetahDir, horizon 100", "halfcheetah-dir.yaml", 100, 10, 150.0)
 
 TRPO = Contender("maml-trpo")
-# MAML-TRPO that computes its curvature from a quarter of the episodes.
-QUARTER_CURVATURE = Contender("quarter-curvature", changes={"algorithm-settings": {"curvature-fraction": 0.25}})
 PRETRAIN = Contender("pretrain", changes={"method": "pretrain"})
 ORACLE = Contender("oracle", changes={"method": "oracle"})
 RANDOM = Contender("random", trained=False)
