@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.learning.command import run
 from benchmarks.learning.page import chart_of, rows_of
 from benchmarks.learning.plan import ROOT, Contender, Family, Plan, named
-from benchmarks.learning.results import by_seed, first_passing
+from benchmarks.learning.results import by_seed, passing_rows
 
 
 def _trpo(tasks: int, episodes: int, max_kl: float, fast_lr: float | None = None, curvature: float = 1.0) -> Contender:
@@ -84,8 +84,7 @@ def tables(plan: Plan, family: Family) -> str:
     first = None
     for name, rows in found.items():
         trainings = list(by_seed(rows).values())
-        passing = [first_passing(of_seed, family.threshold) for of_seed in trainings]
-        reached = [row for row in passing if row is not None]
+        reached = passing_rows(trainings, family.threshold)
         cells = [name, str(len(trainings)), str(len(reached))]
         if reached:
             minutes = [row.minutes for row in reached]

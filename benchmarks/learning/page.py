@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.learning.plan import Family, Plan
-from benchmarks.learning.results import Row, Values, by_seed, first_passing, read_rows
+from benchmarks.learning.results import Row, Values, by_seed, passing_rows, read_rows
 from maml_rl.experiment.evaluate import interval_scope, pooled_intervals
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:
         trainings = [of_seed for of_seed in by_seed(rows).values() if len(of_seed) > 1]
         if not trainings or rows[0].task_returns.shape[1] <= _STEP:
             continue
-        reached = [row for row in (first_passing(of_seed, threshold) for of_seed in trainings) if row is not None]
+        reached = passing_rows(trainings, threshold)
         steps = f"{np.mean([row.env_steps for row in reached]) / 1e6:.1f} M" if reached else ""
         minutes = f"{np.mean([row.minutes for row in reached]):.1f}" if reached else ""
         lines.append(f"| {name} | {len(trainings)} | {len(reached)} | {steps} | {minutes} |")

@@ -123,3 +123,9 @@ def first_passing(rows: Sequence[Row], threshold: float, step: int = 1) -> Row |
         if min(one.returns()[step], following.returns()[step]) >= threshold:
             return one
     return None
+
+
+def passing_rows(trainings: Iterable[Sequence[Row]], threshold: float) -> list[Row]:
+    """Return the evaluation at which each training passes the threshold; see `first_passing`. Some may not."""
+    found = (first_passing(of_seed, threshold) for of_seed in trainings)
+    return [row for row in found if row is not None]
