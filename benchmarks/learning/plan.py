@@ -22,6 +22,7 @@ class Family:
         evaluate_every: meta-updates between evaluations.
         threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every contender.
+        algorithm_changes: of the config, by the name of the algorithm.
         test_changes: of the config, in evaluations.
         ends_at_threshold: whether a training ends where it has passed the threshold.
         contenders: the names of those that are trained here; all of a plan's if there are none.
@@ -34,6 +35,7 @@ class Family:
     evaluate_every: int
     threshold: float | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    algorithm_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     test_changes: Mapping[str, Any] = field(default_factory=dict)
     ends_at_threshold: bool = False
     contenders: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ class Contender:
             {
                 **family.changes,
                 **self.changes,
+                **family.algorithm_changes.get(config.algorithm, {}),
                 "seed": seed,
                 "num-batches": family.iterations,
                 "checkpoint-every": family.evaluate_every,
@@ -106,7 +109,17 @@ def named(*entries: Any) -> dict[str, Any]:
 
 
 NAVIGATION = Family("2d-navigation", "2D navigation", "2d-navigation.yaml", 60, 10)
-HALFCHEETAH_DIR = Family("halfcheetah-dir", "HalfCheetahDir, horizon 100", "halfcheetah-dir.yaml", 100, 10, 150.0)
+# Trials of two episodes: as many episodes as 20 tasks with 10 before and 10 after a step.
+RL2_OF_400_EPISODES = {"meta-batch-size": 200}
+HALFCHEETAH_DIR = Family(
+    "halfcheetah-dir",
+    "HalfCheetahDir, horizon 100",
+    "halfcheetah-dir.yaml",
+    100,
+    10,
+    150.0,
+    algorithm_changes={"rl2": RL2_OF_400_EPISODES},
+)
 
 TRPO = Contender("maml-trpo")
 PRETRAIN = Contender("pretrain", changes={"method": "pretrain"})
