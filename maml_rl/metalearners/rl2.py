@@ -53,6 +53,12 @@ class RL2(MetaLearner):
                 f"rl2 trains a policy with a memory, and {type(self.policy).__name__} has none; use GRUPolicy, or a "
                 "policy with initial_memory, act_with_memory and unroll"
             )
+        if self.settings.reward_prediction_coefficient > 0.0 and not self.policy.predicts_rewards:
+            raise TypeError(
+                f"reward-prediction-coefficient is {self.settings.reward_prediction_coefficient:g}, but this "
+                f"{type(self.policy).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "
+                "the coefficient to 0"
+            )
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
         self._ppo = TrialPPO(
             self.policy,
@@ -79,6 +85,7 @@ class RL2(MetaLearner):
             cell=settings.cell,
             value=settings.value,
             memory_span=settings.memory_span,
+            predict_rewards=settings.reward_prediction_coefficient > 0.0,
             seed=config.seed,
         )
 

@@ -31,19 +31,28 @@ class TrialPPOSettings(SettingsModel):
         float | None,
         Field(ge=0, le=1, description="lambda of what values are fitted to, 1 for returns; gae-lambda if null"),
     ] = None
+    reward_prediction_coefficient: Annotated[
+        float,
+        Field(ge=0, description="weight of the predicted rewards' squared error, in units of the rewards' variance"),
+    ] = 0.0
     entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.0
     max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some trials of a minibatch, (L, n, ...) each; the weight is 1 / real steps of the minibatch, 0 on padding."""
+    """Some trials of a minibatch, (L, n, ...) each; the weight is 1 / real steps of the minibatch, 0 on padding.
+
+    Rewards are wanted as predictions, whose squared error counts in units of `reward_variance`.
+    """
 
     observations: Tensor
     actions: Tensor
     log_probs: Tensor
     advantages: Tensor
     targets: Tensor
+    rewards: Tensor
+    reward_variance: Tensor
     weight: Tensor
 
 
@@ -51,7 +60,9 @@ class TrialPPO:
     """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials.
 
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the root
-    mean square of the first batch's returns.
+    mean square of the first batch's returns. With a `reward_prediction_coefficient` the policy predicts the reward of
+    every action from what it remembers, too: what a memory has to hold is then learned from each step's reward, not
+    from the policy's gradient alone.
 
     Args:
         policy: with a memory, and with values or without.
@@ -64,7 +75,9 @@ class TrialPPO:
     Attributes:
         value_scale: the unit of the values; None before the first batch.
 
-    Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347
+    Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; rewards are predicted as an auxiliary task as in
+    Jaderberg et al. 2016, https://arxiv.org/abs/1611.05397, and from a memory as in Zintgraf et al. 2020,
+    https://arxiv.org/abs/1910.08348
     """
 
     def __init__(
@@ -87,7 +100,8 @@ class TrialPPO:
         Returns:
             `loss/before`, the clipped objective and the values' error in the first pass; `loss/after`, in the last;
             `kl`, an estimate of the divergence from the old policy in the last pass; `policy/entropy`; `grad_norm` of
-            the first step; `explained_variance`, the share of the returns' variance that the values knew of.
+            the first step; `explained_variance`, the share of the returns' variance that the values knew of; where
+            rewards are predicted, `explained_rewards`, the share of their variance in the first pass.
 
         Raises:
             NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
@@ -119,6 +133,9 @@ class TrialPPO:
             torch.stack([statistics for statistics, _ in part]).mean(0).tolist()
             for part in (history[: len(minibatches)], history[-len(minibatches) :])
         )
+        predictions = {}
+        if self._settings.reward_prediction_coefficient > 0.0:
+            predictions["explained_rewards"] = 1.0 - first[3]
         return {
             "loss/before": first[0],
             "loss/after": last[0],
@@ -126,6 +143,7 @@ class TrialPPO:
             "policy/entropy": first[2],
             "grad_norm": history[0][1],
             "explained_variance": explained,
+            **predictions,
         }
 
     def _prepare(self, trials: Trials, log_probs: Tensor, values: Tensor) -> tuple[list[list[_Chunk]], float]:
@@ -140,11 +158,11 @@ class TrialPPO:
         if value_lambda is not None:
             errors = trials.advantages(known, self._gamma, value_lambda)
         targets = values + errors / self.value_scale
-        spread = functional.masked_mean((returns - functional.masked_mean(returns, mask)).square(), mask)
         left = functional.masked_mean((returns - known).square(), mask)
-        explained = float(1.0 - left / spread.clamp(min=1e-12))
+        explained = float(1.0 - left / _variance(returns, mask).clamp(min=1e-12))
         advantages = functional.masked_normalize(advantages, mask)
-        of_steps = (trials.observations, trials.actions, log_probs, advantages, targets)
+        variance = _variance(trials.rewards, mask).clamp(min=1e-6).expand_as(mask)
+        of_steps = (trials.observations, trials.actions, log_probs, advantages, targets, trials.rewards, variance)
         minibatches = []
         for number in range(min(self._settings.num_minibatches, mask.shape[1])):
             # Tasks are drawn independently, so that every n-th is as good as a shuffled part.
@@ -162,7 +180,7 @@ class TrialPPO:
         return log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values
 
     def _differentiate(self, chunk: _Chunk, workspace: Workspace) -> tuple[Tensor, list[Tensor]]:
-        """Return a chunk's share of loss, divergence and entropy (3,), and of the gradient."""
+        """Return a chunk's share of loss, divergence, entropy and rewards' error (4,), and of the gradient."""
         settings, real = self._settings, chunk.weight > 0
         with torch.enable_grad():
             unrolled = self._policy.unroll(chunk.observations)
@@ -175,10 +193,21 @@ class TrialPPO:
             losses = -gain - settings.entropy_coefficient * entropy
             if unrolled.values is not None:
                 losses = losses + settings.value_coefficient * (unrolled.values - chunk.targets).square()
+            errors = torch.zeros_like(losses)
+            if settings.reward_prediction_coefficient > 0.0:
+                predicted = self._policy.predict_rewards(unrolled, chunk.actions)
+                errors = (predicted - chunk.rewards).square() / chunk.reward_variance
+                losses = losses + settings.reward_prediction_coefficient * errors
             loss = torch.where(real, losses, 0.0).mul(chunk.weight).sum()
             gradients = torch.autograd.grad(
                 loss, list(self._policy.parameters()), allow_unused=True, materialize_grads=True
             )
+        entropy, errors = (torch.where(real, each, 0.0).mul(chunk.weight).sum() for each in (entropy, errors))
         divergence = ((ratio - 1.0) - ratio_log).mul(chunk.weight).sum()
-        statistics = torch.stack([loss, divergence, torch.where(real, entropy, 0.0).mul(chunk.weight).sum()])
+        statistics = torch.stack([loss, divergence, entropy, errors])
         return statistics.detach().double(), [gradient.double() for gradient in gradients]
+
+
+def _variance(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the variance () of the real steps' values."""
+    return functional.masked_mean((values - functional.masked_mean(values, mask)).square(), mask)

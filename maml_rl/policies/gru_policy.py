@@ -47,6 +47,8 @@ class GRUPolicy(MemoryPolicy):
         min_std: it never falls below this.
         memory_span: units begin by holding what they remember for 1 to this many steps, and values begin near zero.
             None: each unit forgets half of it at every step, and values are random at first.
+        predict_rewards: have a further head for the reward of an action, for each Discrete action or of a Box one; it
+            is trained along by rl2's `reward-prediction-coefficient`, and takes no part in acting.
         seed: of the initial weights; the global random state does not change.
 
     Raises:
@@ -65,6 +67,7 @@ class GRUPolicy(MemoryPolicy):
         init_std: float = 1.0,
         min_std: float = 1e-6,
         memory_span: int | None = None,
+        predict_rewards: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -102,6 +105,12 @@ class GRUPolicy(MemoryPolicy):
         self.head = nn.utils.skip_init(nn.Linear, hidden_size, outputs)
         self.value_core = copy.deepcopy(self.core) if value == "network" else None
         self.value_head = None if value == "none" else nn.utils.skip_init(nn.Linear, hidden_size, 1)
+        self.reward_head, self.predicts_rewards = None, predict_rewards
+        if predict_rewards:
+            # One row for each Discrete action; a Box one is an input.
+            is_discrete = isinstance(action_space, spaces.Discrete)
+            ends = (hidden_size, outputs) if is_discrete else (hidden_size + outputs, 1)
+            self.reward_head = nn.utils.skip_init(nn.Linear, *ends)
         generator = torch.Generator().manual_seed(seed)
         for recurrent in (self.core, self.value_core):
             if recurrent is not None:
@@ -113,7 +122,8 @@ class GRUPolicy(MemoryPolicy):
                         nn.init.orthogonal_(gate, generator=generator)
                 if memory_span is not None:
                     self._hold(recurrent.get_parameter("bias_ih_l0"), memory_span, generator)
-        for linear, gain in ((self.head, 0.01), (self.value_head, 1.0 if memory_span is None else 0.01)):
+        of_values = 1.0 if memory_span is None else 0.01
+        for linear, gain in ((self.head, 0.01), (self.value_head, of_values), (self.reward_head, 1.0)):
             if linear is not None:
                 nn.init.orthogonal_(linear.weight, gain, generator)
                 nn.init.zeros_(linear.bias)
@@ -260,6 +270,7 @@ class GRUPolicy(MemoryPolicy):
         inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         state = tuple(tensor.unsqueeze(0).contiguous() for tensor in memory)
         units, last = self._run("core", params, inputs, state)
+        known = None if self.reward_head is None else units
         outputs = torch.nn.functional.linear(units, params["head.weight"], params["head.bias"])
         distribution = (outputs,) if self.noise_kind == "uniform" else (outputs, self._log_std(params))
         values = None
@@ -268,7 +279,19 @@ class GRUPolicy(MemoryPolicy):
                 units, _ = self._run("value_core", params, inputs, tuple(torch.zeros_like(old) for old in state))
             values = torch.nn.functional.linear(units, params["value_head.weight"], params["value_head.bias"])
             values = values.squeeze(-1)
-        return Unrolled(distribution, values, tuple(tensor.squeeze(0) for tensor in last))
+        return Unrolled(distribution, values, tuple(tensor.squeeze(0) for tensor in last), known)
+
+    def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
+        """Return what reward is expected for each action, (L, N); see `Policy.predict_rewards`."""
+        if unrolled.units is None:
+            return super().predict_rewards(unrolled, actions, params)
+        own: dict[str, Tensor] = dict(self.named_parameters())
+        params = own if params is None else params
+        units = unrolled.units
+        if is_box := isinstance(self.action_space, spaces.Box):
+            units = torch.cat((units, actions.flatten(2).to(units)), -1)
+        rewards = torch.nn.functional.linear(units, params["reward_head.weight"], params["reward_head.bias"])
+        return rewards.squeeze(-1) if is_box else rewards.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
     def _run(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
         """Return the units (L, N, H) of a recurrent layer, and its last state, by the functions of nn.GRU, nn.LSTM."""

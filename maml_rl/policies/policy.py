@@ -40,11 +40,13 @@ class Unrolled:
         distribution: the distribution parameters, with the leading axes (L, N), or none where they are the same.
         values: (L, N) estimates of the return from each step on; None if the policy has none.
         memory: tensors (N, ...) after the last step.
+        units: (L, N, H) what the policy knows at each step, from which it predicts rewards; None if it does not.
     """
 
     distribution: DistributionParams
     values: Tensor | None
     memory: Memory
+    units: Tensor | None = None
 
 
 class Policy(nn.Module, ABC):
@@ -55,6 +57,7 @@ class Policy(nn.Module, ABC):
         noise_size: how many such numbers per action.
         stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
             it. A copy of such a policy in another process acts the same.
+        predicts_rewards: whether `predict_rewards` may be called.
         trained_with: what `load_policy` says about the run that the policy comes from; None for other policies.
         adaptation_rule: the inner loop of that run, for `adapt_to_task`.
     """
@@ -62,6 +65,7 @@ class Policy(nn.Module, ABC):
     noise_kind: Literal["normal", "uniform"]
     noise_size: int
     stateless: ClassVar[bool] = False
+    predicts_rewards: bool = False
     trained_with: Any = None
     adaptation_rule: Any = None
 
@@ -159,6 +163,19 @@ class Policy(nn.Module, ABC):
             TypeError: If the policy does not say how.
         """
         raise TypeError(f"{type(self).__name__} cannot go through sequences; write its method unroll")
+
+    def predict_rewards(self, unrolled: "Unrolled", actions: Tensor, params: Params | None = None) -> Tensor:
+        """Return what reward is expected for each action, (L, N), differentiably; see `GRUPolicy`.
+
+        Args:
+            unrolled: what `unroll` returned.
+            actions: (L, N, *action shape).
+            params: of the policy's own shapes.
+
+        Raises:
+            TypeError: If the policy predicts none.
+        """
+        raise TypeError(f"{type(self).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True")
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse spaces that the policy does not fit; called before the first phase.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -60,7 +61,9 @@ def one_by_one(episodes: TaskEpisodes) -> list[tuple[Tensor, Tensor, list[float]
     return trials
 
 
-def reference_update(policy: GRUPolicy, episodes: TaskEpisodes, epochs: int, value_lambda: float = LAMBDA) -> None:
+def reference_update(
+    policy: GRUPolicy, episodes: TaskEpisodes, epochs: int, value_lambda: float = LAMBDA, of_rewards: float = 0.0
+) -> None:
     """PPO as it stands in the papers: one trial after the other, no padding, no chunks."""
     trials = one_by_one(episodes)
     plain_returns = []
@@ -84,15 +87,23 @@ def reference_update(policy: GRUPolicy, episodes: TaskEpisodes, epochs: int, val
     every = torch.cat(advantages)
     advantages = [(each - every.mean()) / every.std(correction=0) for each in advantages]
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    spread = torch.tensor([reward for _, _, rewards in trials for reward in rewards]).var(correction=0)
     for _ in range(epochs):
         losses = []
-        for (observations, actions, _), before, advantage, target in zip(trials, old, advantages, targets, strict=True):
+        for trial, before, advantage, target in zip(trials, old, advantages, targets, strict=True):
+            observations, actions, rewards = trial
             unrolled = policy.unroll(observations.unsqueeze(1))
             log_probs = torch.log_softmax(unrolled.distribution[0][:, 0], -1)
             ratio = (log_probs.gather(1, actions[:, None])[:, 0] - before).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(0.95, 1.05) * advantage)
             entropy = -(log_probs.exp() * log_probs).sum(-1)
-            losses.append(-gain + 0.5 * (unrolled.values[:, 0] - target) ** 2 - 0.1 * entropy)
+            loss = -gain + 0.5 * (unrolled.values[:, 0] - target) ** 2 - 0.1 * entropy
+            for step, (action, reward) in enumerate(zip(actions, rewards, strict=True)):
+                if of_rewards:
+                    units = policy.core(observations.unsqueeze(1))[0][step, 0]
+                    predicted = policy.reward_head(units)[action]
+                    loss = loss + of_rewards * torch.eye(len(loss))[step] * (predicted - reward) ** 2 / spread
+            losses.append(loss)
         optimizer.zero_grad()
         torch.cat(losses).mean().backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
@@ -114,6 +125,28 @@ def test_update_is_that_of_plain_loops_over_trials(value: Any, value_lambda: flo
         torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
     assert metrics["loss/after"] < metrics["loss/before"]
     assert metrics["kl"] > 0.0
+
+
+def test_predicted_rewards_are_trained_along() -> None:
+    mine, plain = make_policy(predict_rewards=True), make_policy(predict_rewards=True)
+    episodes = make_episodes(EPISODES)
+    make_learner(mine, reward_prediction_coefficient=0.7).update(Batch([episodes]))
+    reference_update(plain, episodes, epochs=3, of_rewards=0.7)
+    for name, param in mine.named_parameters():
+        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
+    untrained = make_policy(predict_rewards=True)
+    assert not torch.equal(mine.reward_head.weight, untrained.reward_head.weight)
+    errors, rewards = [], []
+    for observations, actions, of_trial in one_by_one(episodes):
+        predicted = untrained.predict_rewards(untrained.unroll(observations.unsqueeze(1)), actions.unsqueeze(1))
+        rewards += of_trial
+        errors += (predicted[:, 0].detach() - torch.tensor(of_trial)).square().tolist()
+    one_pass = make_learner(untrained, reward_prediction_coefficient=0.7, num_epochs=1).update(Batch([episodes]))
+    expected = 1.0 - np.mean(errors) / np.var(rewards)
+    assert one_pass["explained_rewards"] == pytest.approx(expected, rel=1e-6)
+    assert (
+        make_learner(mine, reward_prediction_coefficient=0.7).update(Batch([episodes]))["explained_rewards"] > expected
+    )
 
 
 def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +202,8 @@ def test_policies_are_refused_that_the_learner_cannot_train() -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(TypeError, match="CategoricalMLPPolicy has none; use GRUPolicy"):
         RL2(CategoricalMLPPolicy(3, 4), None)
+    with pytest.raises(TypeError, match="this GRUPolicy predicts no rewards; make a GRUPolicy with predict_rewards"):
+        make_learner(make_policy(), reward_prediction_coefficient=1.0)
 
 
 @pytest.mark.parametrize(

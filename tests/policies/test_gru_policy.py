@@ -226,3 +226,39 @@ def test_values_begin_near_zero_with_a_span() -> None:
     assert sizes == pytest.approx([1.0, 0.01])
     with pytest.raises(ValueError, match="memory_span must be positive, got 0"):
         GRUPolicy(SEEN, ACTIONS["box"], 8, memory_span=0)
+
+
+@pytest.mark.parametrize(("cell", "actions"), KINDS)
+def test_predicted_rewards_depend_on_memory_and_action(cell: str, actions: str) -> None:
+    policy = make_policy(cell, actions, predict_rewards=True)
+    generator = torch.Generator().manual_seed(0)
+    observations = torch.randn((6, 4, 3), generator=generator)
+    if actions == "box":
+        done = torch.randn((6, 4, 2), generator=generator)
+    else:
+        done = torch.randint(4, (6, 4), generator=generator)
+    with torch.no_grad():
+        predicted = policy.predict_rewards(policy.unroll(observations), done)
+        assert predicted.shape == (6, 4)
+        # One row after the other, in plain products.
+        units = policy.core(observations)[0]
+        assert policy.reward_head is not None
+        for step in range(6):
+            for row in range(4):
+                action, seen = done[step, row], units[step, row]
+                if actions == "box":
+                    expected = policy.reward_head(torch.cat((seen, action)))[0]
+                else:
+                    expected = policy.reward_head(seen)[action]
+                torch.testing.assert_close(predicted[step, row], expected)
+
+
+def test_a_head_for_rewards_changes_no_action_and_no_other_weight() -> None:
+    with_head, without = (GRUPolicy(SEEN, ACTIONS["box"], 16, predict_rewards=which) for which in (True, False))
+    for name, param in without.named_parameters():
+        assert torch.equal(param, dict(with_head.named_parameters())[name]), name
+    generator = torch.Generator().manual_seed(0)
+    observations, noise = (torch.randn((2, 5, size), generator=generator) for size in (3, 2))
+    assert torch.equal(with_head.act(observations, noise), without.act(observations, noise))
+    with pytest.raises(TypeError, match="GRUPolicy predicts no rewards"):
+        without.predict_rewards(without.unroll(observations), noise)
