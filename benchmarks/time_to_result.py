@@ -29,7 +29,13 @@ def _trpo(tasks: int, episodes: int, max_kl: float, fast_lr: float | None = None
 
 
 # Of these, the first of a family has the settings that its config had before these trainings.
-_OF_NAVIGATION = (_trpo(40, 20, 0.01), _trpo(20, 20, 0.01), _trpo(20, 20, 0.03))
+_OF_NAVIGATION = (
+    _trpo(40, 20, 0.01),
+    _trpo(20, 20, 0.01),
+    _trpo(20, 20, 0.03),
+    _trpo(40, 20, 0.01, curvature=0.25),
+    _trpo(40, 20, 0.02, curvature=0.25),
+)
 _OF_HALFCHEETAH_DIR = (
     _trpo(40, 20, 0.01, 0.1),
     _trpo(20, 10, 0.03, 0.5),
