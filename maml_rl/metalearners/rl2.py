@@ -16,7 +16,7 @@ from maml_rl.metalearners.metalearner import Batch, MetaLearner, Sampler, State
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy
 
-_VALUE_SCALE = "value_scale"
+_VALUE_SCALE, _NUM_UPDATES = "value_scale", "num_updates"
 
 
 class RL2(MetaLearner):
@@ -103,6 +103,12 @@ class RL2(MetaLearner):
         """
         if config.slots_per_task not in (None, 1):
             raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
+        if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
+            raise config.error(
+                f"is {config.num_batches}, but from meta-update {settings.anneal_over} on the step size is zero; choose "
+                "at most that, or a longer anneal-over",
+                "num-batches",
+            )
         if config.method != "maml":
             raise config.error("rl2 adapts by its memory, in training as afterwards; leave it out", "method")
         return super().from_config(policy, config, settings, device)
@@ -130,10 +136,12 @@ class RL2(MetaLearner):
         return self._ppo.update(Trials.of(batch.phases[0].to(self.device)))
 
     def state_dict(self) -> State:
-        """Return the state of Adam, and the unit of the values."""
-        return super().state_dict() | {_VALUE_SCALE: self._ppo.value_scale}
+        """Return the state of Adam, the unit of the values, and how many updates there were."""
+        return super().state_dict() | {_VALUE_SCALE: self._ppo.value_scale, _NUM_UPDATES: self._ppo.num_updates}
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned."""
         super().load_state_dict(state)
         self._ppo.value_scale = state[_VALUE_SCALE]
+        # Checkpoints from before there was annealing do not count.
+        self._ppo.num_updates = state.get(_NUM_UPDATES, 0)

@@ -36,6 +36,10 @@ class TrialPPOSettings(SettingsModel):
         Field(ge=0, description="weight of the predicted rewards' squared error, in units of the rewards' variance"),
     ] = 0.0
     entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.0
+    anneal_over: Annotated[
+        Count | None,
+        Field(description="meta-updates in which step size and weight of the entropy fall evenly to zero; null: never"),
+    ] = None
     max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 0.5
 
 
@@ -74,6 +78,7 @@ class TrialPPO:
 
     Attributes:
         value_scale: the unit of the values; None before the first batch.
+        num_updates: batches that have been learned from, which `anneal_over` counts.
 
     Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; rewards are predicted as an auxiliary task as in
     Jaderberg et al. 2016, https://arxiv.org/abs/1611.05397, and from a memory as in Zintgraf et al. 2020,
@@ -93,6 +98,7 @@ class TrialPPO:
         self._policy, self._optimizer, self._settings = policy, optimizer, settings
         self._gamma, self._gae_lambda, self._device = gamma, gae_lambda, device
         self.value_scale: float | None = None
+        self.num_updates = 0
 
     def update(self, trials: Trials) -> dict[str, Any]:
         """Take the steps that one batch is good for.
@@ -106,6 +112,8 @@ class TrialPPO:
         Raises:
             NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
         """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * self._annealed()
         params = list(self._policy.parameters())
         rows = torch.arange(trials.mask.shape[1], device=self._device)
         with ChunkWorkers(self._device) as workers:
@@ -129,6 +137,7 @@ class TrialPPO:
                         raise NonFiniteError("the loss or its gradient is not finite; use a smaller learning-rate")
                     self._optimizer.step()
                     history.append((statistics, norm))
+        self.num_updates += 1
         first, last = (
             torch.stack([statistics for statistics, _ in part]).mean(0).tolist()
             for part in (history[: len(minibatches)], history[-len(minibatches) :])
@@ -145,6 +154,11 @@ class TrialPPO:
             "explained_variance": explained,
             **predictions,
         }
+
+    def _annealed(self) -> float:
+        """Return what is left of step size and weight of the entropy: 1 at first, 0 from `anneal_over` on."""
+        over = self._settings.anneal_over
+        return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 
     def _prepare(self, trials: Trials, log_probs: Tensor, values: Tensor) -> tuple[list[list[_Chunk]], float]:
         """Return the minibatches, each in chunks, and the share of the returns' variance that the values knew of."""
@@ -190,7 +204,7 @@ class TrialPPO:
             ratio = torch.exp(ratio_log)
             gain = functional.clipped_gain(ratio, chunk.advantages, settings.clip)
             entropy = self._policy.entropy_from(unrolled.distribution).expand_as(gain)
-            losses = -gain - settings.entropy_coefficient * entropy
+            losses = -gain - settings.entropy_coefficient * self._annealed() * entropy
             if unrolled.values is not None:
                 losses = losses + settings.value_coefficient * (unrolled.values - chunk.targets).square()
             errors = torch.zeros_like(losses)
