@@ -105,8 +105,8 @@ class RL2(MetaLearner):
             raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
         if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
             raise config.error(
-                f"is {config.num_batches}, but from meta-update {settings.anneal_over} on the step size is zero; choose "
-                "at most that, or a longer anneal-over",
+                f"rl2 learns nothing after meta-update {settings.anneal_over}, when its step size is zero; use at most "
+                f"{settings.anneal_over}, or a longer anneal-over",
                 "num-batches",
             )
         if config.method != "maml":

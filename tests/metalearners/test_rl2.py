@@ -149,6 +149,37 @@ def test_predicted_rewards_are_trained_along() -> None:
     )
 
 
+def test_step_size_and_entropy_bonus_fall_to_zero() -> None:
+    batches = [Batch([make_episodes(EPISODES, seed)]) for seed in range(3)]
+    settings = {"anneal_over": 2, "num_epochs": 1}
+    annealed, plain, other = make_policy(), make_policy(), make_policy()
+    learner = make_learner(annealed, **settings)
+    # The first batch is learned from as ever.
+    learner.update(batches[0])
+    steady = make_learner(plain, num_epochs=1)
+    steady.update(batches[0])
+    assert _same(annealed, plain)
+    # The second with half of both; a restored learner knows how many there were.
+    half = make_learner(plain, num_epochs=1, learning_rate=0.005, entropy_coefficient=0.05)
+    half.load_state_dict(steady.state_dict())
+    half.optimizer.param_groups[0]["lr"] = 0.005
+    half.update(batches[1])
+    other.load_state_dict(annealed.state_dict())
+    resumed = make_learner(other, **settings)
+    resumed.load_state_dict(learner.state_dict())
+    for each in (learner, resumed):
+        each.update(batches[1])
+    assert _same(annealed, plain)
+    assert _same(annealed, other)
+    # From the third nothing is learned.
+    learner.update(batches[2])
+    assert _same(annealed, other)
+
+
+def _same(one: GRUPolicy, other: GRUPolicy) -> bool:
+    return all(torch.equal(mine, its) for mine, its in zip(one.parameters(), other.parameters(), strict=True))
+
+
 def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [make_policy(), make_policy()]
     make_learner(policies[0], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
@@ -212,6 +243,10 @@ def test_policies_are_refused_that_the_learner_cannot_train() -> None:
         ({"slots-per-task": 4}, "'slots-per-task' in .*: the episodes of a trial follow each other in one slot"),
         ({"observe-last": False}, "'algorithm' in .*: rl2 learns from the last action and reward; add 'observe-last"),
         ({"method": "oracle"}, "'method' in .*: rl2 adapts by its memory"),
+        (
+            {"num-batches": 3, "algorithm-settings": {"anneal-over": 2}},
+            "'num-batches' in .*: rl2 learns nothing after meta-update 2, .*; use at most 2, or a longer anneal-over",
+        ),
         ({"policy": "tests.metalearners.test_rl2:plain"}, "'policy' in .*: rl2 trains a policy with a memory"),
         (
             {"algorithm": "maml-trpo", "policy": "tests.metalearners.test_rl2:recurrent"},
