@@ -83,6 +83,24 @@ def test_every_contender_has_a_config_for_every_family(plan: Plan) -> None:
             algorithm_of(contender.config(family, 3))
 
 
+@pytest.mark.parametrize("name", ["2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "tabular-mdp"])
+def test_rl2_has_as_many_episodes_of_training_as_a_gradient_step(name: str) -> None:
+    family, contenders = suite.SUITE.families[name], suite.SUITE.contenders
+    trials, steps = (contenders[name].config(family, 3) for name in ("rl2", "promp"))
+    assert trials.meta_batch_size * trials.fast_batch_size == steps.meta_batch_size * steps.fast_batch_size * (
+        1 + steps.num_steps
+    )
+
+
+def test_settings_of_an_algorithm_on_a_family_come_last() -> None:
+    changes = {"promp": {"fast-lr": 0.3}, "maml-trpo": {"max-kl": 0.5}}
+    family = Family("f", "F", "halfcheetah-vel.yaml", 3, 1, changes={"fast-lr": 0.7}, algorithm_changes=changes)
+    promp, trpo = Contender("promp", "promp", {"fast-lr": 0.9}).config(family, 0), Contender("trpo").config(family, 0)
+    assert (promp.fast_lr, trpo.fast_lr) == (0.3, 0.7)
+    assert trpo.algorithm_settings["max-kl"] == 0.5
+    assert "max-kl" not in promp.algorithm_settings
+
+
 def test_committed_page_shows_how_long_results_take() -> None:
     text = time_to_result.PLAN.page.read_text(encoding="utf-8")
     for family in time_to_result.PLAN.families.values():

@@ -1,0 +1,97 @@
+"""How fast recurrent layers learn to remember: `python -m benchmarks.recall` prints the table of docs/memory.md.
+
+A layer sees trials of tabular processes in which every action is random, and predicts each step's reward from what it
+has seen and the action. Nothing is controlled: what is left of the error is what the memory does not hold. Of the
+variance 2 of a reward, 1 is noise, so that 0.5 is the most that could be explained.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from maml_rl import MultiTaskSampler
+from maml_rl.envs import ObservedLastStep, make_vector_env
+from maml_rl.episode.trials import Trials
+from maml_rl.functional import masked_mean
+from maml_rl.policies import GRUPolicy
+from maml_rl.policies.classical import RandomPolicy
+from maml_rl.policies.gru_policy import Cell
+
+FAMILY, EPISODES, SPAN = "TabularMDP-v0", 10, 100
+CONTENDERS: tuple[tuple[Cell, int, float], ...] = (
+    ("gru", 64, 4e-3),
+    ("gru", 64, 1e-2),
+    ("gru", 128, 4e-3),
+    ("lstm", 64, 4e-3),
+    ("lstm", 64, 1e-2),
+    ("lstm", 128, 1e-2),
+)
+
+
+def explained(
+    cell: Cell, hidden_size: int, learning_rate: float, *, batches: int, trials: int, seed: int
+) -> list[float]:
+    """Return the share of the rewards' variance that a layer explains in each batch, before it learns from it."""
+    space = make_vector_env(ObservedLastStep(FAMILY))
+    layer = GRUPolicy(
+        space.single_observation_space,
+        space.single_action_space,
+        hidden_size,
+        cell=cell,
+        value="none",
+        memory_span=SPAN,
+        predict_rewards=True,
+        seed=seed,
+    )
+    num_actions = int(layer.head.out_features)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=learning_rate)
+    shares = []
+    options = {"slots_per_task": 1, "observe_last": True, "num_workers": 0}
+    with MultiTaskSampler(
+        FAMILY, batch_size=EPISODES, policy=RandomPolicy(num_actions), seed=seed, **options
+    ) as sampler:
+        for _ in range(batches):
+            of_batch = Trials.of(sampler.rollout_trials(sampler.sample_tasks(trials)))
+            predicted = layer.predict_rewards(layer.unroll(of_batch.observations), of_batch.actions)
+            mean = partial(masked_mean, mask=of_batch.mask)
+            error = mean((predicted - of_batch.rewards).square())
+            variance = mean((of_batch.rewards - mean(of_batch.rewards)).square())
+            shares.append(float((1.0 - error / variance).detach()))
+            optimizer.zero_grad()
+            error.backward()
+            torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+            optimizer.step()
+    return shares
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=[200, 400, 600], help="when to say what is explained")
+    parser.add_argument("--trials", type=int, default=64, help="trials of a batch, 100 steps each")
+    parser.add_argument("--last", type=int, default=50, help="batches before that whose mean is shown")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and trials")
+    options = parser.parse_args(arguments)
+    print("| layer | units | step size | " + " | ".join(f"after {count} batches" for count in options.batches) + " |")
+    print("|---|---:|---:|" + "---:|" * len(options.batches))
+    for cell, hidden_size, learning_rate in CONTENDERS:
+        shares = explained(
+            cell,
+            hidden_size,
+            learning_rate,
+            batches=max(options.batches),
+            trials=options.trials,
+            seed=options.seed,
+        )
+        means = [statistics.fmean(shares[max(0, count - options.last) : count]) for count in options.batches]
+        cells = [cell.upper(), str(hidden_size), f"{learning_rate:g}", *(f"{mean:.3f}" for mean in means)]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
