@@ -35,6 +35,7 @@ _OF_NAVIGATION = (
     _trpo(20, 20, 0.03),
     _trpo(40, 20, 0.01, curvature=0.25),
     _trpo(40, 20, 0.02, curvature=0.25),
+    _trpo(40, 20, 0.01, curvature=0.5),
 )
 _OF_HALFCHEETAH_DIR = (
     _trpo(40, 20, 0.01, 0.1),
