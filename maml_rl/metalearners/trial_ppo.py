@@ -71,7 +71,7 @@ class TrialPPO:
     Args:
         policy: with a memory, and with values or without.
         optimizer: of its parameters.
-        settings: of the objective.
+        settings: of the objective; with `anneal_over`, of the optimizer's step size, too.
         gamma: discount per step.
         gae_lambda: of the advantages.
         device: where the computation runs.
@@ -112,8 +112,9 @@ class TrialPPO:
         Raises:
             NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * self._annealed()
+        if self._settings.anneal_over is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._settings.learning_rate * self._annealed()
         params = list(self._policy.parameters())
         rows = torch.arange(trials.mask.shape[1], device=self._device)
         with ChunkWorkers(self._device) as workers:
