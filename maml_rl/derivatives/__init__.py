@@ -6,7 +6,7 @@ Any policy is differentiated automatically; the multi-layer perceptrons of this 
 from maml_rl.derivatives.at_parameters import PolicyOnSamples
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.samples import Samples, cut, every_nth
+from maml_rl.derivatives.samples import Samples, cut, every_nth, number_kept
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "Workspace",
     "cut",
     "every_nth",
+    "number_kept",
 ]

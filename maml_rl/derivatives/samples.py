@@ -1,5 +1,6 @@
 """The part of some tasks' episodes that losses and derivatives are computed from, and how it is cut for the cache."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,8 +8,11 @@ from torch import Tensor
 
 from maml_rl.episode.task_episodes import TaskEpisodes
 
-# Samples times width of one chunk on a CPU: its largest arrays take half a megabyte, the size of a second-level cache.
-_CPU_CHUNK = 1 << 17
+# Samples times width of one chunk on a CPU. Below the first, Python takes longer for the calls than the cores for the
+# arithmetic; above the second the arrays, two megabytes each, no longer stay in the caches.
+_CPU_CHUNK = 1 << 17, 1 << 19
+# Between the two, a batch is cut into at least so many chunks, that as many cores may share them.
+_CPU_CHUNKS = 8
 # On an accelerator small pieces only cost launches; the bound is its memory.
 _DEVICE_CHUNK = 1 << 26
 
@@ -91,14 +95,26 @@ def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device)
         device: where the computation runs.
 
     Returns:
-        Slices of tasks, in order.
+        Slices of tasks, in order and of almost equal length.
     """
-    room = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
-    size = max(1, min(num_tasks, room // max(1, samples_per_task * width)))
-    return [slice(start, min(start + size, num_tasks)) for start in range(0, num_tasks, size)]
+    width_of_task = max(1, samples_per_task * width)
+    if device.type == "cpu":
+        smallest, largest = (max(1, room // width_of_task) for room in _CPU_CHUNK)
+        size = min(largest, max(smallest, math.ceil(num_tasks / _CPU_CHUNKS)))
+    else:
+        size = max(1, _DEVICE_CHUNK // width_of_task)
+    count = math.ceil(num_tasks / size)
+    if count > 2:  # Two or four cores are done with a multiple of four at the same time.
+        count = min(num_tasks, 4 * math.ceil(count / 4))
+    return [slice(num_tasks * index // count, num_tasks * (index + 1) // count) for index in range(count)]
+
+
+def number_kept(count: int, fraction: float) -> int:
+    """Return how many `every_nth` keeps, at least 1."""
+    return max(1, round(fraction * count))
 
 
 def every_nth(count: int, fraction: float) -> Tensor | None:
     """Return the indices of a `fraction` of `count` episodes, evenly spread; None for all of them."""
-    kept = max(1, round(fraction * count))
+    kept = number_kept(count, fraction)
     return None if kept == count else torch.arange(kept) * count // kept

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, InnerLoop, flat_step_size
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, PolicyOnSamples, Samples, Workspace, cut, every_nth
+from maml_rl.derivatives import (
+    ChunkWorkers,
+    ParameterLayout,
+    PolicyOnSamples,
+    Samples,
+    Workspace,
+    cut,
+    every_nth,
+    number_kept,
+)
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.objectives import OuterObjective
@@ -68,19 +77,10 @@ class MetaObjective:
         self._dtype = next(policy.parameters()).dtype
         like = torch.empty(0, dtype=self._dtype, device=device)
         self._step_sizes = [flat_step_size(size, self._layout, like) for size in rule.step_sizes(len(train))]
-        shapes = [episodes.rewards.shape for episodes in (*train, valid)]
-        largest = max(steps * num_episodes for _, steps, num_episodes in shapes)
-        slices = cut(self._num_tasks, largest, self._layout.width, device)
-        if tasks_per_chunk is not None:
-            starts = range(0, self._num_tasks, tasks_per_chunk)
-            slices = [slice(start, min(start + tasks_per_chunk, self._num_tasks)) for start in starts]
-        samples_per_task = sum(steps * num_episodes for _, steps, num_episodes in shapes)
-        bytes_per_task = samples_per_task * self._layout.units * _KEPT * self._dtype.itemsize
-        # How many of the first tasks may keep their intermediate results.
-        self._keep_until = cache // max(1, bytes_per_task)
-        self._slices = slices
+        self._tasks_per_chunk, self._cache = tasks_per_chunk, cache
         self._workers = ChunkWorkers(device)
         self._chunks: list[TaskChunk] = []
+        self._curvature_chunks: list[TaskChunk] = []
         self._anchored: tuple[Tensor, float, Tensor] | None = None
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class MetaObjective:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._workers.__exit__(kind, error, traceback)
-        self._chunks, self._anchored = [], None
+        self._chunks, self._curvature_chunks, self._anchored = [], [], None
 
     def initial_parameters(self) -> Tensor:
         """Return the policy's own parameters, (D,)."""
@@ -111,10 +111,19 @@ class MetaObjective:
         Raises:
             NonFiniteError: As `gradient`.
         """
-        self._chunks = [self._make_chunk(tasks) for tasks in self._slices]
+        fraction = self._curvature_fraction
+        self._chunks = self._make_chunks(1.0, keep=fraction == 1.0)
         self._anchored = None
         # The pass that computes the old policy's outputs also gives the gradient there, which is usually needed next.
         self._anchored = theta.clone(), *self._differentiate(theta, anchor=True)
+        self._curvature_chunks = self._chunks
+        if fraction < 1.0:
+            # Along the adaptation to all episodes. Of fewer episodes more tasks fit into a chunk.
+            trajectories = zip(*(chunk.trajectory for chunk in self._chunks), strict=True)
+            points = [torch.cat(of_chunks) for of_chunks in trajectories]
+            self._curvature_chunks = self._make_chunks(fraction, keep=True)
+            for chunk in self._curvature_chunks:
+                chunk.follow([point[chunk.tasks] for point in points])
 
     def gradient(self, theta: Tensor) -> tuple[float, Tensor]:
         """Return loss and gradient (D,) at `theta` (D,), against the old parameters.
@@ -130,7 +139,7 @@ class MetaObjective:
 
     def _differentiate(self, theta: Tensor, *, anchor: bool) -> tuple[float, Tensor]:
         local = self._local(theta)
-        results = self._on_chunks(lambda chunk, workspace: chunk.differentiate(local, workspace, anchor=anchor))
+        results = self._map(lambda chunk, workspace: chunk.differentiate(local, workspace, anchor=anchor))
         losses, gradients = zip(*results, strict=True)
         all_losses, gradient = torch.cat(losses), self._mean(gradients)
         if not bool(all_losses.isfinite().all()):
@@ -153,7 +162,8 @@ class MetaObjective:
             NonFiniteError: If the product is not finite.
         """
         local = self._local(vector)
-        product = self._mean(self._on_chunks(lambda chunk, workspace: chunk.curvature_product(local, workspace)))
+        products = self._map(lambda chunk, workspace: chunk.curvature_product(local, workspace), self._curvature_chunks)
+        product = self._mean(products)
         if not bool(product.isfinite().all()):
             raise NonFiniteError(
                 "the curvature of the divergence is not finite; look for a standard deviation close to zero, or use a "
@@ -164,27 +174,35 @@ class MetaObjective:
     def evaluate(self, theta: Tensor) -> tuple[float, float]:
         """Return the loss and the mean KL(old, new) at `theta` (D,)."""
         local = self._local(theta)
-        results = self._on_chunks(lambda chunk, workspace: chunk.evaluate(local, workspace))
+        results = self._map(lambda chunk, workspace: chunk.evaluate(local, workspace))
         losses, kls = zip(*results, strict=True)
         return self._average(losses), self._average(kls)
 
-    def _make_chunk(self, tasks: slice) -> TaskChunk:
-        def loop(fraction: float) -> tuple[InnerLoop, PolicyOnSamples]:
-            steps = [self._on_samples(episodes, tasks, fraction) for episodes in self._train]
-            inner = InnerLoop(steps, self._step_sizes, self._inner_loss, first_order=self._first_order)
-            return inner, self._on_samples(self._valid, tasks, fraction)
+    def _make_chunks(self, fraction: float, *, keep: bool) -> list[TaskChunk]:
+        """Return chunks of all tasks with this share of their episodes; `keep` as far as the cache has room."""
+        shapes = [episodes.rewards.shape for episodes in (*self._train, self._valid)]
+        samples = [steps * number_kept(num_episodes, fraction) for _, steps, num_episodes in shapes]
+        bytes_per_task = sum(samples) * self._layout.units * _KEPT * self._dtype.itemsize
+        keep_until = self._cache // max(1, bytes_per_task) if keep else 0
+        slices = cut(self._num_tasks, max(samples), self._layout.width, self._device)
+        if (size := self._tasks_per_chunk) is not None:
+            slices = [slice(start, min(start + size, self._num_tasks)) for start in range(0, self._num_tasks, size)]
+        return [self._make_chunk(tasks, fraction, keep=tasks.stop <= keep_until) for tasks in slices]
 
-        curvature = loop(self._curvature_fraction) if self._curvature_fraction < 1.0 else None
-        keep = tasks.stop <= self._keep_until
-        return TaskChunk(*loop(1.0), self._objective, curvature=curvature, keep=keep)
+    def _make_chunk(self, tasks: slice, fraction: float, *, keep: bool) -> TaskChunk:
+        steps = [self._on_samples(episodes, tasks, fraction) for episodes in self._train]
+        inner = InnerLoop(steps, self._step_sizes, self._inner_loss, first_order=self._first_order)
+        return TaskChunk(tasks, inner, self._on_samples(self._valid, tasks, fraction), self._objective, keep=keep)
 
     def _on_samples(self, episodes: TaskEpisodes, tasks: slice, fraction: float) -> PolicyOnSamples:
         columns = every_nth(episodes.rewards.shape[2], fraction)
         samples = Samples.of(episodes, tasks, columns=columns, dtype=self._dtype, device=self._device)
         return PolicyOnSamples(self._policy, self._layout, samples, automatic=self._automatic)
 
-    def _on_chunks(self, function: Callable[[TaskChunk, Workspace], Result]) -> list[Result]:
-        return self._workers.map(function, self._chunks)
+    def _map(
+        self, function: Callable[[TaskChunk, Workspace], Result], chunks: Sequence[TaskChunk] | None = None
+    ) -> list[Result]:
+        return self._workers.map(function, self._chunks if chunks is None else chunks)
 
     def _local(self, vector: Tensor) -> Tensor:
         return vector.to(self._device, self._dtype)

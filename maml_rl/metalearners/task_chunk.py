@@ -21,33 +21,32 @@ class _Old:
 
     log_probs: Tensor
     distribution: DistributionParams
-    trajectory: list[Tensor]
 
 
 class TaskChunk:
     """A chunk of k tasks of an update. The calls of one chunk must follow each other; chunks are independent.
 
     Args:
+        tasks: which of a batch.
         inner: the inner loop on the train episodes.
         valid: the policy on the valid episodes.
         objective: outer objective.
-        curvature: inner loop and valid episodes that products are computed with, if these are to be others, that is
-            fewer.
         keep: keep between the products what they share. Without, it takes less memory and more time.
     """
 
     def __init__(
         self,
+        tasks: slice,
         inner: InnerLoop,
         valid: PolicyOnSamples,
         objective: OuterObjective,
         *,
-        curvature: tuple[InnerLoop, PolicyOnSamples] | None = None,
         keep: bool = True,
     ) -> None:
-        self._inner, self._valid, self._objective = inner, valid, objective
-        self._curvature, self._keep = curvature, keep
+        self.tasks = tasks
+        self._inner, self._valid, self._objective, self._keep = inner, valid, objective, keep
         self._old: _Old | None = None
+        self._trajectory: list[Tensor] | None = None
         self._linearized: tuple[Adaptation, Linearization] | None = None
 
     def differentiate(self, theta: Tensor, workspace: Workspace, *, anchor: bool) -> tuple[Tensor, Tensor]:
@@ -66,18 +65,31 @@ class TaskChunk:
         outcome = self._valid.at(adapted.parameters, Workspace())
         if anchor:
             old_log_probs = outcome.log_probs if samples.log_probs is None else samples.log_probs
-            self._old = _Old(old_log_probs, outcome.distribution, adapted.trajectory)
+            self._old = _Old(old_log_probs, outcome.distribution)
+            self._trajectory = adapted.trajectory
+            self._linearized = (adapted, outcome) if self._keep else None
         old = self._anchored()
         losses, gradients = outcome.differentiate(
             lambda log_probs: self._objective(log_probs, old.log_probs, samples), workspace
         )
-        if anchor and self._keep:
-            self._linearized = (adapted, outcome) if self._curvature is None else self._linearize_again(workspace)
         return losses, adapted.pull_back(gradients, workspace).sum(0)
+
+    @property
+    def trajectory(self) -> list[Tensor]:
+        """phi_0 ... phi_K, each (k, D), at the old parameters."""
+        if self._trajectory is None:
+            raise RuntimeError("there are no old parameters yet")
+        return self._trajectory
+
+    def follow(self, trajectory: list[Tensor]) -> None:
+        """Compute products along `trajectory`, which all episodes led to where this chunk has some of them."""
+        self._trajectory, self._linearized = trajectory, None
 
     def curvature_product(self, vector: Tensor, workspace: Workspace) -> Tensor:
         """Return the sum over tasks of J^T F J v at the old parameters, (D,), for `vector` (D,)."""
-        adapted, outcome = self._linearized or self._linearize_again(workspace)
+        adapted, outcome = linearized = self._linearized or self._linearize_again(workspace)
+        if self._keep:
+            self._linearized = linearized
         vectors = vector.repeat(len(self._valid.samples.mask), 1)
         vectors = outcome.fisher_product(adapted.push_forward(vectors, workspace), workspace)
         return adapted.pull_back(vectors, workspace).sum(0)
@@ -90,10 +102,9 @@ class TaskChunk:
         return self._objective(outcome.log_probs, old.log_probs, samples), outcome.kl_from(old.distribution)
 
     def _linearize_again(self, workspace: Workspace) -> tuple[Adaptation, Linearization]:
-        inner, valid = self._curvature or (self._inner, self._valid)
-        trajectory = self._anchored().trajectory
-        adapted = inner.linearize(trajectory[0], workspace, trajectory)
-        return adapted, valid.at(trajectory[-1], Workspace())
+        trajectory = self.trajectory
+        adapted = self._inner.linearize(trajectory[0], workspace, trajectory)
+        return adapted, self._valid.at(trajectory[-1], Workspace())
 
     def _anchored(self) -> _Old:
         if self._old is None:

@@ -26,8 +26,16 @@ def test_cut_covers_every_task_once_in_order(num_tasks: int, samples: int, width
 
 
 def test_cut_puts_small_tasks_together_and_large_ones_apart() -> None:
-    assert len(cut(40, 2000, 64, CPU)) == 40
+    assert len(cut(40, 20_000, 64, CPU)) == 40
     assert cut(40, 200, 64, CPU)[0] == slice(0, 10)
+
+
+@pytest.mark.parametrize(("num_tasks", "samples"), [(40, 2000), (40, 500), (20, 1000), (20, 2000), (160, 100)])
+def test_cut_leaves_work_for_eight_cores_in_pieces_of_almost_one_size(num_tasks: int, samples: int) -> None:
+    sizes = [chunk.stop - chunk.start for chunk in cut(num_tasks, samples, 64, CPU)]
+    assert len(sizes) >= 8
+    assert len(sizes) % 4 == 0
+    assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, None), (0.5, [0, 2, 4, 6]), (0.25, [0, 4]), (0.01, [0])])
