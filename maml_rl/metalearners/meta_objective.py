@@ -1,8 +1,8 @@
 """The meta-objective on all tasks of an update: cut into chunks, computed in parallel, summed in a fixed order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from maml_rl.derivatives import (
     ParameterLayout,
     PolicyOnSamples,
     Samples,
-    Workspace,
     cut,
     every_nth,
     number_kept,
@@ -23,8 +22,6 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.objectives import OuterObjective
 from maml_rl.metalearners.task_chunk import TaskChunk
 from maml_rl.policies.policy import Policy
-
-Result = TypeVar("Result")
 
 # Bytes of intermediate results that may be kept between curvature products; what does not fit is computed again.
 _CACHE = 1 << 30
@@ -139,7 +136,9 @@ class MetaObjective:
 
     def _differentiate(self, theta: Tensor, *, anchor: bool) -> tuple[float, Tensor]:
         local = self._local(theta)
-        results = self._map(lambda chunk, workspace: chunk.differentiate(local, workspace, anchor=anchor))
+        results = self._workers.map(
+            lambda chunk, workspace: chunk.differentiate(local, workspace, anchor=anchor), self._chunks
+        )
         losses, gradients = zip(*results, strict=True)
         all_losses, gradient = torch.cat(losses), self._mean(gradients)
         if not bool(all_losses.isfinite().all()):
@@ -162,7 +161,9 @@ class MetaObjective:
             NonFiniteError: If the product is not finite.
         """
         local = self._local(vector)
-        products = self._map(lambda chunk, workspace: chunk.curvature_product(local, workspace), self._curvature_chunks)
+        products = self._workers.map(
+            lambda chunk, workspace: chunk.curvature_product(local, workspace), self._curvature_chunks
+        )
         product = self._mean(products)
         if not bool(product.isfinite().all()):
             raise NonFiniteError(
@@ -174,7 +175,7 @@ class MetaObjective:
     def evaluate(self, theta: Tensor) -> tuple[float, float]:
         """Return the loss and the mean KL(old, new) at `theta` (D,)."""
         local = self._local(theta)
-        results = self._map(lambda chunk, workspace: chunk.evaluate(local, workspace))
+        results = self._workers.map(lambda chunk, workspace: chunk.evaluate(local, workspace), self._chunks)
         losses, kls = zip(*results, strict=True)
         return self._average(losses), self._average(kls)
 
@@ -198,11 +199,6 @@ class MetaObjective:
         columns = every_nth(episodes.rewards.shape[2], fraction)
         samples = Samples.of(episodes, tasks, columns=columns, dtype=self._dtype, device=self._device)
         return PolicyOnSamples(self._policy, self._layout, samples, automatic=self._automatic)
-
-    def _map(
-        self, function: Callable[[TaskChunk, Workspace], Result], chunks: Sequence[TaskChunk] | None = None
-    ) -> list[Result]:
-        return self._workers.map(function, self._chunks if chunks is None else chunks)
 
     def _local(self, vector: Tensor) -> Tensor:
         return vector.to(self._device, self._dtype)

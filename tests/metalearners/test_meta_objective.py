@@ -109,11 +109,13 @@ def test_first_order_agrees_with_the_double_backward_version_and_differs_from_se
 
 @WAYS
 @ALL_KINDS
-def test_chunks_of_any_size_and_what_is_kept_do_not_matter(kind: str, automatic: bool) -> None:
+@pytest.mark.parametrize("fraction", [1.0, 0.5], ids=["all_episodes", "half"])
+def test_chunks_of_any_size_and_what_is_kept_do_not_matter(kind: str, automatic: bool, fraction: float) -> None:
     policy, train, valid = make_problem(kind, 2, ((5, 2), (1, 3), (4, 4), (2, 2), (3, 5)))
-    loss, gradient, curvature = linearized(policy, train, valid, automatic=automatic, tasks_per_chunk=5)
+    same: dict[str, Any] = {"automatic": automatic, "curvature_fraction": fraction}
+    loss, gradient, curvature = linearized(policy, train, valid, **same, tasks_per_chunk=5)
     for options in ({"tasks_per_chunk": 1}, {"tasks_per_chunk": 2}, {"tasks_per_chunk": 2, "cache": 0}):
-        other = linearized(policy, train, valid, automatic=automatic, **options)
+        other = linearized(policy, train, valid, **same, **options)
         assert other[0] == pytest.approx(loss, rel=1e-13)
         torch.testing.assert_close(other[1], gradient, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(other[2], curvature, rtol=1e-11, atol=1e-13)
