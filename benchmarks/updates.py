@@ -19,7 +19,18 @@ SECONDS = "Seconds of one meta-update"
 RATIOS = "Times the update of MAML-TRPO"
 # MAML-TRPO that computes its curvature from a quarter of the episodes.
 QUARTER_CURVATURE = Contender("quarter-curvature", changes={"algorithm-settings": {"curvature-fraction": 0.25}})
-CONTENDERS = (TRPO, QUARTER_CURVATURE, *(Contender(name, name) for name in ALGORITHMS))
+# MAML-TRPO with half the usual iterations of conjugate gradients, and with both.
+FIVE_ITERATIONS = Contender("five-iterations", changes={"algorithm-settings": {"cg-iters": 5}})
+FIVE_OF_A_QUARTER = Contender(
+    "five-iterations-of-a-quarter", changes={"algorithm-settings": {"cg-iters": 5, "curvature-fraction": 0.25}}
+)
+CONTENDERS = (
+    TRPO,
+    QUARTER_CURVATURE,
+    FIVE_ITERATIONS,
+    FIVE_OF_A_QUARTER,
+    *(Contender(name, name) for name in ALGORITHMS),
+)
 # As of the whole iteration in `benchmarks.iteration`.
 WHOLE = {"meta-batch-size": 40, "fast-batch-size": 20, "max-episode-steps": 100}
 SMALL = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
@@ -70,13 +81,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _note(contender: Contender, options: argparse.Namespace) -> str:
     settings = contender.config(HALFCHEETAH_DIR, options.seed).algorithm_settings
-    for setting, words in (
+    words = (
         ("num-updates", "{} steps of Adam"),
+        ("cg-iters", "{} iterations of conjugate gradients"),
         ("curvature-fraction", "curvature from {} of the episodes"),
-    ):
-        if setting in settings:
-            return words.format(settings[setting])
-    return ""
+    )
+    return ", ".join(text.format(settings[setting]) for setting, text in words if setting in settings)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

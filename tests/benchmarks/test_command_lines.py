@@ -122,7 +122,7 @@ def test_waiting_measures_what_prefetch_brings_to_training(files):
 def test_updates_compares_every_algorithm_with_maml_trpo(files):
     _, rows = run(updates.main, files)
 
-    for name in (*updates.ALGORITHMS, "quarter-curvature"):
+    for name in (*updates.ALGORITHMS, "quarter-curvature", "five-iterations", "five-iterations-of-a-quarter"):
         share = rows[name]["median"] / rows["maml-trpo"]["median"]
         assert rows[f"{name} / maml-trpo"]["median"] == pytest.approx(share)
 

@@ -1,0 +1,44 @@
+"""The benchmark of what more iterations of conjugate gradients bring."""
+
+import pytest
+
+from benchmarks import directions
+from benchmarks.learning.plan import ROOT
+from maml_rl.config import load_config
+
+TINY = {
+    "hidden-sizes": [8],
+    "max-episode-steps": 10,
+    "fast-batch-size": 4,
+    "meta-batch-size": 4,
+    "num-workers": 0,
+}
+
+
+def test_a_step_keeps_its_promise_to_first_order_and_more_iterations_promise_more() -> None:
+    config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override({**TINY, "max-kl": 1e-8})
+    steps = list(directions.steps(config, 2))
+    assert [step.iterations for step in steps] == [*directions.ITERATIONS] * 2
+    for step in steps:
+        assert step.own == pytest.approx(step.predicted, rel=0.05)
+        assert step.predicted < 0.0
+    promised = [step.predicted for step in steps[: len(directions.ITERATIONS)]]
+    assert promised == sorted(promised, reverse=True)
+    assert all(step.other != step.own for step in steps)
+
+
+def test_an_algorithm_without_a_trust_region_is_refused() -> None:
+    config = load_config(ROOT / "configs" / "promp" / "2d-navigation.yaml")
+    with pytest.raises(TypeError, match="promp has no trust region; use maml-trpo"):
+        next(directions.steps(config, 1))
+
+
+def test_the_table_has_a_row_for_every_number_of_iterations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = directions.load_config
+    monkeypatch.setattr(directions, "load_config", lambda path: load(path).override(TINY))
+    directions.main(["--config", "2d-navigation", "--updates", "1", "--seeds", "0", "1", "--num-workers", "0"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == [str(count) for count in directions.ITERATIONS]
+    assert all(line.count("|") == 7 for line in lines)
