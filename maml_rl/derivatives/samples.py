@@ -1,4 +1,4 @@
-"""The part of some tasks' episodes that losses and derivatives are computed from, and how it is cut for the cache."""
+"""The part of some tasks' episodes that losses and derivatives are computed from, and how it is cut into chunks."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 from maml_rl.episode.task_episodes import TaskEpisodes
 
 # Samples times width of one chunk on a CPU. Below the first, Python takes longer for the calls than the cores for the
-# arithmetic; above the second the arrays, two megabytes each, no longer stay in the caches.
+# arithmetic; from the second on, with arrays of two megabytes, larger chunks gain nothing more.
 _CPU_CHUNK = 1 << 17, 1 << 19
 # Between the two, a batch is cut into at least so many chunks, that as many cores may share them.
 _CPU_CHUNKS = 8
@@ -86,7 +86,7 @@ class Samples:
 
 
 def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device) -> list[slice]:
-    """Cut a batch of tasks into chunks whose arrays fit into the cache; it depends on nothing but the arguments.
+    """Cut a batch of tasks into chunks that are large enough for the cores; it depends on nothing but the arguments.
 
     Args:
         num_tasks: M.
@@ -104,7 +104,7 @@ def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device)
     else:
         size = max(1, _DEVICE_CHUNK // width_of_task)
     count = math.ceil(num_tasks / size)
-    if count > 2:  # Two or four cores are done with a multiple of four at the same time.
+    if count > 2:  # A multiple of four keeps two or four cores busy to the end.
         count = min(num_tasks, 4 * math.ceil(count / 4))
     return [slice(num_tasks * index // count, num_tasks * (index + 1) // count) for index in range(count)]
 
