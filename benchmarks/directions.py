@@ -6,7 +6,6 @@ alone, it has learned from their noise.
 """
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.metalearners.objectives import surrogate
-from maml_rl.metalearners.trust_region import conjugate_gradient
+from maml_rl.metalearners.trust_region import longest_step
 
 ITERATIONS = (1, 2, 3, 5, 7, 10)
 
@@ -77,12 +76,13 @@ def _steps(learner: MAMLTRPO, own_batch: Batch, other_batch: Batch) -> Iterator[
         own_loss, gradient = own.gradient(theta)
         other_loss, _ = other.gradient(theta)
         for iterations in ITERATIONS:
-            solution = conjugate_gradient(
-                lambda vector: own.curvature_product(vector) + settings.cg_damping * vector,
+            step = longest_step(
+                own.curvature_product,
                 gradient,
                 iterations=iterations,
+                damping=settings.cg_damping,
+                max_kl=settings.max_kl,
             )
-            step = -math.sqrt(2.0 * settings.max_kl / solution.curvature) * solution.x
             own_there, own_kl = own.evaluate(theta + step)
             other_there, other_kl = other.evaluate(theta + step)
             predicted = torch.dot(gradient, step).item()

@@ -1,6 +1,5 @@
 """MAML with a trust region as the outer optimizer."""
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner
 from maml_rl.metalearners.objectives import OuterObjective, surrogate
-from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient
+from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
 
 Episodes = TaskEpisodes | Sequence[BatchEpisodes]
 
@@ -159,14 +158,13 @@ class MAMLTRPO(MetaLearner):
             theta = meta.initial_parameters()
             meta.anchor(theta)
             loss, gradient = meta.gradient(theta)
-            solution = conjugate_gradient(
-                lambda vector: meta.curvature_product(vector) + settings.cg_damping * vector,
+            full_step = longest_step(
+                meta.curvature_product,
                 gradient,
                 iterations=settings.cg_iters,
+                damping=settings.cg_damping,
+                max_kl=settings.max_kl,
             )
-            # The longest step along the direction that keeps the quadratic model of the divergence within max_kl.
-            length = math.sqrt(2.0 * settings.max_kl / solution.curvature) if solution.curvature > 0.0 else 0.0
-            full_step = -length * solution.x
             search = backtracking_line_search(
                 lambda fraction: meta.evaluate(theta + fraction * full_step),
                 loss,

@@ -3,6 +3,7 @@
 Source: Schulman et al. 2015, appendix C, https://arxiv.org/abs/1502.05477
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,6 +57,26 @@ def conjugate_gradient(
         previous, square = square, torch.dot(residual, residual).item()
         direction = residual + (square / previous) * direction
     return Solution(x, torch.dot(x, b - residual).item(), done)
+
+
+def longest_step(
+    product: Callable[[Tensor], Tensor], gradient: Tensor, *, iterations: int, damping: float, max_kl: float
+) -> Tensor:
+    """Return the longest step along the direction that keeps the quadratic model of the divergence within `max_kl`.
+
+    Args:
+        product: v -> A v, both (D,), with A the Hessian of the divergence.
+        gradient: (D,), of the loss.
+        iterations: of conjugate gradients.
+        damping: added to the diagonal of A.
+        max_kl: bound of the divergence, positive.
+
+    Returns:
+        (D,); zero where A is not positive definite to working precision.
+    """
+    solution = conjugate_gradient(lambda vector: product(vector) + damping * vector, gradient, iterations=iterations)
+    length = math.sqrt(2.0 * max_kl / solution.curvature) if solution.curvature > 0.0 else 0.0
+    return -length * solution.x
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def test_contender_that_is_not_installed_is_left_out_with_a_sentence(files, monk
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
     result, rows = run(iteration.main, files)
 
@@ -68,7 +68,7 @@ def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_scale_measures_speed_and_memory_of_every_size(files):
     result, _ = run(scale.main, files)
 
@@ -84,7 +84,7 @@ def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_waiting_measures_every_mode_there_is(files):
     result, _ = run(waiting.main, files, "--only", "steps", positive=False)
 
@@ -118,7 +118,7 @@ def test_waiting_measures_what_prefetch_brings_to_training(files):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_updates_compares_every_algorithm_with_maml_trpo(files):
     _, rows = run(updates.main, files)
 
@@ -149,7 +149,7 @@ def test_horizons_for_other_sizes_than_there_are_are_refused(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_supervision_compares_workers_with_unsupervised_processes(files):
     _, rows = run(supervision.main, files)
 
@@ -158,7 +158,7 @@ def test_supervision_compares_workers_with_unsupervised_processes(files):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files):
     result, rows = run(population.main, files)
 
@@ -170,7 +170,7 @@ def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_trials_compare_a_memory_with_none_and_with_its_bare_cell(files):
     _, rows = run(trials.main, files)
 
@@ -191,7 +191,7 @@ def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_kernels_compares_every_way_with_the_one_by_hand(files):
     _, rows = run(kernels.main, files)
 
@@ -229,7 +229,7 @@ def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
 
 @pytest.mark.metaworld
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_metaworld_steps_the_same_episodes_on_both_sides(files):
     pytest.importorskip("metaworld")
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient
+from maml_rl.metalearners.trust_region import backtracking_line_search, conjugate_gradient, longest_step
 
 
 def positive_definite(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,3 +68,19 @@ def test_line_search_without_a_good_fraction_takes_none(result: tuple[float, flo
     search = backtracking_line_search(evaluate, 1.0, max_kl=0.1, max_steps=3, ratio=0.8)
     assert (search.accepted, search.steps, search.fraction, search.loss, search.kl) == (False, 3, 0.0, 1.0, 0.0)
     assert tried == pytest.approx([1.0, 0.8, 0.64])
+
+
+def test_longest_step_is_a_newton_step_as_long_as_the_quadratic_model_of_the_divergence_allows() -> None:
+    matrix = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    gradient = torch.tensor([0.5, -2.0], dtype=torch.float64)
+    step = longest_step(lambda v: matrix @ v, gradient, iterations=4, damping=0.1, max_kl=0.02)
+    damped = matrix + 0.1 * torch.eye(2, dtype=torch.float64)
+    newton = -torch.linalg.solve(damped, gradient)
+    torch.testing.assert_close(step / step.norm(), newton / newton.norm())
+    assert float(step @ damped @ step) / 2.0 == pytest.approx(0.02)
+
+
+def test_longest_step_is_zero_where_the_curvature_is_not_positive() -> None:
+    gradient = torch.ones(3, dtype=torch.float64)
+    step = longest_step(lambda v: -v, gradient, iterations=4, damping=0.0, max_kl=0.02)
+    assert step.count_nonzero() == 0
