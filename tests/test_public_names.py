@@ -14,7 +14,8 @@ import maml_rl
 # A name that is a module on purpose; all other names in lower case are functions.
 MODULES = {("maml_rl", "envs")}
 # Modules that import what an extra installs.
-OF_EXTRAS = {f"maml_rl.samplers.{name}": "ray" for name in ("child.ray_actor", "ray_backend", "ray_pool")}
+_OF_RAY = ("child.ray_actor", "ray_backend", "ray_cluster", "ray_pool", "ray_worker")
+OF_EXTRAS = {f"maml_rl.samplers.{name}": "ray" for name in _OF_RAY}
 
 
 def module_names() -> list[str]:

@@ -21,7 +21,8 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import Phase, RolloutBackend
 from maml_rl.samplers.child.ray_actor import PhaseData, Sampled
-from maml_rl.samplers.ray_pool import RayPool, Unit
+from maml_rl.samplers.ray_pool import RayPool
+from maml_rl.samplers.ray_worker import Unit
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.describing import describe_env
