@@ -51,6 +51,7 @@ _OF_NAVIGATION = (
     _trpo(20, 20, 0.03),
     _trpo(40, 20, 0.02),
     _trpo(40, 20, 0.01, conjugate_gradients=5),
+    _trpo(40, 20, 0.01, conjugate_gradients=3),
     _trpo(40, 20, 0.02, conjugate_gradients=5),
     _trpo(40, 20, 0.02, conjugate_gradients=3),
     _trpo(40, 20, 0.01, curvature=0.25),
@@ -59,6 +60,7 @@ _OF_NAVIGATION = (
 )
 _OF_HALFCHEETAH_DIR = (
     _trpo(40, 20, 0.01, 0.1),
+    _trpo(40, 20, 0.01, 0.1, curvature=0.25),
     _trpo(40, 20, 0.01, 0.1, conjugate_gradients=5, curvature=0.25),
     _trpo(20, 10, 0.03, 0.5),
     _trpo(20, 10, 0.03, 0.5, conjugate_gradients=5),
