@@ -15,8 +15,8 @@ pytest.importorskip("ray")
 import psutil
 import ray
 import torch
+from cluster_on_this_machine import STORE, actor_processes, cluster_of, connected_to
 from faulty_sampler import digests, faulty_sampler
-from ray_cluster import STORE, actor_processes, cluster_of, connected_to
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError

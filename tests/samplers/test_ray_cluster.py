@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
+from cluster_on_this_machine import STORE, actor_processes, cluster_of, connected_to
 from faulty_env import HORIZON, LargeEnv
-from ray_cluster import STORE, actor_processes, cluster_of, connected_to
 
 from maml_rl import MultiTaskSampler
 from maml_rl.cli.train_test import run_test, run_train
