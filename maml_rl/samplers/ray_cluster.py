@@ -42,7 +42,7 @@ class RayCluster:
         cpus_per_actor: 1, but 0 for all but the first run of this process: they take turns, and share its CPUs.
 
     Raises:
-        ConfigError: If the cluster cannot be reached, or is too small.
+        ConfigError: If the cluster cannot be reached.
     """
 
     # The process is connected once for all of them; the last one that leaves ends what the first one began.
@@ -60,7 +60,6 @@ class RayCluster:
         self._in_use.add(self)
         try:
             self.address: str = ray.get_runtime_context().gcs_address
-            self.count_cpus()
         except BaseException:
             self.leave()
             raise

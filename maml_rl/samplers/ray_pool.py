@@ -92,6 +92,7 @@ class RayPool:
         self._cluster = RayCluster(address, num_workers, strict)
         try:
             self._code = ray.put((*code, own_versions()))
+            self._count_cpus()
         except BaseException:
             self.close()
             raise
