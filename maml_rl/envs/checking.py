@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from maml_rl.envs.meta_env import check_flags
 from maml_rl.envs.spaces import array_layout, flattener_for
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import explain
@@ -272,6 +273,11 @@ def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> lis
         observation = _as_array(env, observation)
         _expect_finite("observations", observation, f"at step {step}")
         _expect_finite("rewards", reward, f"at step {step}")
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            try:
+                check_flags(name, flag)
+            except TypeError as error:
+                raise AssertionError(f"{error} at step {step}") from error
         history += [observation, float(reward), terminated, truncated]
         if terminated or truncated:
             break

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.arguments import check_choices, check_count
 from maml_rl.envs.memory import check_memory
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, read_reset_mask, slot_seeds
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, check_flags, read_reset_mask, slot_seeds
 from maml_rl.envs.tasks import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.seeding import SlotStreams
 
@@ -282,6 +282,8 @@ class BatchedFamily(MetaVectorEnv):
         if isinstance(self.single_action_space, spaces.Discrete):
             check_choices(actions, int(self.single_action_space.n))
         rewards, terminated = self._step_slots(actions, active, self._streams)
+        if terminated is not True and terminated is not False:
+            terminated = check_flags("terminated", terminated)
         self._write_observations(buffers.observations)
         if active is None:
             buffers.rewards[:] = rewards

@@ -87,6 +87,22 @@ def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
     return dict(declared)
 
 
+def check_flags(name: str, flags: Any) -> NDArray[np.bool_]:
+    """Return what an environment says of the ends of its episodes, as an array of bool.
+
+    Args:
+        name: "terminated" or "truncated".
+        flags: bool, or 0 and 1 as integers, of any shape.
+
+    Raises:
+        TypeError: If it is anything else. A text and NaN would count as true.
+    """
+    array = np.asarray(flags)
+    if array.dtype.kind != "b" and not (array.dtype.kind in "iu" and ((array == 0) | (array == 1)).all()):
+        raise TypeError(f"{name} must be True or False, got {flags!r}")
+    return array.astype(np.bool_, copy=False)
+
+
 class MetaEnv(gymnasium.Env[Any, Any], ABC):
     """A `gymnasium.Env` whose task can be changed.
 

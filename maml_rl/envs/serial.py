@@ -20,6 +20,7 @@ from maml_rl.envs.meta_env import (
     Seeds,
     StepBuffers,
     Task,
+    check_flags,
     check_recorded_infos,
     read_reset_mask,
     slot_seeds,
@@ -187,6 +188,8 @@ class SerialVectorEnv(MetaVectorEnv):
             observation, reward, terminated, truncated, info = self.envs[slot].step(self._action(actions[slot]))
             self._write_observation(slot, observation)
             buffers.rewards[slot] = reward
+            terminated = self._flag(slot, "terminated", terminated)
+            truncated = self._flag(slot, "truncated", truncated)
             buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
             self._write_infos(slot, info, over=terminated or truncated)
             self._env_infos = self._add_info(self._env_infos, info, slot)
@@ -208,6 +211,15 @@ class SerialVectorEnv(MetaVectorEnv):
                 f"its space is {self.single_observation_space}"
             )
         observations[slot] = array
+
+    def _flag(self, slot: int, name: str, value: Any) -> bool:
+        if isinstance(value, bool | np.bool_):
+            return bool(value)
+        try:
+            # An array of one flag is one, too, as of environments in torch or JAX.
+            return bool(check_flags(name, value).item())
+        except (TypeError, ValueError):
+            raise TypeError(f"{self.envs[slot]} returned {name}={value!r}; return True or False") from None
 
     def _write_infos(self, slot: int, info: Mapping[str, Any], *, over: bool) -> None:
         for name, kind in self.recorded_infos.items():

@@ -260,3 +260,14 @@ class PaysAlmostNever(WalkEnv):
 def test_sparse_rewards_that_were_not_found_are_a_remark() -> None:
     with pytest.warns(UserWarning, match=r"every task gave the reward 0.0 at each step .* with sparse rewards"):
         check_meta_env(PaysAlmostNever())
+
+
+@pytest.mark.parametrize("flag", ["no", float("nan")])
+def test_end_of_an_episode_that_is_no_flag_is_refused(flag: Any) -> None:
+    class Unclear(WalkEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            observation, reward, _, truncated, info = super().step(action)
+            return observation, reward, flag, truncated, info
+
+    with pytest.raises(AssertionError, match=r"terminated must be True or False, got .* at step 1"):
+        check_meta_env(Unclear())

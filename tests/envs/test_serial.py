@@ -309,3 +309,34 @@ def test_every_slot_draws_itself() -> None:
     assert pictures is not None
     assert [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
     assert SerialVectorEnv(WalkEnv).render() is None
+
+
+class FlaggedEnv(WalkEnv):
+    """Says of the ends of episodes what a test gives it."""
+
+    def __init__(self, **flags: Any) -> None:
+        super().__init__()
+        self.flags = {"terminated": False, "truncated": False, **flags}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *_, info = super().step(action)
+        return observation, reward, self.flags["terminated"], self.flags["truncated"], info
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("flag", ["no", float("nan"), 0.0, None, 2, -1, [True, False], np.array([0, 1])])
+def test_end_of_an_episode_that_is_no_flag_is_refused(name: str, flag: Any) -> None:
+    vector_env = walks(1, partial(FlaggedEnv, **{name: flag}))
+    vector_env.reset(seed=0)
+    with pytest.raises(TypeError, match=f"returned {name}=.*; return True or False") as caught:
+        vector_env.step(np.zeros((1, 1), np.float32))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [bool, int, np.bool_, np.int64, np.array, lambda flag: np.array([flag])])
+@pytest.mark.parametrize("flag", [False, True])
+def test_flags_of_every_kind_are_taken(wrap: Any, flag: bool) -> None:
+    vector_env = walks(1, partial(FlaggedEnv, terminated=wrap(flag)))
+    vector_env.reset(seed=0)
+    _, _, terminated, truncated, _ = vector_env.step(np.zeros((1, 1), np.float32))
+    assert (terminated.tolist(), truncated.tolist()) == ([flag], [False])

@@ -197,26 +197,29 @@ class EpisodeRecorder:
         """Record the observations of `slots` and the actions that the policy chose.
 
         Raises:
-            NonFiniteError: If an observation or an action of a running episode is NaN or infinite.
+            NonFiniteError: If an observation or an action of a running episode is NaN or infinite once it is recorded.
         """
         self._check_finite("observation", observations, slots)
-        self._check_finite("action", actions, slots)
+        stored = actions.astype(self._actions.dtype, copy=False)
+        self._check_finite("action", stored, slots, actions)
         where, grid = self._place(slots)
         if not self._observed_in_place:
             self._observations[where] = observations.reshape(*grid, *observations.shape[1:])
-        self._actions[where] = actions.reshape(*grid, *actions.shape[1:])
+        self._actions[where] = stored.reshape(*grid, *stored.shape[1:])
 
     def write_outcome(self, slots: slice, buffers: StepBuffers) -> bool:
         """Record the results of a step, and return whether any episode of `slots` is unfinished.
 
         Raises:
-            NonFiniteError: If a reward, or the final observation of an episode, is NaN or infinite.
+            NonFiniteError: If a reward, once it is recorded, or the final observation of an episode is NaN or infinite.
         """
         tasks, episodes, steps = self._task_of[slots], self._episode_of[slots], self._steps[slots]
         running, terminated = self._running[slots], buffers.terminated[slots]
-        self._check_finite("reward", buffers.rewards[slots], slots)
+        # What is recorded has to be finite: 1e300 is, until it becomes a float32.
+        rewards = buffers.rewards[slots].astype(self._rewards.dtype, copy=False)
+        self._check_finite("reward", rewards, slots, buffers.rewards[slots])
         where, grid = self._place(slots)
-        self._rewards[where] = buffers.rewards[slots].reshape(grid)
+        self._rewards[where] = rewards.reshape(grid)
         for name, array in self._step_infos.items():
             array[where] = buffers.infos[name][slots].reshape(grid)
         steps += 1
@@ -250,7 +253,17 @@ class EpisodeRecorder:
         # Whole tasks at one step are a block, which is several times as fast to write.
         return (slice(first, last), int(steps[0]), self._episodes), (last - first, per_task)
 
-    def _check_finite(self, what: str, values: NDArray[np.generic], slots: slice) -> None:
+    def _check_finite(
+        self, what: str, values: NDArray[np.generic], slots: slice, given: NDArray[np.generic] | None = None
+    ) -> None:
+        """Refuse numbers of running episodes that are not finite.
+
+        Args:
+            what: they are.
+            values: as they are recorded, one row for each of `slots`.
+            slots: whose.
+            given: as the environment or the policy returned them; None for `values`.
+        """
         if not self._can_be_infinite[what] or np.isfinite(values).all():
             return
         finite = np.isfinite(values).reshape(len(values), -1).all(axis=1) | ~self._running[slots]
@@ -258,8 +271,10 @@ class EpisodeRecorder:
             return
         row = int(np.argmin(finite))
         slot = slots.start + row
+        shown = values[row] if given is None else given[row]
+        as_type = f" as {values.dtype}" if np.isfinite(shown).all() else ""
         raise NonFiniteError(
             f"the {what} of task {self._first_task + self._task_of[slot]}, episode {self._episode_of[slot]}, "
-            f"step {self._steps[slot]} is not finite: {values[row]}; look for a division by zero or an exploding "
+            f"step {self._steps[slot]} is not finite{as_type}: {shown}; look for a division by zero or an exploding "
             "state in the environment, or for a diverging policy (a smaller step size helps)"
         )

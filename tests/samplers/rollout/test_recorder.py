@@ -11,6 +11,7 @@ from gymnasium import spaces
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.bandit import BernoulliBanditVectorEnv
 from maml_rl.envs.meta_env import InfoKind, RecordedInfos
+from maml_rl.errors import NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, get_policy_for_env
 
 HORIZON = 6
@@ -134,3 +135,42 @@ def test_batched_family_records_its_terms(monkeypatch: pytest.MonkeyPatch) -> No
             episodes = sampler.rollout(sampler.sample_tasks(3))
         torch.testing.assert_close(episodes.infos["reward_arm"], episodes.rewards)
         assert 0.0 < episodes.rewards.mean() < 1.0
+
+
+class HugeEnv(LampEnv):
+    """Pays a reward that is finite only as a float64."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, over, truncated, info = super().step(action)
+        return observation, -1e300 if self.now == 2 and self.task["brightness"] == 1 else 1.0, over, truncated, info
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_reward_that_overflows_where_it_is_recorded_is_named(placement: str) -> None:
+    message = r"the reward of task 1, episode \d, step 1 is not finite as float32: -1e\+300"
+    with pytest.raises(NonFiniteError, match=message):
+        sample(HugeEnv, **PLACEMENTS[placement])
+
+
+def test_action_that_overflows_where_it_is_recorded_is_named() -> None:
+    policy = NormalMLPPolicy(1, 1, (4,), "tanh").double()
+    with torch.no_grad():
+        policy.mu.bias.fill_(1e300)
+    with (
+        MultiTaskSampler(LampEnv, {}, 4, policy, seed=0, max_episode_steps=HORIZON, num_workers=0) as sampler,
+        pytest.raises(NonFiniteError, match=r"the action of task 0, episode 0, step 0 is not finite as float32: \[1"),
+    ):
+        sampler.rollout(sampler.sample_tasks(2))
+
+
+def test_ends_of_a_batched_family_that_are_no_flags_are_refused() -> None:
+    class Unclear(BernoulliBanditVectorEnv):
+        def _step_slots(self, *arguments: Any) -> Any:
+            rewards, _ = super()._step_slots(*arguments)
+            return rewards, np.full(self.num_envs, np.nan)
+
+    env = Unclear(2)
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match=r"terminated must be True or False, got array\(\[nan, nan\]\)"):
+        env.step(np.zeros(2, np.int64))
