@@ -6,6 +6,7 @@ so that they survive pickling between processes.
 
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).parent)
@@ -25,7 +26,7 @@ class TaskError(MamlRLError, ValueError):
 
 
 class ChildEnvError(MamlRLError, RuntimeError):
-    """A worker failed: an environment raised in it, or it died more often than `max_restarts` allows.
+    """An environment raised, in a worker or in this process, or a worker died more often than `max_restarts` allows.
 
     Attributes:
         summary: what the environment raised, on one line; "" if it did not raise.
@@ -48,6 +49,35 @@ class NonFiniteError(MamlRLError, ArithmeticError):
 
 class CheckpointError(MamlRLError, RuntimeError):
     """A checkpoint is missing, truncated, altered, or of another architecture."""
+
+
+class UsersCode:
+    """Runs code that is not the package's own, which may raise anything, and turns that into one error.
+
+    Even SystemExit: an environment or a module that calls `sys.exit` has failed, and must not end this process without
+    a message. Only Ctrl-C passes. The object can be used again, since it keeps nothing.
+
+    Args:
+        error_of: makes the error to raise of what was raised.
+        passing: classes of exceptions that say everything already, and pass.
+    """
+
+    def __init__(
+        self,
+        error_of: Callable[[BaseException], Exception],
+        passing: type[BaseException] | tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self._error_of = error_of
+        others = passing if isinstance(passing, tuple) else (passing,)
+        self._passing: tuple[type[BaseException], ...] = (KeyboardInterrupt, *others)
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise the error, if anything was raised."""
+        if error is not None and not isinstance(error, self._passing):
+            raise self._error_of(error) from error
 
 
 def explain(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from maml_rl.errors import explain
+from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
 
 
 def caught(call: Any, *arguments: Any) -> BaseException:
@@ -34,3 +34,24 @@ def test_error_of_a_library_is_told_by_its_message_or_else_by_its_place() -> Non
     assert "json" in explain(error)
     assert ", line " in explain(error)
     assert "raise TypeError" in explain(error)
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(0), OSError("full"), StopIteration(), GeneratorExit(), TaskError("wrong")]
+)
+def test_whatever_users_code_raises_becomes_one_error(raised: BaseException) -> None:
+    guard = UsersCode(lambda error: ValueError(type(error).__name__), ConfigError)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=type(raised).__name__) as told, guard:
+            raise raised
+        assert told.value.__cause__ is raised
+
+
+def test_ctrl_c_and_errors_that_say_everything_pass() -> None:
+    guard = UsersCode(lambda error: ValueError("never"), (ConfigError, TaskError))
+    for raised in (KeyboardInterrupt(), ConfigError("line 3"), TaskError("wrong")):
+        with pytest.raises(type(raised)) as told, guard:
+            raise raised
+        assert told.value is raised
+    with guard:
+        pass

@@ -32,7 +32,7 @@ from maml_rl.cli.train_test import run_test, run_train
 from maml_rl.config.catalog import shipped_configs, zoo
 from maml_rl.config.config import load_config
 from maml_rl.config.yaml_source import suggest
-from maml_rl.errors import ConfigError, MamlRLError, explain
+from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
 # Escape sequences and prefix of Gymnasium's warnings.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
@@ -233,12 +233,8 @@ def _check_env(options: Namespace) -> None:
         with suppress(Exception):
             env.close()
         raise
-    try:
+    with UsersCode(lambda error: MamlRLError(f"{options.env}: close() raises {explain(error)}")):
         env.close()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise MamlRLError(f"{options.env}: close() raises {explain(error)}") from error
     print(f"{options.env} is a task family; {_usage(env, options.env)}")
 
 
@@ -275,15 +271,13 @@ def _check_made(env: Any, options: Namespace) -> None:
         (check_task, "tasks are drawn, set, kept over resets, and refused where malformed"),
         (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
     ):
-        try:
-            with warnings.catch_warnings(record=True) as remarks:
-                warnings.simplefilter("always")
-                check(env)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
+        with (
             # Whatever the environment raises, the check has failed.
-            raise MamlRLError(f"{options.env}: {explain(error)}") from error
+            UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")),
+            warnings.catch_warnings(record=True) as remarks,
+        ):
+            warnings.simplefilter("always")
+            check(env)
         for remark in dict.fromkeys(_ESCAPE.sub("", str(remark.message)) for remark in remarks):
             print(f"note: {remark}")
         print(f"ok: {promises}")
@@ -297,14 +291,10 @@ def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
 
     module, _, attribute = name.rpartition(":")
     make: Callable[..., Any]
-    try:
+    with UsersCode(lambda error: ConfigError(f"{name} cannot be made: {explain(error)}")):
         found = getattr(import_named(module, name), attribute, None) if module else None
         make = found if callable(found) else lambda **arguments: gymnasium.make(find_spec(name).id, **arguments)
         env = make(**kwargs)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ConfigError(f"{name} cannot be made: {explain(error)}") from error
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"{name} makes {type(env).__name__}, which is no gymnasium.Env; derive it from that")
     return env

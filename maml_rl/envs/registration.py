@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from maml_rl.errors import explain
+from maml_rl.errors import UsersCode, explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,7 @@ def import_named(module: str, name: str) -> ModuleType:
     """
     if module.startswith("."):
         raise ValueError(f"{name!r} names a module relative to another; give its full name, as in package.module:Id-v0")
-    try:
+    file = "/" in module or module.endswith(".py")
+    hint = "; give the name of the module, not of its file" if file else ""
+    with UsersCode(lambda error: ValueError(f"cannot import the module of {name!r}: {explain(error)}{hint}")):
         return import_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        file = "/" in module or module.endswith(".py")
-        hint = "; give the name of the module, not of its file" if file else ""
-        raise ValueError(f"cannot import the module of {name!r}: {explain(error)}{hint}") from error

@@ -26,7 +26,7 @@ from maml_rl.envs.meta_env import (
     slot_seeds,
 )
 from maml_rl.envs.spaces import fits, flattener_for
-from maml_rl.errors import TaskError, explain
+from maml_rl.errors import ChildEnvError, TaskError, UsersCode, explain
 
 logger = logging.getLogger(__name__)
 
@@ -255,9 +255,10 @@ class SerialVectorEnv(MetaVectorEnv):
         """Close every environment; one whose `close` raises costs a warning, since its work is done."""
         for slot, env in enumerate(self.envs):
             try:
-                env.close()
-            except Exception as error:
-                logger.warning("slot %d, %s: close() raises %s", slot, env, explain(error))
+                with UsersCode(lambda error: ChildEnvError(explain(error))):
+                    env.close()
+            except ChildEnvError as error:
+                logger.warning("slot %d, %s: close() raises %s", slot, env, error)
 
 
 def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:

@@ -24,7 +24,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.spaces import array_layout, is_image
 from maml_rl.episode.task_episodes import Baseline
-from maml_rl.errors import ConfigError, TaskError, explain
+from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
 from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import conv_output_size, fitting_conv_layers
@@ -219,19 +219,11 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         spec = find_spec(config.env_name)
     except ValueError as error:
         raise config.error(explain(error), "env-name") from error
-    try:
+    with UsersCode(lambda error: _not_made(config, error), ConfigError):
         _check_env_kwargs(config, spec)
         workers = config.num_workers if num_workers is None else num_workers
         in_child = workers != 0 and config.backend != "in-process" and spec.id not in FAMILIES and os.name == "posix"
         env = _make_env(config, in_child=in_child)
-    except (ConfigError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        # Whatever the environment raises, and wherever it ends.
-        key = "env-kwargs" if config.env_kwargs else "env-name"
-        if config.method == "oracle" and isinstance(error, TaskError):
-            key = "method"
-        raise config.error(f"{config.env_name} cannot be made: {explain(error)}{_remedy(config)}", key) from error
     try:
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
@@ -258,6 +250,14 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     return Experiment(config, metalearner, baseline, device, length * step_bytes, in_child, distribution)
 
 
+def _not_made(config: Config, error: BaseException) -> ConfigError:
+    """Return the error for whatever the environment raised while it was made."""
+    key = "env-kwargs" if config.env_kwargs else "env-name"
+    if config.method == "oracle" and isinstance(error, TaskError):
+        key = "method"
+    return config.error(f"{config.env_name} cannot be made: {explain(error)}{_remedy(config)}", key)
+
+
 def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDistribution | None, Config]:
     """Make what the section `tasks` describes, and return it with the config in which all its settings stand."""
     if config.tasks is None:
@@ -272,14 +272,9 @@ def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDis
         raise config.error(str(error), "tasks", "distribution") from error
     settings = config.check_task_settings(found.Settings)
     family = FamilyTasks(config.env_name, env.task_space, lambda count, seed: env.sample_tasks(count, seed=seed))
-    try:
+    with UsersCode(lambda error: config.error(explain(error), "tasks")):
         distribution = found.from_settings(settings, config.env_name)
         try_tasks(distribution.check(family), env, "the distribution")
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # A user's own may raise anything.
-        raise config.error(explain(error), "tasks") from error
     return distribution, config.with_task_settings(settings)
 
 
@@ -307,19 +302,14 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
     if config.policy is None:
         return None
     module, _, name = config.policy.partition(":")
-    try:
+    message = f"{config.policy} makes no policy for {config.env_name}"
+    with UsersCode(lambda error: config.error(f"{message}: {explain(error)}", "policy")):
         make = getattr(import_module(module), name)
         spaces = env.single_observation_space, env.single_action_space
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             policy = as_policy(make(*spaces))
         policy.check_spaces(*spaces)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise config.error(
-            f"{config.policy} makes no policy for {config.env_name}: {explain(error)}", "policy"
-        ) from error
     return policy
 
 

@@ -19,7 +19,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import explain
+from maml_rl.errors import UsersCode, explain
 from maml_rl.policies import Policy, as_policy, get_policy_for_env
 
 # What a metalearner keeps: tensors, and what JSON holds, under flat names.
@@ -313,22 +313,23 @@ def find_metalearner(name: str) -> type[MetaLearner]:
         module, _, attribute = found.partition(":")
         if not attribute:
             raise ValueError(f"unknown algorithm {name!r}{suggest(name, algorithms())}")
+        with UsersCode(lambda error: _not_imported(name, error)):
+            imported = import_module(module)
         try:
-            found = getattr(import_module(module), attribute)
+            found = getattr(imported, attribute)
         except AttributeError:
             raise ValueError(f"the module {module} has no {attribute!r}") from None
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            # A module may raise anything.
-            hint = "; put the folder of the module into PYTHONPATH" if isinstance(error, ImportError) else ""
-            raise ValueError(f"cannot import the algorithm {name!r} ({explain(error)}){hint}") from error
     if not (isinstance(found, type) and issubclass(found, MetaLearner)):
         raise ValueError(f"{name!r} is no metalearner; make it a subclass of maml_rl.metalearners.MetaLearner")
     clash = [key for key in _keys(found) if key in _keys(Config)]
     if clash:
         raise ValueError(f"the setting {clash[0]!r} of {name!r} is a key of every config; choose another name")
     return found
+
+
+def _not_imported(name: str, error: BaseException) -> ValueError:
+    hint = "; put the folder of the module into PYTHONPATH" if isinstance(error, ImportError) else ""
+    return ValueError(f"cannot import the algorithm {name!r} ({explain(error)}){hint}")
 
 
 def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Config]:

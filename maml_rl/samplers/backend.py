@@ -21,6 +21,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy
 from maml_rl.profiling import StageTimer
+from maml_rl.samplers.failures import GuardedEnv
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 from maml_rl.samplers.rollout.in_children import pickle_policy
 from maml_rl.samplers.rollout.rollout import rollout
@@ -211,7 +212,7 @@ class InProcessBackend(_VectorEnvBackend):
     """Steps all slots in this process."""
 
     def _make(self, num_tasks: int) -> MetaVectorEnv:
-        return self._recipe.make(num_tasks * self._slots_per_task, num_threads=usable_cores())
+        return GuardedEnv(self._recipe, num_tasks * self._slots_per_task, num_threads=usable_cores())
 
 
 class ProcessBackend(_VectorEnvBackend):

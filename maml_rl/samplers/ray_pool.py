@@ -22,7 +22,7 @@ from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, ConfigError
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.child.ray_actor import Introduction, Raised, Sampled, own_versions
-from maml_rl.samplers.parent.worker_pool import error_of
+from maml_rl.samplers.failures import error_of
 from maml_rl.samplers.ray_cluster import RayCluster, last_line
 from maml_rl.samplers.ray_worker import LOOK_SECONDS, Call, RayWorker, Unit
 from maml_rl.samplers.wire.describing import describe_tasks, shorten

@@ -18,7 +18,7 @@ from maml_rl.config import SettingsModel
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskSpace
-from maml_rl.errors import explain
+from maml_rl.errors import UsersCode, explain
 
 # What tasks are drawn for: validation chooses something, such as a checkpoint, and must not see the tasks of the test.
 TaskSplit = Literal["training", "validation", "test"]
@@ -157,13 +157,8 @@ def find_task_distribution(name: str) -> type[TaskDistribution]:
         if name not in _REGISTRY:
             raise ValueError(f"unknown task distribution {name!r}{suggest(name, task_distributions())}")
         return _REGISTRY[name]
-    try:
+    with UsersCode(lambda error: ValueError(f"cannot import the task distribution {name!r} ({explain(error)})")):
         found = getattr(import_module(module), attribute)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # A module may raise anything.
-        raise ValueError(f"cannot import the task distribution {name!r} ({explain(error)})") from error
     if not (isinstance(found, type) and issubclass(found, TaskDistribution)):
         raise ValueError(f"{name!r} is no task distribution; make it a subclass of TaskDistribution")
     return found

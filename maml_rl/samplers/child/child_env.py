@@ -3,22 +3,20 @@
 import pickle
 import socket
 import traceback
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
-from maml_rl.errors import explain
 from maml_rl.samplers.child.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
+from maml_rl.samplers.failures import failed
 from maml_rl.samplers.wire.channel import Channel, encode
 from maml_rl.samplers.wire.commands import (
     AttachBuffers,
     Close,
     Command,
     Done,
-    Failed,
     Infos,
     Load,
     LoadPolicy,
@@ -34,15 +32,11 @@ from maml_rl.samplers.wire.commands import (
     Step,
     Tasks,
 )
-from maml_rl.samplers.wire.describing import describe_task, shorten
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.samplers.wire.shared_buffers import SharedBuffers, SharedProgress
 
 if TYPE_CHECKING:
     from maml_rl.samplers.child.phase_runner import PhaseRunner
-
-_MAX_MESSAGE_CHARACTERS = 2_000
-_MAX_TRACEBACK_CHARACTERS = 8_000
 
 
 class ChildEnv:
@@ -140,35 +134,6 @@ class ChildEnv:
         if slot >= 0:
             return slot
         return 0 if self._slots.stop - self._slots.start == 1 else None
-
-
-def failed(generation: int, error: BaseException, slot: int | None, first_slot: int, tasks: Sequence[Task]) -> Failed:
-    """Return what the parent is told of an exception.
-
-    Args:
-        generation: of the work that raised it.
-        error: the exception.
-        slot: which of the worker's slots raised it; None if that is unknown.
-        first_slot: number of the worker's first slot.
-        tasks: of the worker's slots; empty as long as there are none.
-    """
-    return Failed(
-        generation,
-        error=type(error).__name__,
-        message=shorten(_text(lambda: str(error)), _MAX_MESSAGE_CHARACTERS),
-        traceback=shorten(_text(lambda: "".join(traceback.format_exception(error))), _MAX_TRACEBACK_CHARACTERS),
-        summary=shorten(_text(lambda: explain(error)), _MAX_MESSAGE_CHARACTERS),
-        slot=None if slot is None else first_slot + slot,
-        task=None if slot is None or slot >= len(tasks) else _text(lambda: describe_task(tasks[slot])),
-    )
-
-
-def _text(describe: Callable[[], str]) -> str:
-    """Return what `describe` returns; an exception's own methods may raise too, which must not hide it."""
-    try:
-        return describe().strip()
-    except Exception as error:
-        return f"<no text: {type(error).__name__} while describing it>"
 
 
 def run_child(ends: ChildEnds) -> NoReturn:

@@ -11,11 +11,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError, TaskError
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
+from maml_rl.samplers.failures import error_of
 from maml_rl.samplers.parent.worker import Worker, wait_for_ends
 from maml_rl.samplers.wire.channel import encode
 from maml_rl.samplers.wire.commands import Close, Command, Failed, Reply, RunPhase
-from maml_rl.samplers.wire.describing import describe_exit, describe_failure, describe_stack
+from maml_rl.samplers.wire.describing import describe_exit, describe_stack
 from maml_rl.samplers.wire.shared_buffers import SharedProgress
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class WorkerPool:
         self._poll = select.poll()
         self._by_descriptor: dict[int, Worker] = {}
         self._lost: list[str] = []
-        self._failed: list[tuple[Worker, Failed]] = []
+        self._failed: list[tuple[str, Failed]] = []
         self.start_phase()
 
     # Starting and sending.
@@ -253,12 +254,12 @@ class WorkerPool:
     def _note_reply(self, worker: Worker, reply: Reply) -> None:
         if worker.command is None or reply.generation != worker.command.generation:
             return
+        if isinstance(reply, Failed) and reply.generation == self.generation:
+            self._look_at(worker)
+            self._failed.append((f"{worker}, {worker.doing},", reply))
         worker.command = None
-        if reply.generation != self.generation:
-            return
-        worker.reply = reply
-        if isinstance(reply, Failed):
-            self._failed.append((worker, reply))
+        if reply.generation == self.generation:
+            worker.reply = reply
 
     # Faults.
 
@@ -370,14 +371,3 @@ class WorkerPool:
             del self._by_descriptor[descriptor]
         self.workers[worker.index] = None
         return worker.process.reap()
-
-
-def error_of(failed: Sequence[tuple[object, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
-    """Return the error for workers that raised, each with what `str` makes of it."""
-    if all(reply.error == TaskError.__name__ for _, reply in failed):
-        return TaskError("; ".join(f"{reply.message} (counted within {worker})" for worker, reply in failed))
-    if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
-        return NonFiniteError("; ".join(reply.message for _, reply in failed))
-    error = ChildEnvError("\n\n".join(describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed))
-    error.summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
-    return error

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.bandit import BernoulliBanditVectorEnv
 from maml_rl.envs.meta_env import InfoKind, RecordedInfos
-from maml_rl.errors import NonFiniteError
+from maml_rl.errors import ChildEnvError, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, get_policy_for_env
 
 HORIZON = 6
@@ -88,13 +88,17 @@ def test_missing_info_is_an_error_that_names_it() -> None:
     class SilentEnv(LampEnv):
         recorded_infos: RecordedInfos = {"heat": "step"}  # noqa: RUF012
 
-    with pytest.raises(TypeError, match="declares 'heat' in recorded_infos, so its info must have that number at ev"):
+    with pytest.raises(
+        ChildEnvError, match="declares 'heat' in recorded_infos, so its info must have that number at ev"
+    ):
         sample(SilentEnv, num_workers=0)
 
 
 @pytest.mark.parametrize("value", ["bright", [1.0, 2.0], None, {}])
 def test_info_that_is_no_number_is_an_error(value: Any) -> None:
-    with pytest.raises(TypeError, match="'clock' in recorded_infos, so its info must have that number at every step"):
+    with pytest.raises(
+        ChildEnvError, match="'clock' in recorded_infos, so its info must have that number at every step"
+    ):
         sample(lambda: LampEnv(clock=value), num_workers=0)
 
 
@@ -103,7 +107,7 @@ def test_malformed_declaration_is_refused_before_the_first_episode(declared: Any
     class MalformedEnv(LampEnv):
         recorded_infos = declared
 
-    with pytest.raises(TypeError, match="recorded_infos must be a dict of keys of info"):
+    with pytest.raises(ChildEnvError, match="recorded_infos must be a dict of keys of info"):
         sample(MalformedEnv, num_workers=0)
 
 
@@ -115,7 +119,7 @@ def test_slots_that_record_different_infos_are_refused() -> None:
             super().__init__()
             self.recorded_infos = declared.pop()
 
-    with pytest.raises(ValueError, match="all slots must have the same recorded infos"):
+    with pytest.raises(ChildEnvError, match="all slots must have the same recorded infos"):
         sample(FickleEnv, num_workers=0, num_tasks=1)
 
 
