@@ -23,7 +23,7 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.failures import GuardedEnv
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
-from maml_rl.samplers.rollout.in_children import pickle_policy
+from maml_rl.samplers.rollout.in_children import require_loadable
 from maml_rl.samplers.rollout.rollout import rollout
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams
@@ -268,9 +268,9 @@ class ProcessBackend(_VectorEnvBackend):
         # Workers that act by themselves never wait for each other within a phase, but each needs whole tasks.
         self._fewest_tasks_to_act: int | None = None
         if inference == "worker":
-            pickle_policy(policy)
+            require_loadable(policy, start_method)
             self._fewest_tasks_to_act = 1
-        elif inference == "auto" and waits_for_all and _can_be_pickled(policy):
+        elif inference == "auto" and waits_for_all and _is_loadable(policy, start_method):
             self._fewest_tasks_to_act = num_workers
 
     @property
@@ -475,9 +475,9 @@ def _check_mode(
         raise ValueError("recv_timeout needs workers to wait for, but num_workers is 0; raise it")
 
 
-def _can_be_pickled(policy: Policy) -> bool:
+def _is_loadable(policy: Policy, start_method: str | None) -> bool:
     try:
-        pickle_policy(policy)
+        require_loadable(policy, start_method)
     except TypeError:
         return False
     return True

@@ -68,9 +68,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             have, at least one. None waits for all, and only then are results promised to repeat.
         num_groups: groups of workers that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process, for all workers; "worker": in each worker, which samples
-            whole episodes of its tasks by itself; "auto": in the workers, which is faster, if the policy can be
-            pickled, there is a task for every worker, `device` is the CPU, and neither `recv_timeout` nor
-            `num_groups` is given. The episodes are the same.
+            whole episodes of its tasks by itself; "auto": in the workers, which is faster, if they can load the
+            policy (its class is in a module, not in a notebook), there is a task for every worker, `device` is the
+            CPU, and neither `recv_timeout` nor `num_groups` is given. The episodes are the same.
         observe_last: show the policy what happened at the last step as well: observations become vectors of the
             observation, the last action, the last reward, and whether the last step ended an episode; see
             `envs.LastStepParts`.

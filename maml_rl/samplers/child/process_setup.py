@@ -10,6 +10,8 @@ import threading
 from multiprocessing import spawn
 from typing import Any, NamedTuple, NoReturn
 
+from maml_rl.samplers.wire.importing import main_is_importable
+
 # Asks a child for its stack. A real-time signal where there are any: environments do not use them.
 STACK_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 
@@ -90,10 +92,11 @@ def interpreter_state(needs_main: bool) -> dict[str, Any]:
 
     Args:
         needs_main: whether the child must import this process's main module. If it need not, it does not: a training
-            script imports torch, and may lack the `if __name__ == "__main__"` guard.
+            script imports torch, and may lack the `if __name__ == "__main__"` guard. A main module without a file is
+            never imported.
     """
     wanted = {"sys_path", "sys_argv", "dir", "orig_dir"}
-    if needs_main:
+    if needs_main and main_is_importable():
         wanted |= {"init_main_from_name", "init_main_from_path"}
     state = spawn.get_preparation_data("maml_rl child")
     return {key: value for key, value in state.items() if key in wanted}

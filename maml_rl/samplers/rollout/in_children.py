@@ -15,6 +15,7 @@ from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.rollout.recorder import EpisodeArrays
+from maml_rl.samplers.wire.importing import find_unimportable
 from maml_rl.samplers.wire.shared_buffers import Layout
 from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, PhasePlan
 from maml_rl.seeding import PhaseStreams
@@ -80,6 +81,23 @@ def collect_in_children(
     with timer.stage("assembly"):
         # The workers write the next phase into the same memory.
         return shared.episodes.copy()
+
+
+def require_loadable(policy: Policy, start_method: str | None) -> None:
+    """Refuse a policy that a worker could not load.
+
+    Raises:
+        TypeError: If it cannot be pickled, or needs a class or function that a worker cannot import.
+    """
+    pickle_policy(policy)
+    # Workers that are forked inherit it.
+    name = "" if start_method == "fork" else find_unimportable(policy)
+    if name:
+        raise TypeError(
+            f"the policy {type(policy).__name__} needs {name}, which workers cannot import, since it is defined in a "
+            "notebook, an interactive session, `python -c` or a script from standard input; move it to a module and "
+            'import it from there, or use inference="central"'
+        )
 
 
 def pickle_policy(policy: object) -> bytes:

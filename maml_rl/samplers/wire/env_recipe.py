@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,10 +14,11 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker, env_id, make_vector_env, observed_env
+from maml_rl.envs.making import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.samplers.wire.describing import describe_env, describe_task
+from maml_rl.samplers.wire.importing import find_unimportable, main_is_importable
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +87,24 @@ class Recipe:
         )
 
     def require_importable(self) -> None:
-        """Refuse a callable that no worker could import, because it is of a notebook or an interactive session.
+        """Refuse what no worker could import, because it is of a notebook, for example.
 
         Workers that are forked inherit it.
 
         Raises:
             TypeError: If it is; the message says what to do.
         """
-        made_by = observed_env(self.env)
-        module = getattr(getattr(made_by, "func", made_by), "__module__", None)
-        if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        name = find_unimportable((self.env, self.env_kwargs, self.spec))
+        entry_points = () if self.spec is None else (self.spec.entry_point, self.spec.vector_entry_point)
+        for entry_point in entry_points:
+            if isinstance(entry_point, str) and entry_point.startswith("__main__:") and not main_is_importable():
+                name = entry_point
+        if name:
+            env = describe_env(self.env)
             raise TypeError(
-                f"the environment callable {describe_env(self.env)} is defined in a notebook or interactive session, "
-                "which workers cannot import; move it to a module and import it from there, or pass num_workers=0 or "
-                "start_method='fork'"
+                f"the environment {env} needs {name}, which workers cannot import, since it is defined in a notebook, "
+                "an interactive session, `python -c` or a script from standard input; move it to a module and import "
+                "it from there, or pass num_workers=0 or start_method='fork'"
             )
 
     def pickled(self) -> bytes:

@@ -88,8 +88,13 @@ def test_environment_of_a_notebook_is_refused_with_the_remedy(wrap: Any, monkeyp
     monkeypatch.setattr(FaultyEnv, "__module__", "__main__")
     recipe = Recipe.of(wrap(FaultyEnv), {}, 5)
     # The main module of a parallel test run has no file.
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     recipe.require_importable()
+    message = r"needs FaultyEnv, which workers.*notebook.*move it to a module.*num_workers=0 or start_method='fork'"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
+    with pytest.raises(TypeError, match=message):
+        recipe.require_importable()
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
-    with pytest.raises(TypeError, match=r"notebook.*move it to a module.*num_workers=0 or start_method='fork'"):
+    with pytest.raises(TypeError, match=message):
         recipe.require_importable()

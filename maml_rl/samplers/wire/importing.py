@@ -1,0 +1,52 @@
+"""What a worker can import: pickles refer to classes and functions by module and name."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+
+def main_is_importable() -> bool:
+    """Return whether a worker can import this process's main module.
+
+    It cannot import a notebook, an interactive session, `python -c`, or a script that comes from standard input.
+    """
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    # Of a script from standard input the name is "<stdin>".
+    return Path(getattr(main, "__file__", None) or "/").is_file()
+
+
+def find_unimportable(value: Any) -> str:
+    """Return the name of a class or function that `value` is pickled with and no worker could import; "" for none."""
+    pickler = _ReferencePickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+    # That it cannot be pickled is told elsewhere, with the reason; what was found until then is right.
+    with suppress(Exception):
+        pickler.dump(value)
+    return next((name for module, name in pickler.references.items() if not _is_importable(module)), "")
+
+
+def _is_importable(module: str) -> bool:
+    if module == "__main__":
+        return main_is_importable()
+    found = sys.modules.get(module)
+    # A module that a program has made itself has neither.
+    return found is None or found.__spec__ is not None or hasattr(found, "__file__")
+
+
+class _ReferencePickler(pickle.Pickler):
+    """Notes the modules of all classes and functions that it meets, each with the first name."""
+
+    def __init__(self, file: io.BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol)
+        self.references: dict[str, str] = {}
+
+    def persistent_id(self, value: Any) -> None:
+        if isinstance(value, type | FunctionType):
+            self.references.setdefault(value.__module__, value.__qualname__)
