@@ -21,7 +21,6 @@ from maml_rl.samplers.child.child_env import run_child
 from maml_rl.samplers.child.fork_server import request_exit_code, request_fork
 from maml_rl.samplers.child.process_setup import STACK_SIGNAL, ChildEnds
 
-_SERVER_STARTS = 5
 _SERVER_START_SECONDS = 60.0
 _SERVER_ANSWER_SECONDS = 2.0
 _STACK_SECONDS = 0.4
@@ -180,24 +179,36 @@ class Launcher:
         memory: descriptor of the shared memory, which every child gets.
         env_id: environment that the fork server imports ahead; empty for none.
         preload: modules that it imports ahead, too.
+        max_restarts: how often the fork server may die or hang while it starts one child.
     """
 
-    def __init__(self, start_method: str, memory: int, env_id: str, preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self, start_method: str, memory: int, env_id: str, preload: Sequence[str] = (), *, max_restarts: int = 3
+    ) -> None:
         self._start_method, self._memory, self._ahead = start_method, memory, (env_id, tuple(preload))
+        self._max_restarts = max_restarts
         self._server: ChildProcess | None = None
 
     def launch(self) -> ChildProcess:
         """Start a child and return it; it waits for commands.
 
         Raises:
-            ChildEnvError: If no process can be started.
+            ChildEnvError: If no process can be started, or the fork server dies or hangs again and again.
         """
         try:
-            for _ in range(_SERVER_STARTS - 1):
+            for _ in range(self._max_restarts):
                 # The server may be killed or stopped like any process; children that it has forked keep running.
                 with suppress(_ServerGoneError):
                     return self._launch()
             return self._launch()
+        except _ServerGoneError as error:
+            times = self._max_restarts + 1
+            raise ChildEnvError(
+                f"the fork server, which starts the workers, died or hung {times} times in a row, more often than "
+                f"max_restarts={self._max_restarts} allows ({error.__cause__}); look for what kills it (the kernel, "
+                "when memory runs out, or a limit of the batch system), raise max_restarts, or use "
+                "start_method='spawn', which needs no server"
+            ) from error
         except OSError as error:
             raise ChildEnvError(
                 f"no child process could be started: {error}; close other processes, or use fewer workers"

@@ -52,7 +52,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         start_method: "forkserver" (the default) or "spawn", which are safe with threads, or "fork", which is not.
         step_timeout: seconds that one call of one slot may take (reset_task, reset, step; making the environment at
             least 10); where a worker works on all its slots together, all of them.
-        max_restarts: how often one worker may die in one phase.
+        max_restarts: how often one worker may die in one phase, and the fork server while it starts a worker.
         granularity: number of slots that stay together in one worker, a divisor of N.
         preload: modules that are imported once for all workers, if the start method is "forkserver".
 
@@ -103,8 +103,8 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self._step_timeout = step_timeout
         memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
-        launcher = Launcher(start_method, memory, env_id(env), preload)
-        self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress)
+        launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=max_restarts)
+        self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress, step_timeout)
         # Without a call of `close` the workers end with this object, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end, self._pool, memory)
         self._tasks: tuple[Task, ...] | None = None

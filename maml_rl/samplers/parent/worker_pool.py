@@ -42,6 +42,8 @@ class WorkerPool:
         env_name: for messages.
         max_restarts: how often one worker may die in one phase.
         progress: where workers tell how far they are.
+        step_timeout: seconds after which a worker that does not run at all counts as hung, whatever it may take long
+            for.
 
     Attributes:
         workers: None where there is none at present.
@@ -50,8 +52,15 @@ class WorkerPool:
     """
 
     def __init__(
-        self, launcher: Launcher, parts: Sequence[slice], env_name: str, max_restarts: int, progress: SharedProgress
+        self,
+        launcher: Launcher,
+        parts: Sequence[slice],
+        env_name: str,
+        max_restarts: int,
+        progress: SharedProgress,
+        step_timeout: float = inf,
     ) -> None:
+        self._step_timeout = step_timeout
         self._launcher, self._parts, self._env_name, self._max_restarts = launcher, parts, env_name, max_restarts
         self.workers: list[Worker | None] = [None] * len(parts)
         self.generation = 0
@@ -219,10 +228,17 @@ class WorkerPool:
             self._look_at(worker)
             if worker.mark != (mark := self._mark(worker)):
                 worker.mark, worker.deadline = mark, now + worker.seconds
-            elif worker.command is not None and now >= worker.deadline:
+            elif worker.command is not None and (now >= worker.deadline or self._is_stopped(worker, now)):
                 overdue.append(worker)
         if overdue:
             self._raise_hung(overdue)
+
+    def _is_stopped(self, worker: Worker, now: float) -> bool:
+        """Return whether a worker that may take longer, as at its start, is stopped after `step_timeout`."""
+        if now < worker.deadline - worker.seconds + self._step_timeout or worker.process.state() != "stopped":
+            return False
+        worker.seconds = min(worker.seconds, self._step_timeout)
+        return True
 
     def _mark(self, worker: Worker) -> tuple[int, float]:
         return int(self._progress.current_slots[worker.index]), float(self._progress.heartbeats[worker.index])

@@ -12,6 +12,8 @@ import pytest
 from faulty_env import HelpedEnv
 from phases import NUM_SLOTS, child_processes, make_parallel, play, play_in_process, play_until_through
 
+from maml_rl.errors import ChildEnvError
+from maml_rl.samplers.parent.launcher import ChildProcess, Launcher, ParentEnds
 from maml_rl.samplers.parent.vector_env import START_METHODS, ParallelVectorEnv
 from scripts import Run, are_gone, finish
 
@@ -174,3 +176,25 @@ def test_lack_of_descriptors_is_a_clear_error(run: Run) -> None:
         errors
     )
     assert output.splitlines()[1] == "2"
+
+
+@pytest.mark.parametrize("max_restarts", [0, 2])
+def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
+    max_restarts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def spawn(launcher: Launcher, ends: ParentEnds, statements: str) -> ChildProcess:
+        starts.append(statements)
+        return start(launcher, ends, "import os; os._exit(1)")
+
+    start = Launcher._spawn
+    monkeypatch.setattr(Launcher, "_spawn", spawn)
+    message = (
+        rf"died or hung {max_restarts + 1} times in a row, more often than max_restarts={max_restarts} allows "
+        r"\(.*\); look for what kills it .*raise max_restarts, or use start_method='spawn'"
+    )
+    with pytest.raises(ChildEnvError, match=message) as caught:
+        make_parallel(options={"start_method": "forkserver", "max_restarts": max_restarts})
+    assert "\n" not in str(caught.value)
+    assert len(starts) == max_restarts + 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from faulty_env import HORIZON
+from faulty_env import HORIZON, FaultyEnv
 from phases import (
     NUM_SLOTS,
     child_processes,
@@ -24,6 +24,7 @@ from phases import (
 )
 
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
+from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -307,6 +308,26 @@ def test_stopped_child_is_killed_without_a_stack() -> None:
         pytest.raises(ChildEnvTimeout, match="showed no stack; it was stopped"),
     ):
         play(vector_env)
+
+
+class StopsWhereItIsLoaded:
+    """Makes an environment, but stops the process that unpickles it."""
+
+    def __call__(self) -> FaultyEnv:
+        return FaultyEnv()
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"state": "any"}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.timeout(30)
+def test_worker_that_is_stopped_while_it_starts_is_killed_after_the_step_timeout() -> None:
+    message = r"hangs while starting.*for more than 0\.5 s.*it was stopped"
+    with pytest.raises(ChildEnvTimeout, match=message):
+        ParallelVectorEnv(StopsWhereItIsLoaded(), num_envs=2, num_workers=2, start_method="fork", step_timeout=0.5)
 
 
 def test_worker_that_does_not_read_a_large_command_is_killed() -> None:
