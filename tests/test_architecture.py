@@ -1,8 +1,11 @@
 """The rooms of the package, and which way the imports between them point."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import maml_rl
 
@@ -63,3 +66,71 @@ def test_imports_between_rooms_point_downwards() -> None:
 
 def test_samplers_and_metalearners_do_not_import_each_other() -> None:
     assert not {("samplers", "metalearners"), ("metalearners", "samplers")} & {(room, to) for _, room, to in imports()}
+
+
+def files() -> dict[str, set[str]]:
+    """Return which modules of the package every module imports, at its top, in a function, or for its types."""
+    paths = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        # See `imports`.
+        if module == "maml_rl" or path.name == "__main__.py":
+            continue
+        graph[module] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                # What is imported from a package is one of its modules, or a name of its `__init__`.
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                graph[module] |= {name if name in paths else node.module for name in names} & paths.keys()
+            elif isinstance(node, ast.Import):
+                graph[module] |= {alias.name for alias in node.names} & paths.keys()
+        graph[module] -= {module, "maml_rl"}
+    return graph
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return one circle of imports, from its first module to the first again; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        members: list[str] = error.args[1]
+        return members
+    return []
+
+
+def rooms_inside(floor: str, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return which rooms inside of `floor` every room there imports: its files, and its folders as one each."""
+
+    def room(module: str) -> str | None:
+        parts = module.split(".")
+        return parts[2] if parts[1] == floor and len(parts) > 2 else None
+
+    inside: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        if (own := room(module)) is not None:
+            others = {other for each in imported if (other := room(each)) is not None}
+            inside.setdefault(own, set()).update(others - {own})
+    return inside
+
+
+def test_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
+    graph = {"maml_rl.envs.one.a": {"maml_rl.envs.two"}, "maml_rl.envs.two": {"maml_rl.envs.one.b"}}
+    assert circle(graph) == []
+    assert circle(rooms_inside("envs", graph)) in (["one", "two", "one"], ["two", "one", "two"])
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    graph = files()
+    assert graph["maml_rl.samplers.placement"] >= {"maml_rl.samplers.backend", "maml_rl.samplers.ray_backend"}
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize("floor", ["samplers", "envs", "policies"])
+def test_rooms_inside_of_a_room_do_not_import_each_other_in_a_circle(floor: str) -> None:
+    inside = rooms_inside(floor, files())
+    assert len(inside) > 3
+    assert circle(inside) == []

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -21,11 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.memory import check_memory
 from maml_rl.envs.spaces import array_layout
+from maml_rl.envs.task_space import Task as Task
+from maml_rl.envs.task_space import TaskSpace
 
-if TYPE_CHECKING:
-    from maml_rl.envs.task_space import TaskSpace
-
-Task = dict[str, Any]
 # When an environment's info holds a number that is recorded: at every step, or at the last of an episode.
 InfoKind = Literal["step", "episode"]
 RecordedInfos = Mapping[str, InfoKind]

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import Task
-
+Task = dict[str, Any]
 Floats = NDArray[np.float64]
 # What of a number is uniform: itself, its logarithm, or its square (as the distance from the center of a disk).
 Scale = Literal["linear", "log", "square"]

@@ -21,7 +21,9 @@ from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import Inference, Phase, make_backend
+from maml_rl.samplers.backend import Inference
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.placement import make_backend
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_of, try_memory
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator

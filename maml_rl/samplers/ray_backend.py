@@ -19,12 +19,13 @@ from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import Phase, RolloutBackend
+from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.child.ray_actor import PhaseData, Sampled
+from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.ray_pool import RayPool
 from maml_rl.samplers.ray_worker import Unit
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.describing import describe_env
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.samplers.wire.shared_phase import CHILD_STAGES

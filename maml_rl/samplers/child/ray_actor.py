@@ -22,11 +22,12 @@ from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.system import package_versions
-from maml_rl.samplers.backend import Phase
 from maml_rl.samplers.child.phase_runner import PhaseAbandonedError, ReportingEnv
+from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import failed
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import collect
-from maml_rl.samplers.rollout.recorder import EpisodeArrays, EpisodeRecorder
+from maml_rl.samplers.rollout.recorder import EpisodeRecorder
 from maml_rl.samplers.wire.commands import Failed
 from maml_rl.samplers.wire.describing import describe_task
 from maml_rl.samplers.wire.env_recipe import Recipe

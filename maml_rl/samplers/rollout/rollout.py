@@ -1,7 +1,6 @@
 """One phase of sampling: a policy, with parameters of its own for every task, acts until all episodes are over."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,9 +9,9 @@ from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.rollout.in_children import collect_in_children
+from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.rollout.loop import collect
-from maml_rl.samplers.rollout.recorder import EpisodeArrays, EpisodeRecorder
+from maml_rl.samplers.rollout.recorder import EpisodeRecorder
 from maml_rl.seeding import PhaseStreams
 
 
@@ -29,7 +28,6 @@ def rollout(
     device: torch.device | str = "cpu",
     recv_timeout: float | None = None,
     num_groups: int = 1,
-    inference: Literal["central", "worker"] = "central",
     reset_memory: bool = False,
     timer: StageTimer = NULL_TIMER,
 ) -> TaskEpisodes:
@@ -49,8 +47,6 @@ def rollout(
         device: where the policy runs; the episodes stay on the CPU.
         recv_timeout: seconds to wait for workers that have not replied, and longer until one has; None: wait for all.
         num_groups: groups of workers that take turns: while one steps, the policy acts for another.
-        inference: "central": the policy acts in this process; "worker": in the workers, each of which samples all
-            episodes of its tasks by itself. `device`, `recv_timeout` and `num_groups` then have no meaning.
         reset_memory: have the policy's memory begin anew with every episode, not only with every phase.
         timer: gets the seconds of the stages.
 
@@ -60,21 +56,18 @@ def rollout(
     Raises:
         NonFiniteError: If an observation, an action or a reward is NaN or infinite.
     """
-    sizes = num_tasks, episodes_per_task, horizon
-    if inference == "worker":
-        arrays = collect_in_children(vector_env, policy, params, sizes, streams, timer, reset_memory=reset_memory)
-    else:
-        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(vector_env), *sizes))
-        collect(
-            vector_env,
-            policy,
-            params,
-            EpisodeRecorder(arrays, streams.first_task),
-            streams=streams,
-            device=device,
-            recv_timeout=recv_timeout,
-            num_groups=num_groups,
-            reset_memory=reset_memory,
-            timer=timer,
-        )
+    layout = EpisodeArrays.layout(EnvDescription.of(vector_env), num_tasks, episodes_per_task, horizon)
+    arrays = EpisodeArrays.allocate(layout)
+    collect(
+        vector_env,
+        policy,
+        params,
+        EpisodeRecorder(arrays, streams.first_task),
+        streams=streams,
+        device=device,
+        recv_timeout=recv_timeout,
+        num_groups=num_groups,
+        reset_memory=reset_memory,
+        timer=timer,
+    )
     return TaskEpisodes(**arrays.by_name(), tasks=tasks)

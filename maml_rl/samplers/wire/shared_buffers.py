@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ from maml_rl.envs.memory import available_memory
 from maml_rl.envs.meta_env import EnvDescription, StepBuffers
 from maml_rl.envs.spaces import array_layout
 from maml_rl.errors import ChildEnvError
-
-# Shape and type of an array, by its name.
-Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+from maml_rl.samplers.episode_arrays import Layout
 
 # Arrays start on cache lines of their own.
 _ALIGNMENT = 64

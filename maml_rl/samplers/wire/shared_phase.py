@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import EnvDescription
-from maml_rl.samplers.rollout.recorder import EpisodeArrays
-from maml_rl.samplers.wire.shared_buffers import Layout, map_arrays
+from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
+from maml_rl.samplers.wire.shared_buffers import map_arrays
 
 # The stages that a worker measures of a phase.
 CHILD_STAGES = ("physics", "inference", "assembly")

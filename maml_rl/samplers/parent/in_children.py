@@ -1,4 +1,4 @@
-"""Worker inference as `rollout` sees it: parameters to the workers, episodes back."""
+"""Worker inference as a backend sees it: parameters to the workers, episodes back."""
 
 import copy
 import pickle
@@ -9,41 +9,28 @@ import torch
 from torch import Tensor
 
 from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.episode_arrays import Layout
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-from maml_rl.samplers.rollout.recorder import EpisodeArrays
 from maml_rl.samplers.wire.importing import find_unimportable
-from maml_rl.samplers.wire.shared_buffers import Layout
 from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, PhasePlan
-from maml_rl.seeding import PhaseStreams
 
 
-def collect_in_children(
-    vector_env: MetaVectorEnv,
-    policy: Policy,
-    params: Mapping[str, Tensor] | None,
-    sizes: tuple[int, int, int],
-    streams: PhaseStreams,
-    timer: StageTimer,
-    *,
-    reset_memory: bool = False,
-) -> EpisodeArrays:
+def rollout_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTimer = NULL_TIMER) -> TaskEpisodes:
     """Have each worker sample the episodes of its tasks.
 
     Args:
-        vector_env: see `rollout`.
-        policy: its parameters are sent at every phase, all else of it only at the first.
-        params: see `rollout`.
-        sizes: M, B and T.
-        streams: of the phase.
+        vector_env: a `ParallelVectorEnv`, whose slots already have their tasks.
+        phase: its policy's parameters are sent every time, all else of the policy only the first time.
         timer: gets the seconds of the stages.
-        reset_memory: see `rollout`.
 
     Returns:
-        The episodes, the caller's own.
+        Episodes (M, T, B, ...), the caller's own, T cut to the longest episode.
 
     Raises:
         ValueError: If there are no workers, or the slots of one are no whole tasks.
@@ -52,17 +39,19 @@ def collect_in_children(
     """
     if not isinstance(vector_env, ParallelVectorEnv):
         raise ValueError('inference="worker" needs workers; use a ParallelVectorEnv, or inference="central"')
+    policy, num_tasks = phase.policy, len(phase.tasks)
     with torch.no_grad():
-        of_phase, is_stacked = phase_parameters(policy, sizes[0], params)
+        of_phase, is_stacked = phase_parameters(policy, num_tasks, phase.params)
     constants = dict(policy.named_buffers())
     plan = PhasePlan(
-        sizes[0],
-        vector_env.num_envs // sizes[0],
-        *sizes[1:],
+        num_tasks,
+        vector_env.num_envs // num_tasks,
+        phase.episodes_per_task,
+        phase.horizon,
         _layout(of_phase),
         _layout(constants),
         is_stacked=is_stacked,
-        reset_memory=reset_memory,
+        reset_memory=phase.reset_memory,
     )
     shared = vector_env.phases.load(policy, plan, pickle_policy)
     for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
@@ -72,7 +61,7 @@ def collect_in_children(
     timer.observe(WORKERS_PER_INFERENCE, 1)
     timed = timer is not NULL_TIMER
     with timer.stage("waiting"):
-        vector_env.phases.run(streams, timed=timed)
+        vector_env.phases.run(phase.streams, timed=timed)
     if timed:
         # Workers run side by side: the parent has waited for the busiest.
         of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
@@ -80,7 +69,8 @@ def collect_in_children(
             timer.move("waiting", stage, seconds)
     with timer.stage("assembly"):
         # The workers write the next phase into the same memory.
-        return shared.episodes.copy()
+        episodes = shared.episodes.copy()
+    return TaskEpisodes(**episodes.by_name(), tasks=phase.tasks)
 
 
 def require_loadable(policy: Policy, start_method: str | None) -> None:

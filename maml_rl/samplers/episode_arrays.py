@@ -1,0 +1,139 @@
+"""The arrays of one phase: their layout, and what is recorded in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.memory import check_memory
+from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.envs.spaces import array_layout, is_image
+
+# Shape and type of an array, by its name.
+Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+_STEPWISE = ("observations", "actions", "rewards")
+# What the names of recorded infos begin with, in a layout.
+_INFO = "info "
+# Name, in a layout, of observations (T, M, B, *obs).
+_BY_STEP = "observations by step"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeArrays:
+    """What is recorded of a phase, for M tasks, B episodes of each, and at most T steps.
+
+    Attributes:
+        observations: (M, T, B, *obs).
+        actions: (M, T, B, *act).
+        rewards: (M, T, B) float32.
+        lengths: (M, B) int64.
+        terminated: (M, B) bool.
+        truncated: (M, B) bool.
+        final_observations: (M, B, *obs).
+        infos: float32 by name, (M, T, B) of those recorded at every step, (M, B) of those at the end.
+    """
+
+    observations: NDArray[Any]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_observations: NDArray[Any]
+    infos: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    @classmethod
+    def layout(cls, env: EnvDescription, num_tasks: int, episodes_per_task: int, horizon: int) -> Layout:
+        """Return shape and type of each array.
+
+        Args:
+            env: what the slots are like.
+            num_tasks: M.
+            episodes_per_task: B.
+            horizon: T.
+        """
+        grid, episodes = (num_tasks, horizon, episodes_per_task), (num_tasks, episodes_per_task)
+        observation_shape, observation_dtype = array_layout(env.observation_space)
+        action_shape, action_dtype = array_layout(env.action_space)
+        # Those of one step lie together where that lets slots write them there, which counts for images.
+        by_step = is_image(env.observation_space)
+        stepwise = (horizon, num_tasks, episodes_per_task) if by_step else grid
+        return {
+            _BY_STEP if by_step else "observations": (stepwise + observation_shape, observation_dtype),
+            "actions": (grid + action_shape, action_dtype),
+            "rewards": (grid, np.dtype(np.float32)),
+            "lengths": (episodes, np.dtype(np.int64)),
+            "terminated": (episodes, np.dtype(np.bool_)),
+            "truncated": (episodes, np.dtype(np.bool_)),
+            "final_observations": (episodes + observation_shape, observation_dtype),
+            **{
+                _INFO + name: (grid if kind == "step" else episodes, np.dtype(np.float32))
+                for name, kind in env.recorded_infos.items()
+            },
+        }
+
+    @classmethod
+    def allocate(cls, layout: Layout) -> EpisodeArrays:
+        """Return arrays of undefined content.
+
+        Raises:
+            ConfigError: If they certainly do not fit into memory.
+        """
+        check_memory(
+            sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values()),
+            "the episodes of a phase",
+            "use fewer tasks or episodes, shorter episodes or smaller observations",
+        )
+        return cls.of({name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
+
+    @classmethod
+    def zeros(cls, layout: Layout) -> EpisodeArrays:
+        """Return arrays of zeros, for which the system need not find memory before something else is written."""
+        return cls.of({name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeArrays:
+        """Return the arrays that a layout names."""
+        infos = {name.removeprefix(_INFO): array for name, array in arrays.items() if name.startswith(_INFO)}
+        arrays = {"observations" if name == _BY_STEP else name: array for name, array in arrays.items()} | (
+            {"observations": arrays[_BY_STEP].swapaxes(0, 1)} if _BY_STEP in arrays else {}
+        )
+        return cls(**{name: array for name, array in arrays.items() if not name.startswith(_INFO)}, infos=infos)
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the arrays by their names."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def of_tasks(self, tasks: slice) -> EpisodeArrays:
+        """Return the views of a range of tasks."""
+        return self._each(lambda array, stepwise: array[tasks])
+
+    def fill(self, tasks: slice, part: EpisodeArrays) -> None:
+        """Copy in the episodes of a range of tasks, which may have fewer steps."""
+        steps = slice(part.rewards.shape[1])
+
+        def copy_in(target: NDArray[Any], source: NDArray[Any], stepwise: bool) -> None:
+            target[(tasks, steps) if stepwise else tasks] = source
+
+        for name, source in part.by_name().items():
+            if name == "infos":
+                for info, values in source.items():
+                    copy_in(self.infos[info], values, values.ndim == 3)
+            else:
+                copy_in(getattr(self, name), source, name in _STEPWISE)
+
+    def copy(self) -> EpisodeArrays:
+        """Return a copy without the steps past the longest episode."""
+        steps = int(self.lengths.max())
+        return self._each(lambda array, stepwise: (array[:, :steps] if stepwise else array).copy())
+
+    def _each(self, change: Callable[[NDArray[Any], bool], NDArray[Any]]) -> EpisodeArrays:
+        """Return the arrays that `change` makes of each one, being told whether it has an axis of time."""
+        arrays = self.by_name()
+        infos = {name: change(array, array.ndim == 3) for name, array in arrays.pop("infos").items()}
+        return EpisodeArrays(**{name: change(array, name in _STEPWISE) for name, array in arrays.items()}, infos=infos)

@@ -1,0 +1,47 @@
+"""One phase of sampling, described by one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from maml_rl.envs.meta_env import Task
+from maml_rl.policies import Policy
+from maml_rl.seeding import PhaseStreams
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is to be sampled: B episodes of each of M tasks under fixed parameters.
+
+    Attributes:
+        tasks: M tasks.
+        policy: chooses the actions.
+        params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
+        streams: the random streams; `streams.first_task` is the number of `tasks[0]`.
+        episodes_per_task: B.
+        horizon: T, steps of the longest possible episode.
+        reset_memory: whether the policy's memory begins anew with every episode, not only with the phase.
+    """
+
+    tasks: tuple[Task, ...]
+    policy: Policy
+    params: Mapping[str, Tensor] | None
+    streams: PhaseStreams
+    episodes_per_task: int
+    horizon: int
+    reset_memory: bool = False
+
+    def part(self, tasks: slice) -> Phase:
+        """Return the phase of a range of the tasks. Its episodes are those of the whole phase there, bit for bit."""
+        start, stop, _ = tasks.indices(len(self.tasks))
+        params = self.params
+        if params is not None:
+            own = dict(self.policy.named_parameters())
+            params = {
+                name: value if value.shape == own[name].shape else value[start:stop] for name, value in params.items()
+            }
+        streams = self.streams._replace(first_task=self.streams.first_task + start)
+        return replace(self, tasks=self.tasks[start:stop], params=params, streams=streams)
