@@ -32,7 +32,7 @@ from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples,
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
-from maml_rl.policies import NormalMLPPolicy, Params, Policy, as_policy, get_policy_for_env
+from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy, as_policy, get_policy_for_env
 
 OBSERVATION_SIZE, ACTION_SIZE = 20, 6
 # Whole phases, of a family with physics and of one without.
@@ -105,24 +105,24 @@ def _acting(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[di
     noise = torch.randn((tasks, slots, ACTION_SIZE), generator=generator)
     module = PlainModule(policy)
 
-    def through_vmap(observations: Tensor, noise: Tensor) -> Tensor:
+    def through_vmap(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         def act(own: Params, observations: Tensor, noise: Tensor) -> Tensor:
             distribution = functional_call(module, dict(own), (observations,)).base_dist
             return distribution.loc + distribution.scale * noise
 
-        return vmap(act)(params, observations, noise)
+        return vmap(act)(params, observations, noise), memory
 
-    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    ways: dict[str, Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {
         BY_HAND: policy.actor(params),
         DEFAULT: as_policy(module, (OBSERVATION_SIZE,)).actor(params),
         "vmap, rounding depends on the batch": through_vmap,
     }
 
-    def repeated(act: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], None]:
+    def repeated(act: Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]) -> Callable[[], None]:
         def run() -> None:
             with torch.inference_mode():
                 for _ in range(options.steps):
-                    act(observations, noise)
+                    act(observations, noise, ())
 
         return run
 

@@ -53,13 +53,13 @@ class ReferenceUpdate:
         """Return surrogate loss and KL(old, new), means over tasks; the first call makes these parameters the old."""
         valid = self.valid
         distribution = self.policy.distribution_parameters(valid.observations, self.adapted())
-        log_probs = self.policy.log_prob_from(distribution, valid.actions)
+        log_probs = self.policy.distributions.log_prob(distribution, valid.actions)
         if self.old is None:
             self.old = tuple(tensor.detach() for tensor in distribution)
             self.old_log_probs = log_probs.detach() if valid.log_probs is None else valid.log_probs
         ratio = torch.exp(log_probs - self.old_log_probs)
         loss = -mean_over_real_steps(ratio * valid.advantages, valid.mask).mean()
-        return loss, mean_over_real_steps(self.policy.kl(self.old, distribution), valid.mask).mean()
+        return loss, mean_over_real_steps(self.policy.distributions.kl(self.old, distribution), valid.mask).mean()
 
     def gradient_and_product(self) -> tuple[float, Tensor, Callable[[Tensor], Tensor]]:
         """Return loss, meta-gradient (D,), and the product with the Hessian of the mean divergence."""

@@ -40,7 +40,8 @@ def _run_episode(env: gymnasium.Env, policy: Policy, seed: int) -> float:
     observation, _ = env.reset(seed=seed)
     total, over = 0.0, False
     while not over:
-        observation, reward, terminated, truncated, _ = env.step(policy.choose(observation))
+        action, _ = policy.choose(observation)
+        observation, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
         over = terminated or truncated
     return total

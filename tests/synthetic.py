@@ -81,6 +81,7 @@ class OpaquePolicy(Policy):
     def __init__(self, inner: MLPPolicy) -> None:
         super().__init__()
         self.noise_kind, self.noise_size = inner.noise_kind, inner.noise_size
+        self.distributions = inner.distributions
         self.inner = inner
 
     def _inner(self, params: object) -> object:
@@ -88,23 +89,5 @@ class OpaquePolicy(Policy):
             return None
         return {name.removeprefix("inner."): value for name, value in params.items()}  # type: ignore[attr-defined]
 
-    def distribution_from(self, parameters):  # type: ignore[no-untyped-def]
-        return self.inner.distribution_from(parameters)
-
     def distribution_parameters(self, observations, params=None):  # type: ignore[no-untyped-def]
         return self.inner.distribution_parameters(observations, self._inner(params))
-
-    def act(self, observations, noise, params=None):  # type: ignore[no-untyped-def]
-        return self.inner.act(observations, noise, self._inner(params))
-
-    def log_prob_from(self, distribution, actions):  # type: ignore[no-untyped-def]
-        return self.inner.log_prob_from(distribution, actions)
-
-    def entropy_from(self, distribution):  # type: ignore[no-untyped-def]
-        return self.inner.entropy_from(distribution)
-
-    def kl(self, old, new):  # type: ignore[no-untyped-def]
-        return self.inner.kl(old, new)
-
-    def fisher_product(self, distribution, tangents, weights):  # type: ignore[no-untyped-def]
-        return self.inner.fisher_product(distribution, tangents, weights)

@@ -38,7 +38,7 @@ def test_policy_is_adapted_to_a_task_as_shown(tmp_path: Path, monkeypatch: pytes
     assert isinstance(env, gymnasium.Env)
     policy, observation, rewards = after, names["observation"], [names["reward"]]
     for _ in range(40):
-        observation, reward, *_ = env.step(policy.choose(observation))
+        observation, reward, *_ = env.step(policy.choose(observation)[0])
         rewards.append(reward)
     # The goal is 0.36 away from the start.
     assert max(rewards) > -0.15, "the adapted policy does not find the goal"

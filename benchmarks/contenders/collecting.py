@@ -70,7 +70,7 @@ class ActingTasks:
         tasks = len(next(iter(self.params.values())))
         inputs = torch.from_numpy(observations.astype(np.float32, copy=False)).unflatten(0, (tasks, -1))
         with torch.inference_mode():
-            actions = self.policy.act(inputs, torch.from_numpy(noise).unflatten(0, (tasks, -1)), self.params)
+            actions = self.policy.act(inputs, torch.from_numpy(noise).unflatten(0, (tasks, -1)), params=self.params)[0]
             result: Float32 = actions.flatten(0, 1).numpy()
         return result
 

@@ -235,7 +235,7 @@ class SamplerAndBarePolicy:
                     numbers = streams.action_noise(policy.noise_kind, grid[0], range(grid[1]), steps, policy.noise_size)
                     noise = torch.from_numpy(numbers)
                 for of_step in noise:
-                    policy.act(observations, of_step, params)
+                    policy.act(observations, of_step, params=params)
         seconds = time.perf_counter() - start
         torch.set_num_threads(threads)
         return seconds

@@ -21,7 +21,7 @@ class JVPLinearization(Linearization):
 
         self._outputs = outputs
         self.distribution, self._pull = vjp(outputs, parameters)
-        self.log_probs = policy.log_prob_from(self.distribution, samples.actions)
+        self.log_probs = policy.distributions.log_prob(self.distribution, samples.actions)
         self._push = self._make_push(outputs)
 
     def _make_push(self, function: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
@@ -32,7 +32,7 @@ class JVPLinearization(Linearization):
         """See `Linearization.differentiate`."""
 
         def total(flat: Tensor) -> tuple[Tensor, Tensor]:
-            losses = loss(self._policy.log_prob_from(self._outputs(flat), self._samples.actions))
+            losses = loss(self._policy.distributions.log_prob(self._outputs(flat), self._samples.actions))
             return losses.sum(), losses
 
         gradient = grad(total, has_aux=True)
@@ -51,12 +51,14 @@ class JVPLinearization(Linearization):
         """See `Linearization.fisher_product`."""
         tangents = self._push(vectors)
         assert isinstance(tangents, tuple)
-        (product,) = self._pull(self._policy.fisher_product(self.distribution, tangents, self._samples.weights))
+        (product,) = self._pull(
+            self._policy.distributions.fisher_product(self.distribution, tangents, self._samples.weights)
+        )
         return torch.as_tensor(product)
 
     def kl_from(self, old: DistributionParams) -> Tensor:
         """See `Linearization.kl_from`."""
-        return (self._policy.kl(old, self.distribution) * self._samples.weights).sum((1, 2))
+        return (self._policy.distributions.kl(old, self.distribution) * self._samples.weights).sum((1, 2))
 
 
 class TracedLinearization(JVPLinearization):

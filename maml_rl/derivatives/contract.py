@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from maml_rl.derivatives.workers import Workspace
-from maml_rl.policies.policy import DistributionParams
+from maml_rl.policies.heads import DistributionParams
 
 # (log_probs (k, T, B)) -> one loss per task, (k,).
 Loss = Callable[[Tensor], Tensor]

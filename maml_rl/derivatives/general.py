@@ -7,7 +7,8 @@ from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
-from maml_rl.policies.policy import DistributionParams, Policy
+from maml_rl.policies.heads import DistributionParams
+from maml_rl.policies.policy import Policy
 
 
 class AutogradLinearization(Linearization):
@@ -25,7 +26,7 @@ class AutogradLinearization(Linearization):
         with torch.enable_grad():
             self._parameters = parameters.detach().requires_grad_()
             self._outputs = policy.distribution_parameters(samples.observations, layout.views(self._parameters))
-            self._log_probs = policy.log_prob_from(self._outputs, samples.actions)
+            self._log_probs = policy.distributions.log_prob(self._outputs, samples.actions)
         self.distribution = tuple(output.detach() for output in self._outputs)
         self.log_probs = self._log_probs.detach()
         self._gradient: Tensor | None = None
@@ -63,11 +64,11 @@ class AutogradLinearization(Linearization):
         pushed = torch.autograd.grad(pulled, cotangents, vectors, retain_graph=True)
         for index, tangent in zip(learned, pushed, strict=True):
             tangents[index] = tangent
-        products = self._policy.fisher_product(self.distribution, tuple(tangents), self._samples.weights)
+        products = self._policy.distributions.fisher_product(self.distribution, tuple(tangents), self._samples.weights)
         cotangents = tuple(products[index] for index in learned)
         (product,) = torch.autograd.grad(outputs, self._parameters, cotangents, retain_graph=True)
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:
         """See `Linearization.kl_from`."""
-        return (self._policy.kl(old, self.distribution) * self._samples.weights).sum((1, 2))
+        return (self._policy.distributions.kl(old, self.distribution) * self._samples.weights).sum((1, 2))

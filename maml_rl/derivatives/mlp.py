@@ -3,9 +3,9 @@
 Every product is computed in place, and nothing twice.
 
 Notation: units_0 are the inputs, z_l = units_{l-1} W_l^T + b_l, units_l = f(z_l); the last z are the output units. A
-delta is the derivative of a loss with respect to a z; a tangent is the derivative along a vector of parameters. What
-lies between output units and log-probabilities is in `heads`; the loss itself, a function of one number per sample, is
-left to automatic differentiation.
+delta is the derivative of a loss with respect to a z; a tangent is the derivative along a vector of parameters. The
+derivatives of log-probabilities in the output units are the head's, `maml_rl.policies.heads`; those of the loss, a
+function of one number per sample, are left to automatic differentiation.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from maml_rl.derivatives.contract import Linearization, Loss
-from maml_rl.derivatives.heads import Vector, make_head
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.rows import Rows
 from maml_rl.derivatives.workers import Workspace
-from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
+from maml_rl.policies.heads import DistributionParams, Vector
 from maml_rl.policies.mlp import MLPPolicy
-from maml_rl.policies.normal_mlp import NormalMLPPolicy
-from maml_rl.policies.policy import DistributionParams, Policy
+from maml_rl.policies.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,12 @@ _ACTIVATIONS = {
 
 def fits(policy: Policy) -> bool:
     """Return whether the derivatives of `policy` are known here; a subclass may compute anything."""
-    known = type(policy) in (NormalMLPPolicy, CategoricalMLPPolicy)
-    return known and isinstance(policy, MLPPolicy) and policy.nonlinearity in _ACTIVATIONS
+    return (
+        isinstance(policy, MLPPolicy)
+        and not policy.is_overridden
+        and policy.distributions.has_closed_form
+        and policy.perceptron.nonlinearity in _ACTIVATIONS
+    )
 
 
 class MLPLinearization(Linearization):
@@ -77,21 +79,21 @@ class MLPLinearization(Linearization):
         self, policy: MLPPolicy, layout: ParameterLayout, rows: Rows, parameters: Tensor, kept: Workspace
     ) -> None:
         self._policy, self._layout, self._rows, self._kept = policy, layout, rows, kept
-        self._activation = _ACTIVATIONS[policy.nonlinearity]  # type: ignore[index]
+        self._activation = _ACTIVATIONS[policy.perceptron.nonlinearity]  # type: ignore[index]
         params = layout.views(parameters)
-        self._weights = [params[weight] for weight, _ in policy.layer_names]
-        in_layers = {name for names in policy.layer_names for name in names}
+        self._weights = [params[weight] for weight, _ in policy.perceptron.layer_names]
+        in_layers = {name for names in policy.perceptron.layer_names for name in names}
         self._others = {name: param for name, param in params.items() if name not in in_layers}
         self._units = [rows.units]
-        for index, (_, bias) in enumerate(policy.layer_names):
+        for index, (_, bias) in enumerate(policy.perceptron.layer_names):
             z = self._affine(kept, f"units{index}", index, self._weights, params[bias])
             if index < self._last:
                 self._units.append(self._activation.apply(z))
         # A copy, because the distribution must outlive `kept`.
         outputs = z.mT.clone()
-        self.distribution = policy.distribution_from_units(outputs.mT, self._others)
-        self._head = make_head(policy, outputs, self._others, rows.actions)
-        self.log_probs = rows.to_grid(self._head.log_probs)
+        self.distribution = policy.distributions.parametrize(outputs.mT, self._others)
+        self._of_units = policy.distributions.on_samples(outputs, self._others, rows.actions)
+        self.log_probs = rows.to_grid(self._of_units.values)
         self._deltas: list[Tensor] = []
         self._loss_curve: tuple[Tensor, Tensor] | None = None
 
@@ -102,20 +104,20 @@ class MLPLinearization(Linearization):
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
         """See `Linearization.differentiate`."""
         with torch.enable_grad():
-            log_probs = self._head.log_probs.detach().requires_grad_()
+            log_probs = self._of_units.values.detach().requires_grad_()
             losses = loss(self._rows.to_grid(log_probs))
             (slope,) = torch.autograd.grad(losses.sum(), log_probs, create_graph=twice)
         deltas: list[Tensor] = []
-        gradient = self._pull_back(self._head.pull_back(slope.detach()), self._kept if twice else workspace, deltas)
+        gradient = self._pull_back(self._of_units.pull_back(slope.detach()), self._kept if twice else workspace, deltas)
         if twice:
             self._deltas, self._loss_curve = deltas, (log_probs, slope)
-            self._head.prepare_hessian(slope.detach())
+            self._of_units.prepare_hessian(slope.detach())
         return losses.detach(), gradient
 
     def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
         """See `Linearization.fisher_product`."""
         tangent, _, _ = self._push_forward(vectors, workspace)
-        return self._pull_back(self._head.fisher_product(tangent, self._rows.weights), workspace, [])
+        return self._pull_back(self._of_units.fisher_product(tangent, self._rows.weights), workspace, [])
 
     def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
         """See `Linearization.hessian_product`: the derivative of `_pull_back` along the vectors, layer by layer."""
@@ -127,7 +129,7 @@ class MLPLinearization(Linearization):
         product = torch.empty_like(vectors)
         views = self._layout.views(product)
         for index in range(self._last, -1, -1):
-            weight, bias = self._policy.layer_names[index]
+            weight, bias = self._policy.perceptron.layer_names[index]
             delta = self._deltas[index]
             self._weight_gradient(index, delta_tangent, views[weight])
             torch.sum(delta_tangent, dim=1, out=views[bias])
@@ -145,17 +147,19 @@ class MLPLinearization(Linearization):
 
     def kl_from(self, old: DistributionParams) -> Tensor:
         """See `Linearization.kl_from`."""
-        return (self._policy.kl(old, self.distribution) * self._rows.weights).sum(1)
+        return (self._policy.distributions.kl(old, self.distribution) * self._rows.weights).sum(1)
 
     def _output_hessian_product(self, tangent: Vector) -> Vector:
         """Multiply a tangent by the Hessian of the loss in output units and other parameters."""
         if self._loss_curve is None:
             raise RuntimeError("hessian_product needs a call of differentiate(twice=True) first")
-        outputs, others = self._head.hessian_product(tangent)
+        outputs, others = self._of_units.hessian_product(tangent)
         log_probs, slope = self._loss_curve
         if slope.requires_grad:  # The loss is not linear in the log-probabilities.
-            (curvature,) = torch.autograd.grad(slope, log_probs, self._head.push_forward(tangent), retain_graph=True)
-            more_outputs, more_others = self._head.pull_back(curvature)
+            (curvature,) = torch.autograd.grad(
+                slope, log_probs, self._of_units.push_forward(tangent), retain_graph=True
+            )
+            more_outputs, more_others = self._of_units.pull_back(curvature)
             outputs = outputs + more_outputs
             others = {name: other + more_others[name] for name, other in others.items()}
         return outputs, others
@@ -186,9 +190,9 @@ class MLPLinearization(Linearization):
         Then the tangents of the units of each layer and, with `curved`, z tangent times units: entry 0 is the inputs'.
         """
         tangents = self._layout.views(vectors)
-        weight_tangents = [tangents[weight] for weight, _ in self._policy.layer_names]
+        weight_tangents = [tangents[weight] for weight, _ in self._policy.perceptron.layer_names]
         unit_tangents, products = [vectors], [vectors]  # The inputs have none: placeholders, so that indices agree.
-        for index, (_, bias) in enumerate(self._policy.layer_names):
+        for index, (_, bias) in enumerate(self._policy.perceptron.layer_names):
             z = self._affine(workspace, f"tangent{index}", index, weight_tangents, tangents[bias])
             if index == self._last:
                 break
@@ -213,7 +217,7 @@ class MLPLinearization(Linearization):
         gradient = delta.new_empty((len(delta), self._layout.size))
         views = self._layout.views(gradient)
         for index in range(self._last, -1, -1):
-            weight, bias = self._policy.layer_names[index]
+            weight, bias = self._policy.perceptron.layer_names[index]
             deltas.insert(0, delta)
             self._weight_gradient(index, delta, views[weight])
             torch.sum(delta, dim=1, out=views[bias])

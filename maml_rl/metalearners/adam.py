@@ -108,7 +108,8 @@ class AdamLearner(MetaLearner):
 
     def divergences(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> list[Tensor]:
         """Return KL(old, new) in every phase, (k,) each: the mean over the real steps of a task."""
+        kl = self.policy.distributions.kl
         return [
-            functional.masked_mean(self.policy.kl(one.distribution, other.distribution), other.samples.mask)
+            functional.masked_mean(kl(one.distribution, other.distribution), other.samples.mask)
             for one, other in zip(old, new, strict=True)
         ]

@@ -33,7 +33,8 @@ class ANIL(ClippedLearner):
             ConfigError: If the policy has no such parameters, or the head of a policy that is no MLP is not named.
         """
         known = list(dict(policy.named_parameters()))
-        head: Sequence[str] = settings.head or (policy.layer_names[-1] if isinstance(policy, MLPPolicy) else ())
+        last = policy.perceptron.layer_names[-1] if isinstance(policy, MLPPolicy) else ()
+        head: Sequence[str] = settings.head or last
         if not head or not set(head) <= set(known):
             raise config.error(
                 f"name the parameters of the head; those of the policy are {', '.join(known)}",

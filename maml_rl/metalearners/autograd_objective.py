@@ -14,7 +14,7 @@ from maml_rl.adaptation import AdaptationRule, descend
 from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.policies.policy import DistributionParams, Params, Policy
+from maml_rl.policies import DistributionParams, Params, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def outcomes(
     found = []
     for step, recorded in enumerate(phases):
         distribution = policy.distribution_parameters(recorded.observations, params)
-        log_probs = policy.log_prob_from(distribution, recorded.actions)
+        log_probs = policy.distributions.log_prob(distribution, recorded.actions)
         samples = recorded if recorded.log_probs is not None else replace(recorded, log_probs=log_probs.detach())
         found.append(PhaseOutcome(samples, params, distribution, log_probs))
         if step + 1 < len(phases):

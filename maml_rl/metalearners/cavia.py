@@ -7,14 +7,12 @@ import gymnasium
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count
 from maml_rl.metalearners.maml_ppo import ClippedLearner, ClippedSettings
-from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
-from maml_rl.policies.policy import DistributionParams, Params
+from maml_rl.policies import DistributionParams, Memory, MLPPolicy, Params, Policy, get_policy_for_env
 
 CONTEXT = "context"
 
@@ -38,43 +36,24 @@ class ContextPolicy(Policy):
         super().__init__()
         self.noise_kind, self.noise_size = inner.noise_kind, inner.noise_size
         self.inner = inner
-        first = inner.get_parameter(inner.layer_names[0][0])
+        self.distributions = inner.distributions
+        first = inner.get_parameter(inner.perceptron.layer_names[0][0])
         generator = torch.Generator().manual_seed(seed)
         weight = torch.empty((len(first), context_size), dtype=first.dtype)
         self.context_weight = nn.Parameter(nn.init.xavier_uniform_(weight, generator=generator))
         self.context = nn.Parameter(torch.zeros(context_size, dtype=first.dtype), requires_grad=False)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """See `Policy.distribution_parameters`."""
+        """Return the distribution under the context; see `Policy.distribution_parameters`."""
         return self.inner.distribution_parameters(observations, self._of_inner(params))
 
-    def distribution_from(self, parameters: DistributionParams) -> Distribution:
-        """See `Policy.distribution_from`."""
-        return self.inner.distribution_from(parameters)
-
-    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
-        """See `Policy.act`."""
-        return self.inner.act(observations, noise, self._of_inner(params))
-
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
-        """See `Policy.actor`."""
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Act as the MLP without the context does; see `Policy.actor`."""
         return self.inner.actor(self._of_inner(params), first_task)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """See `Policy.check_spaces`."""
+        """Compare the spaces with those of the MLP; see `Policy.check_spaces`."""
         self.inner.check_spaces(observation_space, action_space)
-
-    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
-        """See `Policy.log_prob_from`."""
-        return self.inner.log_prob_from(distribution, actions)
-
-    def entropy_from(self, distribution: DistributionParams) -> Tensor:
-        """See `Policy.entropy_from`."""
-        return self.inner.entropy_from(distribution)
-
-    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        """See `Policy.kl`."""
-        return self.inner.kl(old, new)
 
     def _of_inner(self, params: Params | None) -> dict[str, Tensor]:
         """Return the parameters of an MLP without the context: constant inputs do what its first bias does."""
@@ -82,7 +61,7 @@ class ContextPolicy(Policy):
         own = {name.removeprefix("inner."): x for name, x in params.items() if name.startswith("inner.")}
         # Summed row by row, so that the bias of a task does not depend on the tasks beside it.
         shift = (params["context_weight"] * params[CONTEXT].unsqueeze(-2)).sum(-1)
-        bias = self.inner.layer_names[0][1]
+        bias = self.inner.perceptron.layer_names[0][1]
         return own | {bias: own[bias] + shift}
 
 

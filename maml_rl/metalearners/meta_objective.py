@@ -21,7 +21,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.objectives import OuterObjective
 from maml_rl.metalearners.task_chunk import TaskChunk
-from maml_rl.policies.policy import Policy
+from maml_rl.policies import Policy
 
 # Bytes of intermediate results that may be kept between curvature products; what does not fit is computed again.
 _CACHE = 1 << 30

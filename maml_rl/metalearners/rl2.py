@@ -15,6 +15,7 @@ from maml_rl.episode.trials import Trials
 from maml_rl.metalearners.metalearner import Batch, MetaLearner, Sampler, State
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy
+from maml_rl.policies.memory_policy import PredictsRewards
 
 _VALUE_SCALE, _NUM_UPDATES = "value_scale", "num_updates"
 
@@ -51,9 +52,10 @@ class RL2(MetaLearner):
         if not self.policy.has_memory:
             raise TypeError(
                 f"rl2 trains a policy with a memory, and {type(self.policy).__name__} has none; use GRUPolicy, or a "
-                "policy with initial_memory, act_with_memory and unroll"
+                "policy with initial_memory, act and unroll"
             )
-        if self.settings.reward_prediction_coefficient > 0.0 and not self.policy.predicts_rewards:
+        predicts = isinstance(self.policy, PredictsRewards) and self.policy.predicts_rewards
+        if self.settings.reward_prediction_coefficient > 0.0 and not predicts:
             raise TypeError(
                 f"reward-prediction-coefficient is {self.settings.reward_prediction_coefficient:g}, but this "
                 f"{type(self.policy).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "

@@ -12,7 +12,7 @@ from torch import Tensor
 from maml_rl.adaptation import Adaptation, InnerLoop
 from maml_rl.derivatives import Linearization, PolicyOnSamples, Workspace
 from maml_rl.metalearners.objectives import OuterObjective
-from maml_rl.policies.policy import DistributionParams
+from maml_rl.policies import DistributionParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import Policy
+from maml_rl.policies.memory_policy import PredictsRewards
 
 # Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
 _CHUNK = 64
@@ -191,7 +192,7 @@ class TrialPPO:
     def _evaluate(self, trials: Trials, part: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and values (L, n) of some trials; values in their unit, zero if there are none."""
         unrolled = self._policy.unroll(trials.observations[:, part])
-        log_probs = self._policy.log_prob_from(unrolled.distribution, trials.actions[:, part])
+        log_probs = self._policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
         return log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values
 
     def _differentiate(self, chunk: _Chunk, workspace: Workspace) -> tuple[Tensor, list[Tensor]]:
@@ -199,17 +200,18 @@ class TrialPPO:
         settings, real = self._settings, chunk.weight > 0
         with torch.enable_grad():
             unrolled = self._policy.unroll(chunk.observations)
-            log_probs = self._policy.log_prob_from(unrolled.distribution, chunk.actions)
+            log_probs = self._policy.distributions.log_prob(unrolled.distribution, chunk.actions)
             # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
             ratio_log = torch.where(real, log_probs - chunk.log_probs, 0.0)
             ratio = torch.exp(ratio_log)
             gain = functional.clipped_gain(ratio, chunk.advantages, settings.clip)
-            entropy = self._policy.entropy_from(unrolled.distribution).expand_as(gain)
+            entropy = self._policy.distributions.entropy(unrolled.distribution).expand_as(gain)
             losses = -gain - settings.entropy_coefficient * self._annealed() * entropy
             if unrolled.values is not None:
                 losses = losses + settings.value_coefficient * (unrolled.values - chunk.targets).square()
             errors = torch.zeros_like(losses)
             if settings.reward_prediction_coefficient > 0.0:
+                assert isinstance(self._policy, PredictsRewards)
                 predicted = self._policy.predict_rewards(unrolled, chunk.actions)
                 errors = (predicted - chunk.rewards).square() / chunk.reward_variance
                 losses = losses + settings.reward_prediction_coefficient * errors

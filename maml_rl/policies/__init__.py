@@ -1,29 +1,47 @@
 """Policies: modules that map observations to distributions of actions, with optional parameters for each task."""
 
-from maml_rl.policies.bernoulli_mlp import BernoulliMLPPolicy
-from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
 from maml_rl.policies.cnn import CNNPolicy
 from maml_rl.policies.distributions import MultiCategorical
 from maml_rl.policies.gru_policy import GRUPolicy
+from maml_rl.policies.heads import (
+    BernoulliHead,
+    CategoricalHead,
+    DistributionParams,
+    Distributions,
+    GaussianHead,
+    Head,
+    MultiCategoricalHead,
+    Params,
+)
 from maml_rl.policies.making import get_policy_for_env
 from maml_rl.policies.memory_policy import MemoryPolicy
-from maml_rl.policies.mlp import MLPPolicy
+from maml_rl.policies.mlp import (
+    BernoulliMLPPolicy,
+    CategoricalMLPPolicy,
+    MLPPolicy,
+    MultiCategoricalMLPPolicy,
+    NormalMLPPolicy,
+)
 from maml_rl.policies.module_policy import ModulePolicy, as_policy
-from maml_rl.policies.multi_categorical_mlp import MultiCategoricalMLPPolicy
-from maml_rl.policies.normal_mlp import NormalMLPPolicy
-from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy, Unrolled
+from maml_rl.policies.policy import Memory, Policy, Unrolled
 
 __all__ = [
+    "BernoulliHead",
     "BernoulliMLPPolicy",
     "CNNPolicy",
+    "CategoricalHead",
     "CategoricalMLPPolicy",
     "DistributionParams",
+    "Distributions",
     "GRUPolicy",
+    "GaussianHead",
+    "Head",
     "MLPPolicy",
     "Memory",
     "MemoryPolicy",
     "ModulePolicy",
     "MultiCategorical",
+    "MultiCategoricalHead",
     "MultiCategoricalMLPPolicy",
     "NormalMLPPolicy",
     "Params",

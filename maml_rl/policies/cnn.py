@@ -12,11 +12,11 @@ import gymnasium
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from maml_rl.envs.spaces import is_image
-from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, StackedLayer, find_nonlinearity
-from maml_rl.policies.policy import DistributionParams, Params, Policy
+from maml_rl.policies.heads import DistributionParams, Head, Params
+from maml_rl.policies.mlp import Nonlinearity, Perceptron, StackedLayer, layer_names_for, register_parameters
+from maml_rl.policies.policy import Memory, Policy
 
 # Number of filters, kernel size and stride of one convolution.
 ConvLayer = tuple[int, int, int]
@@ -25,31 +25,35 @@ _HEAD, _PARTS = "head.", ("weight", "bias")
 
 
 class CNNPolicy(Policy):
-    """Convolutions without padding, an activation after each, then a perceptron that makes the distribution.
+    """Convolutions without padding, an activation after each, then fully connected layers and a head.
 
     Observations are images of bytes. They are scaled to [0, 1] here, on the policy's device. Parameters are named
-    conv1.weight, conv1.bias, ..., and head.layer1.weight, ... for those of the perceptron.
+    conv1.weight, conv1.bias, ..., then head.layer1.weight, ... for the connected layers, and head.sigma of a Gaussian.
 
     Args:
         observation_shape: (height, width, channels), or (channels, height, width).
-        head: the perceptron, with as many input units as `conv_output_size` says.
+        head: what the output units say about actions; see `maml_rl.policies.heads`.
+        hidden_sizes: units of each connected hidden layer.
         conv_layers: filters, kernel size and stride of each convolution.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
-        seed: of the initial weights of the convolutions; the global random state does not change.
+        seed: of the initial weights; the global random state does not change.
 
     Attributes:
+        distributions: the head.
         layer_widths: numbers for one observation in each layer, the image first.
 
     Raises:
-        ValueError: If the layers do not fit the images or the head.
+        ValueError: If the layers do not fit the images.
     """
 
     stateless = True
+    distributions: Head
 
     def __init__(
         self,
         observation_shape: Sequence[int],
-        head: MLPPolicy,
+        head: Head,
+        hidden_sizes: Sequence[int] = (),
         conv_layers: Sequence[ConvLayer] = CONV_LAYERS,
         nonlinearity: str | Nonlinearity = "relu",
         *,
@@ -59,15 +63,14 @@ class CNNPolicy(Policy):
         self.observation_shape, self.conv_layers = tuple(observation_shape), tuple(conv_layers)
         shapes = _conv_shapes(self.observation_shape, self.conv_layers)
         self.layer_widths = [channels * height * width for channels, height, width in shapes]
-        if head.input_size != self.layer_widths[-1]:
-            raise ValueError(
-                f"the convolutions give {self.layer_widths[-1]} numbers for an image of shape "
-                f"{self.observation_shape}, but the head has {head.input_size} input units"
-            )
-        self.layer_widths += [*head.hidden_sizes, head.output_size]
+        sizes = (self.layer_widths[-1], *hidden_sizes, head.num_units)
+        self.layer_widths += sizes[1:]
+        self.distributions = head
         self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
-        self.nonlinearity = find_nonlinearity(nonlinearity)
-        generator = torch.Generator().manual_seed(seed)
+        self.perceptron = Perceptron(sizes, layer_names_for(head, len(hidden_sizes)), nonlinearity)
+        self.nonlinearity = self.perceptron.nonlinearity
+        # A seed of their own: weights from the stream of the connected layers would repeat theirs.
+        generator = torch.Generator().manual_seed(seed + 2**32)
         for index, ((before, _, _), (filters, kernel, stride)) in enumerate(
             zip(shapes[:-1], self.conv_layers, strict=True), start=1
         ):
@@ -76,7 +79,9 @@ class CNNPolicy(Policy):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
             self.add_module(f"conv{index}", layer)
-        self.head = head
+        self.head = nn.Module()
+        register_parameters(self.head, head)
+        self.perceptron.register(self.head, torch.Generator().manual_seed(seed))
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Compare shapes and types; see `Policy.check_spaces`."""
@@ -85,43 +90,25 @@ class CNNPolicy(Policy):
                 f"the policy is for images of bytes of shape {self.observation_shape}, the environment has "
                 f"{observation_space}"
             )
-        self.head.check_actions(action_space)
+        self.distributions.check_actions(action_space)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """See `Policy.distribution_parameters`."""
-        return self.head.distribution_parameters(self.features(observations, params), self._of_head(params))
+        """Return what the head makes of the output units; see `Policy.distribution_parameters`."""
+        params = dict(self.named_parameters()) if params is None else params
+        connected = _connected(params)
+        features = self._features(observations, self._conv_params(params))
+        return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
 
-    def distribution_from(self, parameters: DistributionParams) -> Distribution:
-        """See `Policy.distribution_from`."""
-        return self.head.distribution_from(parameters)
-
-    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
-        """See `Policy.act`."""
-        return self.head.act(self.features(observations, params), noise, self._of_head(params))
-
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters; see `Policy.actor`."""
         # Copies lie at the same alignment wherever the stack begins, so that convolutions round the same everywhere.
-        own, of_head = [param.clone() for param in self._conv_params(params)], self._of_head(params)
-        return lambda observations, noise: self.head.act(self._features(observations, own), noise, of_head)
+        own, connected = [param.clone() for param in self._conv_params(params)], _connected(params)
+        act = self.distributions.actor(connected)
 
-    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
-        """See `Policy.log_prob_from`."""
-        return self.head.log_prob_from(distribution, actions)
+        def act_on_images(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            return act(self.perceptron.units(self._features(observations, own), connected), noise), ()
 
-    def entropy_from(self, distribution: DistributionParams) -> Tensor:
-        """See `Policy.entropy_from`."""
-        return self.head.entropy_from(distribution)
-
-    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        """See `Policy.kl`."""
-        return self.head.kl(old, new)
-
-    def fisher_product(
-        self, distribution: DistributionParams, tangents: DistributionParams, weights: Tensor
-    ) -> DistributionParams:
-        """See `Policy.fisher_product`."""
-        return self.head.fisher_product(distribution, tangents, weights)
+        return act_on_images
 
     def features(self, observations: Tensor, params: Params | None = None) -> Tensor:
         """Return what the convolutions make of images (..., *observation shape): (..., features)."""
@@ -153,16 +140,16 @@ class CNNPolicy(Policy):
         for index, (_, kernel, stride) in enumerate(self.conv_layers):
             apply = _convolve_patches if kernel == stride else _convolve_each
             units = self.nonlinearity(apply(units, params[2 * index], params[2 * index + 1], stride))
-        return units.reshape(*lead, self.head.input_size)
+        return units.reshape(*lead, self.perceptron.sizes[0])
 
     def _conv_params(self, params: Params) -> list[Tensor]:
         """Return weight and bias of each convolution."""
         return [params[f"conv{index + 1}.{part}"] for index in range(len(self.conv_layers)) for part in _PARTS]
 
-    def _of_head(self, params: Params | None) -> dict[str, Tensor] | None:
-        if params is None:
-            return None
-        return {name.removeprefix(_HEAD): value for name, value in params.items() if name.startswith(_HEAD)}
+
+def _connected(params: Params) -> dict[str, Tensor]:
+    """Return the parameters of the connected layers and the head, by their own names."""
+    return {name.removeprefix(_HEAD): value for name, value in params.items() if name.startswith(_HEAD)}
 
 
 def _convolve_patches(units: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:

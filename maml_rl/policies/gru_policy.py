@@ -1,11 +1,10 @@
-"""A recurrent policy, of a GRU or an LSTM, for Box and Discrete actions.
+"""A recurrent policy, of a GRU or an LSTM.
 
 Trials are sampled cell by cell, in one product for all gates and a few element-wise operations; in the update, torch's
 own kernels go through whole sequences. The two agree to rounding.
 """
 
 import copy
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, get_args
@@ -14,13 +13,12 @@ import gymnasium
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
-from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
-from maml_rl.policies.distributions import invert_categorical
+from maml_rl.envs.spaces import category_counts
+from maml_rl.policies.heads import Head, Params, head_for
 from maml_rl.policies.memory_policy import MemoryPolicy
-from maml_rl.policies.normal_mlp import NormalMLPPolicy
-from maml_rl.policies.policy import DistributionParams, Memory, Params, Unrolled
+from maml_rl.policies.mlp import register_parameters
+from maml_rl.policies.policy import Memory, Unrolled
 
 Cell = Literal["gru", "lstm"]
 ValueKind = Literal["head", "network", "none"]
@@ -38,7 +36,7 @@ class GRUPolicy(MemoryPolicy):
 
     Args:
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
-        action_space: of one environment, Box or Discrete starting at 0.
+        action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, units of the recurrent layer.
         cell: "gru" or "lstm".
         value: what estimates values: "head", a linear function of the policy's own units; "network", one of a recurrent
@@ -47,7 +45,7 @@ class GRUPolicy(MemoryPolicy):
         min_std: it never falls below this.
         memory_span: units begin by holding what they remember for 1 to this many steps, and values begin near zero.
             None: each unit forgets half of it at every step, and values are random at first.
-        predict_rewards: have a further head for the reward of an action, for each Discrete action or of a Box one; it
+        predict_rewards: have a further head for the reward of an action, for each Discrete action or of another one; it
             is trained along by rl2's `reward-prediction-coefficient`, and takes no part in acting.
         seed: of the initial weights; the global random state does not change.
 
@@ -55,6 +53,8 @@ class GRUPolicy(MemoryPolicy):
         TypeError: If a space is not supported.
         ValueError: If a number is not positive, or the cell or the kind of value is unknown.
     """
+
+    distributions: Head
 
     def __init__(
         self,
@@ -83,22 +83,10 @@ class GRUPolicy(MemoryPolicy):
         self.observation_space, self.action_space = observation_space, action_space
         self.hidden_size, self.cell = hidden_size, cell
         self.input_size = spaces.flatdim(observation_space)
-        distributions: NormalMLPPolicy | CategoricalMLPPolicy
-        match action_space:
-            case spaces.Box(shape=shape):
-                outputs = math.prod(shape)
-                distributions = NormalMLPPolicy(1, outputs, (), init_std=init_std, min_std=min_std, action_shape=shape)
-                self.sigma = nn.Parameter(torch.full((outputs,), math.log(init_std)))
-            case spaces.Discrete(n=n, start=0):
-                outputs = int(n)
-                distributions = CategoricalMLPPolicy(1, outputs)
-            case _:
-                raise TypeError(
-                    f"no policy for the action space {action_space}: expected Box, or Discrete starting at 0"
-                )
-        # Only what it knows of its distribution is used, not its parameters.
-        self.__dict__["_distributions"] = distributions
-        self.noise_kind, self.noise_size = distributions.noise_kind, distributions.noise_size
+        self.distributions = head_for(action_space, init_std, min_std)
+        register_parameters(self, self.distributions)
+        outputs = self.distributions.num_units
+        self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
         layer = nn.GRU if cell == "gru" else nn.LSTM
         # The constructors themselves would draw from the global random state.
         self.core = layer(self.input_size, hidden_size, device="meta").to_empty(device="cpu")
@@ -107,9 +95,9 @@ class GRUPolicy(MemoryPolicy):
         self.value_head = None if value == "none" else nn.utils.skip_init(nn.Linear, hidden_size, 1)
         self.reward_head, self.predicts_rewards = None, predict_rewards
         if predict_rewards:
-            # One row for each Discrete action; a Box one is an input.
-            is_discrete = isinstance(action_space, spaces.Discrete)
-            ends = (hidden_size, outputs) if is_discrete else (hidden_size + outputs, 1)
+            # One row for each Discrete action; others are an input.
+            entries = self.distributions.noise_size
+            ends = (hidden_size, outputs) if self._has_one_choice else (hidden_size + entries, 1)
             self.reward_head = nn.utils.skip_init(nn.Linear, *ends)
         generator = torch.Generator().manual_seed(seed)
         for recurrent in (self.core, self.value_core):
@@ -144,7 +132,7 @@ class GRUPolicy(MemoryPolicy):
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
         mine, theirs = (
-            (spaces.flatdim(seen), done.shape, getattr(done, "n", None))
+            (spaces.flatdim(seen), done.shape, category_counts(done))
             for seen, done in ((self.observation_space, self.action_space), (observation_space, action_space))
         )
         if mine != theirs:
@@ -159,24 +147,20 @@ class GRUPolicy(MemoryPolicy):
         zeros = self.head.weight.new_zeros(num, self.hidden_size)
         return (zeros,) if self.cell == "gru" else (zeros, zeros.clone())
 
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions (M, S, ...), and the memory after them; see `Policy.act_with_memory`."""
+        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
         own: dict[str, Tensor] = dict(self.named_parameters())
-        return self.memory_actor(own if params is None else params)(observations, noise, memory)
+        return self.actor(own if params is None else params)(observations, noise, memory)
 
-    def memory_actor(
-        self, params: Params, first_task: int = 0
-    ) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act_with_memory` under fixed parameters, without gradients; see `Policy.memory_actor`."""
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
         params = {name: value.detach() for name, value in params.items()}
         size, inputs = self.hidden_size, self.input_size
         gates, gate_bias = self._gates(params)
         head, head_bias = params["head.weight"].mT.contiguous(), params["head.bias"]
-        std = None if self.noise_kind == "uniform" else self._log_std(params).exp()
-        if std is not None and std.dim() == 2:
-            std = std.unsqueeze(1)
+        choose = self.distributions.actor(params)
         is_stacked, is_gru = gates.dim() == 3, self.cell == "gru"
 
         # By numbers of tasks and slots; what they fill at every call is made once.
@@ -217,10 +201,7 @@ class GRUPolicy(MemoryPolicy):
                 # The memory has been read: its place takes the units that the head multiplies.
                 old.copy_(hidden)
                 sum_outputs()
-                if std is None:
-                    actions = invert_categorical(chosen_from, noise.squeeze(-1))
-                else:
-                    actions = (noise * std + chosen_from).reshape(num_tasks, slots, *self.action_space.shape)  # type: ignore[misc]
+                actions = choose(chosen_from, noise)
                 return actions, tuple(tensor.reshape(num_tasks, slots, size) for tensor in after)
 
             return step
@@ -272,7 +253,7 @@ class GRUPolicy(MemoryPolicy):
         units, last = self._run("core", params, inputs, state)
         known = None if self.reward_head is None else units
         outputs = torch.nn.functional.linear(units, params["head.weight"], params["head.bias"])
-        distribution = (outputs,) if self.noise_kind == "uniform" else (outputs, self._log_std(params))
+        distribution = self.distributions.parametrize(outputs, params)
         values = None
         if self.value_head is not None:
             if self.value_core is not None:
@@ -282,16 +263,31 @@ class GRUPolicy(MemoryPolicy):
         return Unrolled(distribution, values, tuple(tensor.squeeze(0) for tensor in last), known)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return what reward is expected for each action, (L, N); see `Policy.predict_rewards`."""
+        """Return what reward is expected for each action, (L, N), differentiably.
+
+        Args:
+            unrolled: what `unroll` returned.
+            actions: (L, N, *action shape).
+            params: of the policy's own shapes.
+
+        Raises:
+            TypeError: If the policy was made without `predict_rewards`.
+        """
         if unrolled.units is None:
-            return super().predict_rewards(unrolled, actions, params)
+            raise TypeError("the policy predicts no rewards; make a GRUPolicy with predict_rewards=True")
         own: dict[str, Tensor] = dict(self.named_parameters())
         params = own if params is None else params
         units = unrolled.units
-        if is_box := isinstance(self.action_space, spaces.Box):
+        if not self._has_one_choice:
             units = torch.cat((units, actions.flatten(2).to(units)), -1)
         rewards = torch.nn.functional.linear(units, params["reward_head.weight"], params["reward_head.bias"])
-        return rewards.squeeze(-1) if is_box else rewards.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+        if self._has_one_choice:
+            rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
+        return rewards.squeeze(-1)
+
+    @property
+    def _has_one_choice(self) -> bool:
+        return isinstance(self.action_space, spaces.Discrete)
 
     def _run(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
         """Return the units (L, N, H) of a recurrent layer, and its last state, by the functions of nn.GRU, nn.LSTM."""
@@ -304,27 +300,6 @@ class GRUPolicy(MemoryPolicy):
             return units, (last,)
         units, *lasts = torch.lstm(inputs, state, weights, *options)
         return units, tuple(lasts)
-
-    def distribution_from(self, parameters: DistributionParams) -> Distribution:
-        """Return the distribution with these tensors: (logits,), or (mean, log standard deviation)."""
-        return self._known.distribution_from(parameters)
-
-    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-probability (...) of actions (..., *action shape)."""
-        return self._known.log_prob_from(distribution, actions)
-
-    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        """Return KL(old, new), (...)."""
-        return self._known.kl(old, new)
-
-    @property
-    def _known(self) -> NormalMLPPolicy | CategoricalMLPPolicy:
-        known: NormalMLPPolicy | CategoricalMLPPolicy = self.__dict__["_distributions"]
-        return known
-
-    def _log_std(self, params: Params) -> Tensor:
-        assert isinstance(self._known, NormalMLPPolicy)
-        return torch.clamp(params["sigma"], min=self._known.min_log_std)
 
     def _encode(self, observations: Tensor) -> Tensor:
         """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors."""

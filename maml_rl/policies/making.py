@@ -1,20 +1,15 @@
 """Chooses the policy that fits an environment's spaces."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import spaces
 
 from maml_rl.envs.spaces import flat_observation_space, is_image
-from maml_rl.policies.bernoulli_mlp import BernoulliMLPPolicy
-from maml_rl.policies.categorical_mlp import CategoricalMLPPolicy
-from maml_rl.policies.cnn import CNNPolicy, ConvLayer, conv_output_size, fitting_conv_layers
+from maml_rl.policies.cnn import CNNPolicy, ConvLayer, fitting_conv_layers
+from maml_rl.policies.heads import head_for
 from maml_rl.policies.mlp import MLPPolicy, Nonlinearity
-from maml_rl.policies.multi_categorical_mlp import MultiCategoricalMLPPolicy
-from maml_rl.policies.normal_mlp import NormalMLPPolicy
 
 
 def get_policy_for_env(
@@ -50,53 +45,23 @@ def get_policy_for_env(
         ValueError: If the convolutions do not fit the images.
     """
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
-    common: dict[str, Any] = {"hidden_sizes": hidden_sizes, "nonlinearity": nonlinearity, "seed": seed}
     try:
         flat = flat_observation_space(observation_space)
     except TypeError as error:
         remedy = "map it to one of these with gymnasium.wrappers.TransformObservation"
         raise TypeError(f"no policy for the observation space {observation_space}: {error}; {remedy}") from None
+    head = head_for(action_space, init_std, min_std)
     if is_image(flat):
         layers = fitting_conv_layers(flat.shape) if conv_layers is None else tuple(conv_layers)
-        head = _perceptron(action_space, conv_output_size(flat.shape, layers), init_std, min_std, common)
-        # A seed of its own: weights from the stream of the head would repeat its.
-        return CNNPolicy(flat.shape, head, layers, nonlinearity, seed=seed + 2**32)
-    if isinstance(flat, spaces.Discrete):
-        input_size, common["observation_start"] = int(flat.n), int(flat.start)
-    else:
-        input_size = spaces.flatdim(flat)
-    common["observation_shape"] = flat.shape
-    return _perceptron(action_space, input_size, init_std, min_std, common)
-
-
-def _perceptron(
-    action_space: gym.Space[Any], input_size: int, init_std: float, min_std: float, common: dict[str, Any]
-) -> MLPPolicy:
-    """Make the perceptron whose distribution fits an action space.
-
-    Args:
-        action_space: of one environment.
-        input_size: number of input units.
-        init_std: of a Gaussian.
-        min_std: of a Gaussian.
-        common: arguments of every kind.
-
-    Raises:
-        TypeError: If the space is not supported.
-    """
-    match action_space:
-        case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
-            common = {**common, "init_std": init_std, "min_std": min_std}
-            return NormalMLPPolicy(input_size, math.prod(shape), **common, action_shape=shape)
-        case spaces.Discrete(n=n, start=0):
-            return CategoricalMLPPolicy(input_size, int(n), **common)
-        case spaces.MultiDiscrete(nvec=counts, shape=shape, start=start) if not start.any():
-            return MultiCategoricalMLPPolicy(input_size, counts.ravel().tolist(), **common, action_shape=shape)
-        case spaces.MultiBinary(shape=shape):
-            return BernoulliMLPPolicy(input_size, math.prod(shape), **common, action_shape=shape)
-    raise TypeError(
-        f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, or Discrete or "
-        "MultiDiscrete starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
+        return CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed)
+    return MLPPolicy(
+        spaces.flatdim(flat),
+        head,
+        hidden_sizes,
+        nonlinearity,
+        seed=seed,
+        observation_shape=flat.shape,
+        observation_start=int(flat.start) if isinstance(flat, spaces.Discrete) else None,
     )
 
 

@@ -1,17 +1,38 @@
 """The base of policies that learn by remembering: recurrent networks, and rules that count what they have seen."""
 
 from abc import abstractmethod
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
-from torch.distributions import Distribution
 
-from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy
+from maml_rl.policies.heads import Params
+from maml_rl.policies.policy import Memory, Policy, Unrolled
+
+
+@runtime_checkable
+class PredictsRewards(Protocol):
+    """A policy whose memory may also be trained to predict rewards, as an auxiliary task.
+
+    Attributes:
+        predicts_rewards: whether `predict_rewards` may be called.
+    """
+
+    predicts_rewards: bool
+
+    def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
+        """Return what reward is expected for each action, (L, N), differentiably.
+
+        Args:
+            unrolled: what `unroll` returned.
+            actions: (L, N, *action shape).
+            params: of the policy's own shapes.
+        """
 
 
 class MemoryPolicy(Policy):
-    """A policy with a memory. A subclass writes `initial_memory` and `act_with_memory`, and sets its kind of noise.
+    """A policy with a memory. A subclass writes `initial_memory` and `act`, and sets its kind of noise.
 
-    One that is trained writes `unroll` and `distribution_from` as well.
+    One that is trained sets `distributions` and writes `unroll` as well.
     """
 
     stateless = True
@@ -21,32 +42,7 @@ class MemoryPolicy(Policy):
         """Return what is remembered in each of `num` slots where a trial begins; see `Policy.initial_memory`."""
 
     @abstractmethod
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions, and what is remembered after them; see `Policy.act_with_memory`."""
-
-    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
-        """Return the actions (M, S, ...) of the first step of a trial."""
-        memory = self.initial_memory(noise.shape[:-1].numel())
-        return self.act_with_memory(
-            observations, noise, tuple(tensor.unflatten(0, noise.shape[:-1]) for tensor in memory), params
-        )[0]
-
-    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Refuse: a distribution depends on what is remembered.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(
-            f"{type(self).__name__} has a memory, so that its actions depend on the steps before; use unroll"
-        )
-
-    def distribution_from(self, parameters: DistributionParams) -> Distribution:
-        """Refuse, where a subclass has no distribution of actions.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(f"{type(self).__name__} has no distribution of actions, and cannot be trained")
+        """Return actions, and what is remembered after them; see `Policy.act`."""

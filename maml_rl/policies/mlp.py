@@ -6,16 +6,24 @@ One batched product for each layer, the rounding of which does not depend on the
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import gymnasium
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maml_rl.envs.spaces import category_counts
-from maml_rl.policies.policy import DistributionParams, Params, Policy
+from maml_rl.policies.heads import (
+    BernoulliHead,
+    CategoricalHead,
+    DistributionParams,
+    GaussianHead,
+    Head,
+    MultiCategoricalHead,
+    Params,
+    shape_of_entries,
+)
+from maml_rl.policies.policy import Memory, Policy
 
 Nonlinearity = Callable[[Tensor], Tensor]
 
@@ -23,6 +31,14 @@ Nonlinearity = Callable[[Tensor], Tensor]
 _ALIGNMENT, _SHORTEST_VECTOR = 16, 4
 
 _NONLINEARITIES: dict[str, Nonlinearity] = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+class MLPOptions(TypedDict, total=False):
+    """Further arguments of every MLP; see `MLPPolicy`."""
+
+    seed: int
+    observation_shape: Sequence[int] | None
+    observation_start: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +73,72 @@ class StackedLayer:
         return product if self.size > 1 else product[..., :1]
 
 
+class Perceptron:
+    """Fully connected layers as functions of parameters that are found by name, shared by all tasks or stacked.
+
+    Args:
+        sizes: units of the input, of each hidden layer, and of the output.
+        layer_names: one per hidden layer, and the output layer last.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+
+    Attributes:
+        layer_names: (weight, bias) parameter names of each layer, the output layer last.
+
+    Raises:
+        ValueError: If a size is not positive or the nonlinearity is unknown.
+    """
+
+    def __init__(self, sizes: Sequence[int], layer_names: Sequence[str], nonlinearity: str | Nonlinearity) -> None:
+        if any(size < 1 for size in sizes):
+            raise ValueError(f"layer sizes must be positive, got {tuple(sizes)}")
+        self.sizes = tuple(sizes)
+        self.nonlinearity = find_nonlinearity(nonlinearity)
+        self.layer_names = tuple((f"{name}.weight", f"{name}.bias") for name in layer_names)
+
+    def register(self, module: nn.Module, generator: torch.Generator) -> None:
+        """Give `module` the layers, with weights drawn from `generator`; the global random state does not change."""
+        for (name, _), fan_in, fan_out in zip(self.layer_names, self.sizes[:-1], self.sizes[1:], strict=True):
+            # skip_init: the constructor of Linear would draw from the global random state.
+            layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+            module.add_module(name.removesuffix(".weight"), layer)
+
+    def units(self, inputs: Tensor, params: Params) -> Tensor:
+        """Return the output units (..., out) of inputs (..., in), or of (M, ..., in) under stacked parameters."""
+        first = params[self.layer_names[0][0]]
+        inputs = inputs.to(first.dtype)
+        if first.dim() == 3:
+            lead = inputs.shape[:-1]
+            rows = inputs.reshape(lead[0], math.prod(lead[1:]), inputs.shape[-1])
+            return self.stacked_units(rows, self.stacked_layers(params)).reshape(*lead, self.sizes[-1])
+        for index, (weight, bias) in enumerate(self.layer_names):
+            if index:
+                inputs = self.nonlinearity(inputs)
+            inputs = F.linear(inputs, params[weight], params[bias])
+        return inputs
+
+    def stacked_layers(self, params: Params) -> list[StackedLayer]:
+        """Return the layers of stacked parameters."""
+        return [StackedLayer.of(params[weight], params[bias]) for weight, bias in self.layer_names]
+
+    def stacked_units(self, inputs: Tensor, layers: Sequence[StackedLayer]) -> Tensor:
+        """Return the output units (M, N, out) of inputs (M, N, in)."""
+        for index, layer in enumerate(layers):
+            if index:
+                inputs = self.nonlinearity(inputs)
+            inputs = layer(inputs)
+        return inputs
+
+
 class MLPPolicy(Policy):
-    """Base of the policies made of fully connected layers.
+    """Fully connected layers and a head. Parameters are named as the layers, and those of the head by themselves.
+
+    A hidden layer is named layer1, layer2, ...; the last layer is `mu` under a Gaussian head, else the next number.
 
     Args:
         input_size: number of input units; for integer observations the number of categories.
-        output_size: number of output units.
-        layer_names: one per hidden layer, and the output layer last.
+        head: what the output units say about actions; see `maml_rl.policies.heads`.
         hidden_sizes: units of each hidden layer.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         seed: of the initial weights; the global random state does not change.
@@ -72,51 +147,45 @@ class MLPPolicy(Policy):
             [observation_start, observation_start + input_size), which enter as one-hot vectors.
 
     Attributes:
-        layer_names: (weight, bias) parameter names of each layer, the output layer last.
-        action_shape: shape of one action.
-        num_categories: of each entry of an action; empty where these are no categories.
+        distributions: the head.
+        perceptron: the layers.
 
     Raises:
-        ValueError: If a size is not positive or the nonlinearity is unknown.
+        ValueError: If a size is not positive, the nonlinearity is unknown, or a shape does not fit.
     """
 
     stateless = True
-    action_shape: tuple[int, ...]
-    num_categories: tuple[int, ...] = ()
+    distributions: Head
 
     def __init__(
         self,
         input_size: int,
-        output_size: int,
+        head: Head,
+        hidden_sizes: Sequence[int] = (),
+        nonlinearity: str | Nonlinearity = "relu",
         *,
-        layer_names: Sequence[str],
-        hidden_sizes: Sequence[int],
-        nonlinearity: str | Nonlinearity,
-        seed: int,
+        seed: int = 0,
         observation_shape: Sequence[int] | None = None,
         observation_start: int | None = None,
     ) -> None:
         super().__init__()
-        sizes = (input_size, *hidden_sizes, output_size)
-        if any(size < 1 for size in sizes):
-            raise ValueError(f"layer sizes must be positive, got {sizes}")
-        self.input_size, self.output_size = input_size, output_size
+        self.input_size, self.output_size = input_size, head.num_units
         self.hidden_sizes = tuple(hidden_sizes)
-        self.nonlinearity = find_nonlinearity(nonlinearity)
+        self.distributions = head
+        self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
+        self.perceptron = Perceptron(
+            (input_size, *self.hidden_sizes, head.num_units),
+            layer_names_for(head, len(self.hidden_sizes)),
+            nonlinearity,
+        )
         self.observation_start = observation_start
         default_shape = (input_size,) if observation_start is None else ()
         self.observation_shape = default_shape if observation_shape is None else tuple(observation_shape)
         expected = 1 if observation_start is not None else input_size
         if math.prod(self.observation_shape) != expected:
             raise ValueError(f"an observation of shape {self.observation_shape} does not have {expected} entries")
-        self.layer_names = tuple((f"{name}.weight", f"{name}.bias") for name in layer_names)
-        generator = torch.Generator().manual_seed(seed)
-        for name, fan_in, fan_out in zip(layer_names, sizes[:-1], sizes[1:], strict=True):
-            # skip_init: the constructor of Linear would draw from the global random state.
-            layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
-            nn.init.xavier_uniform_(layer.weight, generator=generator)
-            nn.init.zeros_(layer.bias)
-            self.add_module(name, layer)
+        register_parameters(self, head)
+        self.perceptron.register(self, torch.Generator().manual_seed(seed))
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Compare shapes, types and numbers of categories; see `Policy.check_spaces`."""
@@ -126,30 +195,37 @@ class MLPPolicy(Policy):
                 f"the policy is for observations of shape {self.observation_shape}, the environment has "
                 f"{observation_space}"
             )
-        self.check_actions(action_space)
-
-    def check_actions(self, action_space: gymnasium.Space[Any]) -> None:
-        """Refuse an action space that the policy does not fit.
-
-        Raises:
-            ValueError: If shape, type or numbers of categories differ.
-        """
-        has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
-        fits = tuple(action_space.shape or ()) == self.action_shape and has_reals is (self.noise_kind == "normal")
-        if not fits or tuple(counts) != self.num_categories:
-            raise ValueError(
-                f"a {type(self).__name__} with actions of shape {self.action_shape}"
-                f"{f' and {list(self.num_categories)} categories' if self.num_categories else ''} does not fit the "
-                f"action space {action_space}; get_policy_for_env makes one that fits"
-            )
+        self.distributions.check_actions(action_space)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the distribution parameters of the output units; see `distribution_from_units`."""
-        return self.distribution_from_units(self._network(observations, params), params)
+        """Return what the head makes of the output units; see `Policy.distribution_parameters`."""
+        params = dict(self.named_parameters()) if params is None else params
+        first = params[self.perceptron.layer_names[0][0]]
+        inputs = self.encode(observations, first.dtype)
+        if first.dim() == 3 and (inputs.dim() < 2 or inputs.shape[0] != first.shape[0]):
+            raise ValueError(
+                f"parameters are stacked for {first.shape[0]} tasks, so observations must have the shape "
+                f"({first.shape[0]}, ..., *{self.observation_shape}), got {tuple(observations.shape)}"
+            )
+        return self.distributions.parametrize(self.perceptron.units(inputs, params), params)
 
-    def distribution_from_units(self, units: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the distribution parameters that output units (..., output_size) stand for: logits, in a tuple."""
-        return (units,)
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters: the same operations, but for those that all calls have in common."""
+        first = params[self.perceptron.layer_names[0][0]]
+        if first.dim() != 3 or self.is_overridden:
+            return super().actor(params, first_task)
+        layers, act = self.perceptron.stacked_layers(params), self.distributions.actor(params)
+
+        def act_stacked(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            return act(self.perceptron.stacked_units(self.encode(observations, first.dtype), layers), noise), ()
+
+        return act_stacked
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a subclass computes its actions in another way than these layers and their head."""
+        kind = type(self)
+        return any(getattr(kind, name) is not getattr(MLPPolicy, name) for name in ("act", "distribution_parameters"))
 
     def encode(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return observations (..., *observation shape) as input vectors (..., input_size): flattened, or one-hot."""
@@ -162,53 +238,142 @@ class MLPPolicy(Policy):
             observations = observations.reshape(*lead, self.input_size)
         return observations.to(dtype)
 
-    def _network(self, observations: Tensor, params: Params | None) -> Tensor:
-        """Return the output units (..., output_size)."""
-        own = params is None
-        params = dict(self.named_parameters()) if params is None else params
-        first = params[self.layer_names[0][0]]
-        units = self.encode(observations, first.dtype)
-        if own or first.dim() == 2:
-            return self._shared_network(units, params)
-        if units.dim() < 2 or units.shape[0] != first.shape[0]:
-            raise ValueError(
-                f"parameters are stacked for {first.shape[0]} tasks, so observations must have the shape "
-                f"({first.shape[0]}, ..., *{self.observation_shape}), got {tuple(observations.shape)}"
-            )
-        lead = units.shape[:-1]
-        units = units.reshape(lead[0], math.prod(lead[1:]), self.input_size)
-        return self._stacked_network(units, self._stacked_layers(params)).reshape(*lead, self.output_size)
 
-    def _stacked_layers(self, params: Params) -> list[StackedLayer]:
-        """Return the layers of stacked parameters."""
-        return [StackedLayer.of(params[weight], params[bias]) for weight, bias in self.layer_names]
+class NormalMLPPolicy(MLPPolicy):
+    """An MLP with a diagonal Gaussian, whose log standard deviation `sigma` is learned and does not see the state.
 
-    def _stacked_network(self, units: Tensor, layers: Sequence[StackedLayer]) -> Tensor:
-        """Return the output units (M, N, output_size) of inputs (M, N, input_size)."""
-        for index, layer in enumerate(layers):
-            if index:
-                units = self.nonlinearity(units)
-            units = layer(units)
-        return units
+    Parameters are named layer1.weight, layer1.bias, ..., mu.weight, mu.bias, sigma.
 
-    @staticmethod
-    def _action_shape(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the shape of an action of so many entries; (num_entries,) by default.
+    Args:
+        input_size: number of input units.
+        output_size: A, number of entries of an action.
+        hidden_sizes: units of each hidden layer.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        init_std: initial standard deviation.
+        min_std: the deviation never falls below it.
+        action_shape: shape of one action; (output_size,) by default.
+        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
 
-        Raises:
-            ValueError: If another number of entries has that shape.
-        """
-        shape = (num_entries,) if action_shape is None else tuple(action_shape)
-        if math.prod(shape) != num_entries:
-            raise ValueError(f"an action of shape {shape} does not have {num_entries} entries")
-        return shape
+    Raises:
+        ValueError: If a size or a deviation is not positive, or a shape does not fit.
+    """
 
-    def _shared_network(self, units: Tensor, params: Params) -> Tensor:
-        for index, (weight, bias) in enumerate(self.layer_names):
-            if index:
-                units = self.nonlinearity(units)
-            units = F.linear(units, params[weight], params[bias])
-        return units
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        hidden_sizes: Sequence[int] = (),
+        nonlinearity: str | Nonlinearity = "relu",
+        init_std: float = 1.0,
+        min_std: float = 1e-6,
+        *,
+        action_shape: Sequence[int] | None = None,
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        head = GaussianHead(shape_of_entries(output_size, action_shape), init_std, min_std)
+        super().__init__(input_size, head, hidden_sizes, nonlinearity, **options)
+
+
+class CategoricalMLPPolicy(MLPPolicy):
+    """An MLP with a categorical distribution over the actions 0 ... K - 1.
+
+    Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits.
+
+    Args:
+        input_size: number of input units.
+        output_size: K, number of actions.
+        hidden_sizes: units of each hidden layer.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
+
+    Raises:
+        ValueError: If a size is not positive or a shape does not fit.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        hidden_sizes: Sequence[int] = (),
+        nonlinearity: str | Nonlinearity = "relu",
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        super().__init__(input_size, CategoricalHead(output_size), hidden_sizes, nonlinearity, **options)
+
+
+class MultiCategoricalMLPPolicy(MLPPolicy):
+    """An MLP with independent categorical distributions, entry i of an action over 0 ... K_i - 1.
+
+    Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits of all entries, one after the
+    other.
+
+    Args:
+        input_size: number of input units.
+        num_categories: K_i of each of the A entries.
+        hidden_sizes: units of each hidden layer.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        action_shape: shape of one action; (A,) by default.
+        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
+
+    Raises:
+        ValueError: If a size is not positive or a shape does not fit.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        num_categories: Sequence[int],
+        hidden_sizes: Sequence[int] = (),
+        nonlinearity: str | Nonlinearity = "relu",
+        *,
+        action_shape: Sequence[int] | None = None,
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        head = MultiCategoricalHead(num_categories, action_shape)
+        super().__init__(input_size, head, hidden_sizes, nonlinearity, **options)
+
+
+class BernoulliMLPPolicy(MLPPolicy):
+    """An MLP with independent Bernoulli distributions, one for each of the A entries of an action.
+
+    Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits of 1.
+
+    Args:
+        input_size: number of input units.
+        output_size: A.
+        hidden_sizes: units of each hidden layer.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        action_shape: shape of one action; (A,) by default.
+        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
+
+    Raises:
+        ValueError: If a size is not positive or a shape does not fit.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        hidden_sizes: Sequence[int] = (),
+        nonlinearity: str | Nonlinearity = "relu",
+        *,
+        action_shape: Sequence[int] | None = None,
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        head = BernoulliHead(shape_of_entries(output_size, action_shape))
+        super().__init__(input_size, head, hidden_sizes, nonlinearity, **options)
+
+
+def layer_names_for(head: Head, num_hidden: int) -> list[str]:
+    """Return the names of the layers of a perceptron under a head, the output layer last."""
+    last = "mu" if isinstance(head, GaussianHead) else f"layer{num_hidden + 1}"
+    return [*(f"layer{index}" for index in range(1, num_hidden + 1)), last]
+
+
+def register_parameters(module: nn.Module, head: Head) -> None:
+    """Give `module` what a head learns besides the network, by its names."""
+    for name, value in head.initial_parameters().items():
+        module.register_parameter(name, nn.Parameter(value))
 
 
 def _aligned(factor: Tensor) -> Tensor:

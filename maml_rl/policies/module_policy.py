@@ -13,8 +13,9 @@ from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
 from maml_rl.envs.spaces import category_counts
-from maml_rl.policies.distributions import DistributionForm, log_prob, noise_shape, sample_from_noise, take_apart
-from maml_rl.policies.policy import DistributionParams, Memory, Params, Policy, Unrolled
+from maml_rl.policies.distributions import DistributionForm, noise_shape, sample_from_noise, take_apart
+from maml_rl.policies.heads import DistributionParams, FormDistributions, Params
+from maml_rl.policies.policy import Memory, Policy, Unrolled
 
 _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 # Tasks that act together. Rounding under vmap depends on the number of tasks and on the place among them: both are the
@@ -82,7 +83,7 @@ class ModulePolicy(Policy):
         observations = torch.from_numpy(np.broadcast_to(start, (_TRIED, *shape)).copy()).to(device)
         distribution = self._try(observations)
         name = type(distribution).__name__
-        kind = self._known_form()
+        kind = self.distributions.form
         if kind.is_discrete != np.issubdtype(action_space.dtype, np.integer):
             raise ValueError(
                 f"the distribution {name} of {self._name} has {'integer' if kind.is_discrete else 'real'} actions, "
@@ -101,10 +102,6 @@ class ModulePolicy(Policy):
                 f"which do not fit the action space {action_space}"
             )
 
-    def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
-        """Return the distribution of actions; see `Policy.forward`."""
-        return self.distribution_from(self.distribution_parameters(observations, params))
-
     def initial_memory(self, num: int) -> Memory:
         """Return what the module says; see `Policy.initial_memory`."""
         module = self.__dict__["module"]
@@ -121,7 +118,7 @@ class ModulePolicy(Policy):
             TypeError: If the module has a memory, on which the distribution depends.
         """
         if self.has_memory:
-            raise TypeError(f"{self._name} has a memory, so that its actions depend on the steps before; use unroll")
+            return super().distribution_parameters(observations, params)
         stacked = params is not None and self._is_stacked(params)
         if self.observation_shape is None:
             if stacked:
@@ -142,23 +139,23 @@ class ModulePolicy(Policy):
             tensors = tuple(tensor.flatten(0, 1) for tensor in self._tensors_of_tasks(params, rows))
         return tuple(tensor.unflatten(0, lead) for tensor in tensors)
 
-    def distribution_from(self, parameters: DistributionParams) -> Distribution:
-        """Return the distribution with these tensors."""
-        return self._known_form().build(parameters)
-
-    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
-        """Return actions; see `Policy.act`."""
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions, and what is remembered after them; see `Policy.act`."""
         lead = noise.shape[:-1]
         self._take_shape(tuple(observations.shape[len(lead) :]))
-        if params is not None and self._is_stacked(params):
-            return self.actor(params)(observations, noise)
+        if self.has_memory or (params is not None and self._is_stacked(params)):
+            return self.actor(params or self._own())(observations, noise, memory)
         rows, noise = observations.flatten(0, len(lead) - 1), noise.flatten(0, len(lead) - 1)
         module = _copy_structure(self.__dict__["module"])
         actions: Tensor = self._act(module, params or self._own(), rows, noise).unflatten(0, lead)
-        return actions
+        return actions, ()
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters; see `Policy.actor`."""
+        if self.has_memory:
+            return self._memory_actor(params, first_task)
         if not self._is_stacked(params):
             return super().actor(params)
         module = _copy_structure(self.__dict__["module"])
@@ -175,7 +172,7 @@ class ModulePolicy(Policy):
         def act_one(own: Params, rows: Tensor, noise: Tensor) -> Tensor:
             return self._act(module, own, rows, noise)
 
-        def act(observations: Tensor, noise: Tensor) -> Tensor:
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             grid = noise.shape[1:-1]
             observations, noise = (values.flatten(1, len(grid)) for values in (observations, noise))
             if self._acts_in_blocks(observations[0]):
@@ -190,23 +187,14 @@ class ModulePolicy(Policy):
                     for own, rows, of_task in zip(of_tasks, observations, noise, strict=True)
                 ]
                 stacked = torch.stack(each)
-            result: Tensor = stacked.unflatten(1, grid)
-            return result
+            return stacked.unflatten(1, grid), ()
 
         return act
 
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
-        """Return actions, and what is remembered after them; see `Policy.act_with_memory`."""
-        return self.memory_actor(params or self._own())(observations, noise, memory)
-
-    def memory_actor(
-        self, params: Params, first_task: int = 0
+    def _memory_actor(
+        self, params: Params, first_task: int
     ) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act_with_memory` under fixed parameters; see `Policy.memory_actor`."""
-        if not self.has_memory:
-            return super().memory_actor(params, first_task)
+        """Return `act` of a module with a memory under fixed parameters."""
         module = _copy_structure(self.__dict__["module"])
         of_tasks = (
             [{name: value.clone() for name, value in own.items()} for own in _unstack(params)]
@@ -258,20 +246,12 @@ class ModulePolicy(Policy):
             memory,
         )
 
-    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-probability (...) of actions (..., *action shape)."""
-        if actions.is_floating_point():
-            actions = actions.to(distribution[0].dtype)
-        return log_prob(self.distribution_from(distribution), actions)
-
-    def choose(self, observation: ArrayLike, rng: np.random.Generator | None = None) -> Any:
-        """Return an action for one observation; see `Policy.choose`."""
-        observation = np.asarray(observation)
-        self._take_shape(observation.shape)
-        if self._form is None:
-            with torch.no_grad():
-                self._try(torch.as_tensor(observation, device=next(self.parameters()).device)[None])
-        return super().choose(observation, rng)
+    def choose(
+        self, observation: ArrayLike, memory: Memory | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[Any, Memory]:
+        """Return an action for one observation, and the memory after it; see `Policy.choose`."""
+        self._take_shape(np.shape(observation))
+        return super().choose(observation, memory, rng)
 
     @property
     def _name(self) -> str:
@@ -290,13 +270,19 @@ class ModulePolicy(Policy):
         elif self.observation_shape != shape:
             raise ValueError(f"{self._name} is used on observations of the shape {self.observation_shape}, got {shape}")
 
-    def _known_form(self) -> DistributionForm:
+    @property
+    def distributions(self) -> FormDistributions:  # type: ignore[override]
+        """The distributions of the form that the module has returned.
+
+        Raises:
+            RuntimeError: If it has returned none yet.
+        """
         if self._form is None:
             raise RuntimeError(
                 f"the distribution of {self._name} is not known before its first forward pass; use "
                 "policy.check_spaces(observation_space, action_space)"
             )
-        return self._form
+        return FormDistributions(self._form)
 
     def _try(self, observations: Tensor) -> Distribution:
         """Return the distribution for observations (N, *shape), having learned its form."""
@@ -304,7 +290,7 @@ class ModulePolicy(Policy):
         with torch.enable_grad():
             tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
             self._can_be_vmapped(observations)
-        return self.distribution_from(tuple(tensor.detach() for tensor in tensors))
+        return self.distributions.distribution(tuple(tensor.detach() for tensor in tensors))
 
     def _call(self, module: nn.Module, params: Params, rows: Tensor) -> Distribution:
         """Return the distribution for observations (N, *shape), of batch shape (N,); at the first step of a trial."""

@@ -4,30 +4,29 @@ Every method takes `params`, a mapping from parameter names to tensors. Left out
 tensors of the policy's own shapes, observations have any leading axes. Given stacked tensors (M, ...), observations
 are (M, ..., *observation shape), and row m of every tensor belongs to task m.
 
-A policy may have a memory: `initial_memory` returns one for each slot, and `act_with_memory` takes it and returns the
-next. The sampler carries it, from step to step and through all episodes of a trial. A policy that keeps anything itself
-has `stateless = False`, and samplers refuse it where copies of it would act.
+A policy is a body, which computes distribution parameters from observations, and a head, `distributions`, which knows
+what they mean; see `maml_rl.policies.heads`.
 
-A parametrized distribution is handed around as a tuple of tensors, the distribution parameters, so that hot paths never
-build distribution objects.
+A policy may have a memory: `initial_memory` returns one for each slot, and `act` takes it and returns the next; without
+one it is an empty tuple. The sampler carries it, from step to step and through all episodes of a trial. A policy that
+keeps anything itself has `stateless = False`, and samplers refuse it where copies of it would act.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
-from torch.distributions import Distribution, kl_divergence
+from torch.distributions import Distribution
 
-from maml_rl.policies.distributions import mode
+from maml_rl.policies.distributions import NoiseKind, mode
+from maml_rl.policies.heads import DistributionParams, Distributions, Head, Params
 
-Params = Mapping[str, Tensor]
-DistributionParams = tuple[Tensor, ...]
 # What a policy remembers: tensors (num, ...), finite numbers or integers; nothing for a policy without a memory.
 Memory = tuple[Tensor, ...]
 
@@ -52,61 +51,78 @@ class Unrolled:
 class Policy(nn.Module, ABC):
     """Base of all policies.
 
+    A policy of distributions sets `distributions` and writes `distribution_parameters`. One that chooses actions in
+    another way writes `act`.
+
     Attributes:
         noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
         noise_size: how many such numbers per action.
+        distributions: what the distribution parameters mean: log-probability, entropy, divergence; see `heads`.
         stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
             it. A copy of such a policy in another process acts the same.
-        predicts_rewards: whether `predict_rewards` may be called.
         trained_with: what `load_policy` says about the run that the policy comes from; None for other policies.
         adaptation_rule: the inner loop of that run, for `adapt_to_task`.
     """
 
-    noise_kind: Literal["normal", "uniform"]
+    noise_kind: NoiseKind
     noise_size: int
+    distributions: Distributions
     stateless: ClassVar[bool] = False
-    predicts_rewards: bool = False
     trained_with: Any = None
     adaptation_rule: Any = None
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
-        return self.distribution_from(self.distribution_parameters(observations, params))
+        return self.distributions.distribution(self.distribution_parameters(observations, params))
 
-    @abstractmethod
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return what parametrizes the distribution of actions, e.g. (mean, log_std) or (logits,)."""
+        """Return what parametrizes the distribution of actions, e.g. (mean, log_std) or (logits,).
 
-    @abstractmethod
-    def distribution_from(self, parameters: DistributionParams) -> Distribution:
-        """Return the distribution that `distribution_parameters` describe."""
+        Raises:
+            TypeError: If the policy has no distribution that depends on the observations alone.
+        """
+        name = type(self).__name__
+        if self.has_memory:
+            raise TypeError(f"{name} has a memory, so that its actions depend on the steps before; use unroll")
+        raise TypeError(f"{name} has no distribution of actions; write its method distribution_parameters")
 
-    @abstractmethod
-    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
-        """Return actions, a deterministic function of observations and noise; the fast path of sampling.
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions and the memory after them, a deterministic function of the arguments.
 
         Args:
-            observations: (..., *observation shape).
+            observations: (..., *observation shape); with a memory (M, S, *observation shape), of S slots of each of M
+                tasks.
             noise: (..., noise_size) of `noise_kind`.
+            memory: tensors (M, S, ...), which must not be changed in place; empty for a policy without one.
             params: see the module.
 
         Returns:
-            (..., *action shape) actions. With stacked parameters the actions of a task do not depend, to the last bit,
-            on which other tasks are computed along with it; they may depend on its number. Samplers call this with one
-            intra-op thread: with several, torch may split a product by the number of tasks.
+            (..., *action shape) actions, and a memory of the same shapes and types as `memory`. Rows do not mix: what
+            happens in one slot never depends on another. With stacked parameters the actions of a task do not depend,
+            to the last bit, on which other tasks are computed along with it; they may depend on its number. Samplers
+            call this with one intra-op thread: with several, torch may split a product by the number of tasks.
         """
+        head = getattr(self, "distributions", None)
+        if not isinstance(head, Head):
+            raise TypeError(f"{type(self).__name__} does not say how it acts; write its method act")
+        return head.act(self.distribution_parameters(observations, params), noise), ()
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return `act` as a function of observations and noise, for many calls under the same parameters.
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` as a function of observations, noise and memory, for many calls under the same parameters.
 
         A policy may compute once what depends only on the parameters. The actions are those that `act` computes for
         all tasks of a phase, to the last bit.
+
+        Parameters that all tasks share are not stacked for a policy with a memory, so that thousands of trials can go
+        on at once. What it computes for a task must not depend on which other tasks are computed along with it.
 
         Args:
             params: see the module.
             first_task: number of the first task that stacked parameters are for.
         """
-        return lambda observations, noise: self.act(observations, noise, params)
+        return lambda observations, noise, memory: self.act(observations, noise, memory, params)
 
     @property
     def has_memory(self) -> bool:
@@ -116,37 +132,6 @@ class Policy(nn.Module, ABC):
     def initial_memory(self, num: int) -> Memory:
         """Return what is remembered in each of `num` slots where a trial begins: tensors (num, ...), on its device."""
         return ()
-
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
-        """Return actions, and what is remembered after them; `act` for a policy that remembers nothing.
-
-        Rows do not mix: what happens in one slot never depends on another.
-
-        Args:
-            observations: (M, S, *observation shape), of S slots of each of M tasks.
-            noise: (M, S, noise_size) of `noise_kind`.
-            memory: tensors (M, S, ...), which must not be changed in place.
-            params: see the module.
-
-        Returns:
-            (M, S, *action shape) actions, and a memory of the same shapes and types as `memory`.
-        """
-        return self.act(observations, noise, params), ()
-
-    def memory_actor(
-        self, params: Params, first_task: int = 0
-    ) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act_with_memory` as a function of observations, noise and memory; see `actor`.
-
-        Parameters that all tasks share are not stacked for a policy with a memory, so that thousands of trials can go
-        on at once. What it computes for a task must not depend on which other tasks are computed along with it.
-        """
-        if self.has_memory:
-            return lambda observations, noise, memory: self.act_with_memory(observations, noise, memory, params)
-        act = self.actor(params, first_task)
-        return lambda observations, noise, memory: (act(observations, noise), ())
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> "Unrolled":
         """Go through sequences of observations, differentiably: what the update of a recurrent policy computes.
@@ -164,19 +149,6 @@ class Policy(nn.Module, ABC):
         """
         raise TypeError(f"{type(self).__name__} cannot go through sequences; write its method unroll")
 
-    def predict_rewards(self, unrolled: "Unrolled", actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return what reward is expected for each action, (L, N), differentiably; see `GRUPolicy`.
-
-        Args:
-            unrolled: what `unroll` returned.
-            actions: (L, N, *action shape).
-            params: of the policy's own shapes.
-
-        Raises:
-            TypeError: If the policy predicts none.
-        """
-        raise TypeError(f"{type(self).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True")
-
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse spaces that the policy does not fit; called before the first phase.
 
@@ -189,97 +161,47 @@ class Policy(nn.Module, ABC):
             ValueError: If a space does not fit.
         """
 
-    def log_prob_from(self, distribution: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-probability (...) of `actions` (..., *action shape), summed over action entries."""
-        return self.distribution_from(distribution).log_prob(actions)
-
-    def entropy_from(self, distribution: DistributionParams) -> Tensor:
-        """Return the entropy (...)."""
-        return self.distribution_from(distribution).entropy()
-
-    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        """Return KL(old, new), (...)."""
-        return kl_divergence(self.distribution_from(old), self.distribution_from(new))
-
-    def fisher_product(
-        self, distribution: DistributionParams, tangents: DistributionParams, weights: Tensor
-    ) -> DistributionParams:
-        """Multiply tangents by the Fisher metric of the distribution, the middle of a Gauss-Newton product J^T F J v.
-
-        The metric is the Hessian of KL(old, new) with respect to new, at new = old.
-
-        Args:
-            distribution: what `distribution_parameters` returned.
-            tangents: one per entry of `distribution`, of its shape (J v).
-            weights: (...) weight of each step; mask / mask.sum() for a mean over real steps.
-
-        Returns:
-            Cotangents of the shapes of `distribution`, ready for a vector-Jacobian product.
-        """
-        old = tuple(entry.detach() for entry in distribution)
-        with torch.enable_grad():
-            new = tuple(entry.detach().requires_grad_() for entry in distribution)
-            divergence = (self.kl(old, new) * weights).sum()
-            slopes = torch.autograd.grad(divergence, new, create_graph=True)
-        return torch.autograd.grad(slopes, new, tangents, allow_unused=True, materialize_grads=True)
-
-    def choose(self, observation: ArrayLike, rng: np.random.Generator | None = None) -> Any:
-        """Return an action for one observation, both as arrays: for `env.step`, outside of a sampler.
-
-        Args:
-            observation: (*observation shape).
-            rng: draws the action from the distribution; None takes its mode, or for a transformed distribution what the
-                mode of its base becomes.
-
-        Returns:
-            (*action shape) action; a NumPy integer for discrete actions.
-        """
-        device = next(self.parameters()).device
-        with torch.inference_mode():
-            batch = torch.as_tensor(np.asarray(observation), device=device)[None]
-            if rng is None:
-                actions = mode(self(batch))
-            else:
-                draw = rng.standard_normal if self.noise_kind == "normal" else rng.random
-                noise = torch.from_numpy(draw((1, self.noise_size), np.float32)).to(device)
-                actions = self.act(batch, noise)
-            return actions[0].cpu().numpy()[()]
-
-    def choose_with_memory(
+    def choose(
         self, observation: ArrayLike, memory: Memory | None = None, rng: np.random.Generator | None = None
     ) -> tuple[Any, Memory]:
-        """Return an action for one observation of a trial, and what is remembered after it: for `env.step`.
+        """Return an action for one observation, and what is remembered after it: for `env.step`, outside of a sampler.
 
         Args:
             observation: (*observation shape).
-            memory: what the call before returned; None where a trial begins.
-            rng: draws the action from the distribution; None takes its mode, or for a policy without `unroll` what
-                noise in the middle of its range gives.
+            memory: what the call before returned; None where a trial begins, and for a policy without a memory.
+            rng: draws the action from the distribution; None takes its mode, or for a transformed distribution what the
+                mode of its base becomes, or for a policy without a distribution what noise in the middle of its range
+                gives.
 
         Returns:
-            (*action shape) action, and the memory for the next call.
+            (*action shape) action, a NumPy integer for discrete actions, and the memory for the next call.
         """
         memory = self.initial_memory(1) if memory is None else memory
         device = next((tensor.device for tensor in (*self.parameters(), *memory)), torch.device("cpu"))
         rows = torch.as_tensor(np.asarray(observation), device=device)[None, None]
         with torch.inference_mode():
-            if rng is None and type(self).unroll is not Policy.unroll:
-                unrolled = self.unroll(rows, memory)
-                actions = mode(self.distribution_from(unrolled.distribution))
+            if rng is None and (unrolled := self._try_unroll(rows, memory)) is not None:
+                actions = mode(self.distributions.distribution(unrolled.distribution))
                 return actions[0, 0].cpu().numpy()[()], unrolled.memory
             if rng is None:
                 noise = torch.full((1, 1, self.noise_size), 0.0 if self.noise_kind == "normal" else 0.5)
             else:
                 draw = rng.standard_normal if self.noise_kind == "normal" else rng.random
                 noise = torch.from_numpy(draw((1, 1, self.noise_size), np.float32))
-            actions, after = self.act_with_memory(
-                rows, noise.to(device), tuple(tensor.unsqueeze(0) for tensor in memory)
-            )
+            actions, after = self.act(rows, noise.to(device), tuple(tensor.unsqueeze(0) for tensor in memory))
             return actions[0, 0].cpu().numpy()[()], tuple(tensor.squeeze(0) for tensor in after)
+
+    def _try_unroll(self, rows: Tensor, memory: Memory) -> "Unrolled | None":
+        """Return the distribution for one step (1, 1, ...) and the memory after it; None where there is none."""
+        if type(self).unroll is not Policy.unroll and memory:
+            return self.unroll(rows, memory)
+        if type(self).distribution_parameters is not Policy.distribution_parameters and not memory:
+            return Unrolled(self.distribution_parameters(rows), None, ())
+        return None
 
     def log_prob(self, observations: Tensor, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""
-        return self.log_prob_from(self.distribution_parameters(observations, params), actions)
+        return self.distributions.log_prob(self.distribution_parameters(observations, params), actions)
 
     def update_params(
         self,

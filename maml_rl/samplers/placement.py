@@ -134,7 +134,7 @@ def _check_stateless(policy: Policy) -> None:
         raise ValueError(
             f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "
             "when a phase begins, is cut into waves or repeated, nor for which slots it acts; use num_workers=0 "
-            "without slots_per_task, have it remember through initial_memory and act_with_memory, or declare "
+            "without slots_per_task, have it remember through initial_memory and act, or declare "
             "`stateless = True` in its class if an action depends on observation, noise and parameters alone"
         )
 

@@ -149,8 +149,8 @@ def test_perceptrons_are_differentiated_by_hand_and_other_policies_automatically
         assert isinstance(by_hand.at(by_hand.parameters), MLPLinearization)
 
     class Doubled(NormalMLPPolicy):
-        def distribution_from_units(self, units, params=None):  # type: ignore[no-untyped-def]
-            return super().distribution_from_units(2.0 * units, params)
+        def distribution_parameters(self, observations, params=None):  # type: ignore[no-untyped-def]
+            return super().distribution_parameters(2.0 * observations, params)
 
     doubled = Doubled(3, 2, (6, 5), "tanh").double()
     others: list[Policy] = [doubled, OpaquePolicy(make_policy("normal")), make_policy("normal", torch.sigmoid)]

@@ -62,7 +62,7 @@ def test_oracle_is_loaded_and_not_adapted(tmp_path: Path) -> None:
     policy = maml_rl.load_policy(tmp_path / "run")
     env = make_vector_env(ObservedTask("2DNavigation-v0"))
     env.reset_task([GOAL])
-    action = policy.choose(env.reset(seed=0)[0][0])
+    action, _ = policy.choose(env.reset(seed=0)[0][0])
     assert np.shape(action) == (2,)
     with pytest.raises(ConfigError, match="an oracle, which observes its task and has nothing to adapt to"):
         maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
@@ -124,7 +124,7 @@ def test_adaptation_raises_the_return_in_its_task() -> None:
     policy = CategoricalMLPPolicy(1, 5, [])
     task = {"mean": [0.0, 0.0, 1.0, 0.0, 0.0]}
     adapted = maml_rl.adapt_to_task(policy, "Bandit-K5-v0", task, 5, step_size=5.0, num_episodes=50)
-    assert adapted.choose([0.0]) == 2
+    assert adapted.choose([0.0])[0] == 2
     assert adapted(torch.zeros(1)).probs[2] > 0.9
 
 
@@ -133,7 +133,7 @@ def test_adapted_policy_acts_in_an_environment(run_folder: Path) -> None:
     adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
     env = gymnasium.make("2DNavigation-v0", task=GOAL)
     observation, _ = env.reset(seed=0)
-    action = adapted.choose(observation)
+    action, _ = adapted.choose(observation)
     assert (action.shape, action.dtype) == ((2,), np.float32)
     np.testing.assert_array_equal(action, adapted(torch.from_numpy(observation)).mean.detach().numpy())
     env.step(action)
@@ -161,11 +161,11 @@ def test_negative_number_of_steps_is_refused(run_folder: Path) -> None:
 def test_drawn_actions_follow_the_distribution_and_the_generator() -> None:
     policy = NormalMLPPolicy(2, 1, [], init_std=0.5)
     rng = np.random.default_rng(0)
-    actions = np.array([policy.choose([1.0, 2.0], rng) for _ in range(2_000)])
+    actions = np.array([policy.choose([1.0, 2.0], rng=rng)[0] for _ in range(2_000)])
     mean = policy(torch.tensor([1.0, 2.0])).mean.item()
     assert actions.mean() == pytest.approx(mean, abs=0.04)
     assert actions.std() == pytest.approx(0.5, abs=0.03)
-    assert policy.choose([1.0, 2.0], np.random.default_rng(0)) == actions[0]
+    assert policy.choose([1.0, 2.0], rng=np.random.default_rng(0))[0] == actions[0]
 
 
 def test_drawn_choices_follow_their_probabilities() -> None:
@@ -173,7 +173,7 @@ def test_drawn_choices_follow_their_probabilities() -> None:
     with torch.no_grad():
         policy.get_parameter("layer1.bias").copy_(torch.log(torch.tensor([0.2, 0.5, 0.3])))
     rng = np.random.default_rng(0)
-    choices = [policy.choose([0.0], rng) for _ in range(2_000)]
+    choices = [policy.choose([0.0], rng=rng)[0] for _ in range(2_000)]
     np.testing.assert_allclose(np.bincount(choices) / 2_000, [0.2, 0.5, 0.3], atol=0.04)
     assert isinstance(choices[0], np.integer)
-    assert policy.choose([0.0]) == 1
+    assert policy.choose([0.0])[0] == 1

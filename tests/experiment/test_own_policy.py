@@ -41,7 +41,7 @@ def test_own_policy_is_trained_resumed_evaluated_loaded_adapted_and_reported(tmp
     assert evaluate(experiment, meta_batch_size=2, num_steps=1, num_workers=0).returns.shape[:2] == (2, 2)
     policy = maml_rl.load_policy(folder)
     adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
-    assert (np.abs(adapted.choose(np.zeros(2, np.float32))) < 1.0).all()
+    assert (np.abs(adapted.choose(np.zeros(2, np.float32))[0]) < 1.0).all()
     page = write_report([folder], num_tasks=2, num_videos=0, num_workers=0)
     assert page.stat().st_size > 10_000
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -79,7 +79,7 @@ def test_loaded_policy_steps_through_a_trial_as_in_the_sampler(run: Path) -> Non
     memory = None
     for episode in range(2):
         for seen in sampled.observations[0, :, episode]:
-            _, memory = policy.choose_with_memory(seen.numpy(), memory)
+            _, memory = policy.choose(seen.numpy(), memory)
     assert memory is not None
     unrolled = policy.unroll(sampled.observations[0].transpose(0, 1).flatten(0, 1).unsqueeze(1))
     torch.testing.assert_close(memory[0], unrolled.memory[0])
@@ -94,7 +94,7 @@ def test_loaded_policy_acts_through_a_trial_by_hand(run: Path) -> None:
         observation, _ = env.reset(seed=episode)
         assert observation[0, -1] == (episode > 0)
         while not env.buffers.truncated[0]:
-            action, memory = policy.choose_with_memory(observation[0], memory, rng)
+            action, memory = policy.choose(observation[0], memory, rng)
             observation, reward, *_ = env.step(np.array([action]))
             rewards.append(reward[0])
     env.close()

@@ -54,7 +54,7 @@ def independent_gradient(
 ) -> Tensor:
     """Task by task, with no padding, by two passes of torch.autograd; `start` are the old parameters."""
     inner, outer, penalty = ALGORITHMS[algorithm]
-    adapted = policy.layer_names[-1] if algorithm == "anil" else tuple(start)
+    adapted = policy.perceptron.layer_names[-1] if algorithm == "anil" else tuple(start)
     losses = []
     theta = dict(policy.named_parameters())
     for task in range(len(phases[0])):
@@ -96,7 +96,7 @@ def make_learner(algorithm: str, policy: MLPPolicy, **settings: float | bool) ->
     kind = find_metalearner(algorithm)
     assert issubclass(kind, AdamLearner)
     chosen = kind.Settings.from_arguments(**settings)
-    head = policy.layer_names[-1] if algorithm == "anil" else None
+    head = policy.perceptron.layer_names[-1] if algorithm == "anil" else None
     # One step size for all steps is where Meta-SGD begins.
     rule = AdaptationRule(SIZES[0] if algorithm == "meta-sgd" else SIZES, parameters=head, inner_loss=kind.inner_loss)
     return kind(policy, rule, settings=chosen, collection=Collection(num_steps=2))

@@ -34,9 +34,9 @@ def test_context_acts_like_constant_inputs() -> None:
     noise = torch.randn((3, 7, 2), generator=generator, dtype=torch.float64)
     stacked = policy.stack_parameters(3) | {"context": contexts}
     inputs = torch.cat([observations, contexts.unsqueeze(1).expand(-1, 7, -1)], dim=-1)
-    torch.testing.assert_close(policy.act(observations, noise, stacked), wide.act(inputs, noise))
-    torch.testing.assert_close(policy.actor(stacked)(observations, noise), wide.act(inputs, noise))
-    actions = wide.act(inputs, noise)
+    torch.testing.assert_close(policy.act(observations, noise, params=stacked)[0], wide.act(inputs, noise)[0])
+    torch.testing.assert_close(policy.actor(stacked)(observations, noise, ())[0], wide.act(inputs, noise)[0])
+    actions = wide.act(inputs, noise)[0]
     torch.testing.assert_close(policy.log_prob(observations, actions, stacked), wide.log_prob(inputs, actions))
     assert torch.equal(policy(observations).mean, policy.inner(observations).mean), "the context begins with zero"
 

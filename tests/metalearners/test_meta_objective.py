@@ -173,7 +173,7 @@ def test_curvature_of_a_fraction_is_that_of_these_episodes_along_the_same_adapta
     points = {name: param.detach().requires_grad_() for name, param in adapted.items()}
     distribution = policy.distribution_parameters(half.valid.observations, points)
     old = tuple(tensor.detach() for tensor in distribution)
-    kl = policy.kl(old, distribution).mean((1, 2)).sum()
+    kl = policy.distributions.kl(old, distribution).mean((1, 2)).sum()
     kl_gradient = torch.autograd.grad(kl, list(points.values()), create_graph=True)
     own = dict(policy.named_parameters())
     stacked = {name: param.detach().expand(2, *param.shape).clone().requires_grad_() for name, param in own.items()}

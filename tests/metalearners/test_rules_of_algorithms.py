@@ -63,7 +63,7 @@ def test_reptile_refuses_what_is_not_finite_and_training_without_inner_steps() -
 def test_anil_adapts_the_output_layer_or_the_head_that_is_named() -> None:
     rule = make_experiment(config_of().override({"algorithm": "anil"})).metalearner.rule
     assert rule is not None
-    assert rule.parameters == make_policy("normal", hidden_sizes=(8,)).layer_names[-1]
+    assert rule.parameters == make_policy("normal", hidden_sizes=(8,)).perceptron.layer_names[-1]
     settings = {"head": [rule.parameters[1]]}
     config = config_of().override({"algorithm": "anil", "algorithm-settings": settings})
     named = make_experiment(config).metalearner.rule
@@ -94,7 +94,7 @@ def test_meta_sgd_moves_every_step_size_and_keeps_the_rule_of_other_threads_as_i
 
 def test_meta_sgd_of_some_parameters_learns_their_step_sizes_alone() -> None:
     policy, train_episodes, valid = make_problem("normal", 1, RAGGED)
-    head = policy.layer_names[-1]
+    head = policy.perceptron.layer_names[-1]
     learner = MetaSGD(policy, AdaptationRule(0.3, parameters=head))
     learner.update(Batch([*train_episodes, valid]))
     sizes = learner.rule.step_size(0)

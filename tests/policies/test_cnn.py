@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.episode import TaskEpisodes
-from maml_rl.policies import CNNPolicy, NormalMLPPolicy, get_policy_for_env
+from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
 from maml_rl.policies.cnn import conv_output_size
 
 # Patches, kernels that overlap, and one of each; not all divide the image.
@@ -33,8 +33,7 @@ def space(shape: tuple[int, ...]) -> spaces.Box:
 
 
 def make(shape: tuple[int, ...] = (17, 19, 2), layers: Any = LAYERS["patches"], seed: int = 0) -> CNNPolicy:
-    head = NormalMLPPolicy(conv_output_size(shape, layers), 2, (6,), "tanh", seed=seed)
-    return CNNPolicy(shape, head, layers, "tanh", seed=seed)
+    return CNNPolicy(shape, GaussianHead((2,)), (6,), layers, "tanh", seed=seed)
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:
@@ -61,8 +60,10 @@ def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, .
         units = torch.tanh(layer(units))
     expected = units.movedim(1, -1).reshape(3, 5, -1)
     torch.testing.assert_close(policy.features(rows), expected)
-    assert expected.shape[-1] == conv_output_size(shape, layers) == policy.head.input_size
-    torch.testing.assert_close(policy(rows).mean, policy.head(expected).mean)
+    assert expected.shape[-1] == conv_output_size(shape, layers) == policy.perceptron.sizes[0]
+    connected = NormalMLPPolicy(expected.shape[-1], 2, (6,), "tanh")
+    connected.load_state_dict(policy.head.state_dict())
+    torch.testing.assert_close(policy(rows).mean, connected(expected).mean)
 
 
 @every_layers
@@ -73,12 +74,12 @@ def test_task_gets_what_its_own_parameters_give_whichever_tasks_are_computed_alo
     policy, rows = make(shape, layers), images(4, 3, *shape)
     params, noise = of_tasks(policy, 4), torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode(), intra_op_threads(1):
-        together = policy.actor(params)(rows, noise)
-        assert torch.equal(together, policy.act(rows, noise, params))
+        together = policy.actor(params)(rows, noise, ())[0]
+        assert torch.equal(together, policy.act(rows, noise, params=params)[0])
         some = policy.actor({name: value[1:3] for name, value in params.items()}, 1)
-        assert torch.equal(some(rows[1:3], noise[1:3]), together[1:3])
+        assert torch.equal(some(rows[1:3], noise[1:3], ())[0], together[1:3])
         for task in range(4):
-            alone = policy.act(rows[task], noise[task], {name: value[task] for name, value in params.items()})
+            alone = policy.act(rows[task], noise[task], params={name: value[task] for name, value in params.items()})[0]
             torch.testing.assert_close(alone, together[task], rtol=1e-4, atol=1e-5)
 
 
@@ -144,7 +145,7 @@ def test_images_get_convolutions_that_fit_and_any_actions(shape: tuple[int, ...]
     assert isinstance(policy, CNNPolicy)
     policy.check_spaces(space(shape), action_space)
     observation = space(shape).sample()
-    action = np.asarray(policy.choose(observation), action_space.dtype)[()]
+    action = np.asarray(policy.choose(observation)[0], action_space.dtype)[()]
     assert action.shape == action_space.shape
     assert isinstance(action_space, spaces.Box) or action_space.contains(action)
 
@@ -163,9 +164,7 @@ def test_convolutions_that_do_not_fit_are_refused(layers: Any, message: str) -> 
         get_policy_for_env(env, conv_layers=layers)
 
 
-def test_head_and_observations_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the convolutions give 20 numbers .* head has 3 input units"):
-        CNNPolicy((17, 19, 2), NormalMLPPolicy(3, 2), LAYERS["patches"])
+def test_observations_that_do_not_fit_are_refused() -> None:
     policy = make()
     with pytest.raises(ValueError, match=r"images of bytes of shape \(17, 19, 2\), the environment has Box.*float32"):
         policy.check_spaces(spaces.Box(0.0, 1.0, (17, 19, 2)), spaces.Box(-1.0, 1.0, (2,)))

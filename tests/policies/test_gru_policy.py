@@ -33,7 +33,7 @@ def step_by_step(policy: GRUPolicy, observations: Tensor, noise: Tensor, params:
     memory = tuple(tensor.unflatten(0, grid) for tensor in policy.initial_memory(grid[0] * grid[1]))
     actions = []
     for seen, drawn in zip(observations, noise, strict=True):
-        acted, memory = policy.act_with_memory(seen, drawn, memory, params)
+        acted, memory = policy.act(seen, drawn, memory, params)
         actions.append(acted)
     return torch.stack(actions), memory
 
@@ -86,10 +86,10 @@ def test_actions_do_not_depend_on_the_rows_beside_them(cell: str, actions: str) 
         torch.randn(tensor.shape, generator=generator).unflatten(0, (150, 2)) for tensor in policy.initial_memory(300)
     )
     params = dict(policy.named_parameters())
-    actions_of_all, after_all = policy.memory_actor(params)(observations, noise, memory)
+    actions_of_all, after_all = policy.actor(params)(observations, noise, memory)
     for start, stop in ((0, 1), (31, 32), (33, 100), (149, 150), (1, 150)):
         part = slice(start, stop)
-        acted, after = policy.memory_actor(params, start)(
+        acted, after = policy.actor(params, start)(
             observations[part], noise[part], tuple(tensor[part] for tensor in memory)
         )
         assert torch.equal(acted, actions_of_all[part])
@@ -144,7 +144,7 @@ def test_a_discrete_observation_is_a_one_hot_vector() -> None:
     vectors = torch.nn.functional.one_hot(numbers - 5, 3)
     torch.testing.assert_close(policy.unroll(numbers).distribution, same.unroll(vectors).distribution)
     noise, memory = torch.full((2, 2, 1), 0.4), (torch.zeros(2, 2, 4),)
-    acted, expected = (each.act_with_memory(seen, noise, memory) for each, seen in ((policy, numbers), (same, vectors)))
+    acted, expected = (each.act(seen, noise, memory) for each, seen in ((policy, numbers), (same, vectors)))
     torch.testing.assert_close(acted, expected)
 
 
@@ -259,6 +259,6 @@ def test_a_head_for_rewards_changes_no_action_and_no_other_weight() -> None:
         assert torch.equal(param, dict(with_head.named_parameters())[name]), name
     generator = torch.Generator().manual_seed(0)
     observations, noise = (torch.randn((2, 5, size), generator=generator) for size in (3, 2))
-    assert torch.equal(with_head.act(observations, noise), without.act(observations, noise))
+    assert torch.equal(with_head.act(observations, noise)[0], without.act(observations, noise)[0])
     with pytest.raises(TypeError, match="GRUPolicy predicts no rewards"):
         without.predict_rewards(without.unroll(observations), noise)

@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 
 from maml_rl.policies import (
-    BernoulliMLPPolicy,
-    CategoricalMLPPolicy,
-    MultiCategoricalMLPPolicy,
-    NormalMLPPolicy,
+    BernoulliHead,
+    CategoricalHead,
+    GaussianHead,
+    MultiCategoricalHead,
     get_policy_for_env,
 )
 
@@ -52,7 +52,7 @@ def test_policy_acts_on_observations_of_the_space_with_actions_of_the_space(obse
     observation_space.seed(0)
     observations = torch.from_numpy(np.stack([[observation_space.sample() for _ in range(3)] for _ in range(2)]))
     params = policy.stack_parameters(2) if stacked else None
-    actions = policy.act(observations, torch.full((2, 3, policy.noise_size), 0.1), params)
+    actions = policy.act(observations, torch.full((2, 3, policy.noise_size), 0.1), params=params)[0]
     assert actions.shape == (2, 3, *action_space.shape)
     for action in actions.detach().flatten(0, 1).numpy():
         clipped = np.clip(action, -1.0, 1.0) if isinstance(action_space, spaces.Box) else action
@@ -62,10 +62,10 @@ def test_policy_acts_on_observations_of_the_space_with_actions_of_the_space(obse
 
 
 def test_box_actions_get_a_gaussian_and_discrete_ones_a_categorical_policy():
-    assert isinstance(get_policy_for_env(env(BOX, BOX)), NormalMLPPolicy)
-    assert isinstance(get_policy_for_env(env(BOX, spaces.Discrete(2))), CategoricalMLPPolicy)
-    assert isinstance(get_policy_for_env(env(BOX, spaces.MultiDiscrete([2, 3]))), MultiCategoricalMLPPolicy)
-    assert isinstance(get_policy_for_env(env(BOX, spaces.MultiBinary(3))), BernoulliMLPPolicy)
+    assert isinstance(get_policy_for_env(env(BOX, BOX)).distributions, GaussianHead)
+    assert isinstance(get_policy_for_env(env(BOX, spaces.Discrete(2))).distributions, CategoricalHead)
+    assert isinstance(get_policy_for_env(env(BOX, spaces.MultiDiscrete([2, 3]))).distributions, MultiCategoricalHead)
+    assert isinstance(get_policy_for_env(env(BOX, spaces.MultiBinary(3))).distributions, BernoulliHead)
 
 
 def test_observations_of_several_parts_enter_as_one_vector():

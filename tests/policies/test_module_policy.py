@@ -119,10 +119,10 @@ def test_module_gives_what_the_mlp_with_the_same_parameters_gives(kind, stacked)
         [each.distribution_parameters(episodes.observations, with_params) for with_params in (None, params)]
         for each in (policy, mlp)
     )
-    torch.testing.assert_close(policy.kl(*old), mlp.kl(*new), rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(policy.entropy_from(old[1]), mlp.entropy_from(new[1]))
+    torch.testing.assert_close(policy.distributions.kl(*old), mlp.distributions.kl(*new), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(policy.distributions.entropy(old[1]), mlp.distributions.entropy(new[1]))
     noise = torch.rand((4, 5, 2, mlp.noise_size), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(policy.act(args[0], noise, params), mlp.act(args[0], noise, params))
+    torch.testing.assert_close(policy.act(args[0], noise, params=params)[0], mlp.act(args[0], noise, params=params)[0])
 
 
 @pytest.mark.parametrize("kind", ["normal", "categorical"])
@@ -169,14 +169,16 @@ def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
     params, observations = different(policy, num_tasks), randn(num_tasks, num_episodes, 3)
     noise = torch.rand((num_tasks, num_episodes, policy.noise_size), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        together = policy.act(observations, noise, params)
+        together = policy.act(observations, noise, params=params)[0]
         for task in (0, num_tasks - 1):
-            alone = policy.act(observations[task], noise[task], {name: value[task] for name, value in params.items()})
+            alone = policy.act(
+                observations[task], noise[task], params={name: value[task] for name, value in params.items()}
+            )[0]
             torch.testing.assert_close(together[task], alone)
         for first, last in ((0, num_tasks), (0, 1), (3, 4), (1, 3), (num_tasks // 2, num_tasks)):
             # Views begin elsewhere in memory, as the arrays of a child do.
             views = {name: value[first:last] for name, value in params.items()}
-            actions = policy.actor(views, first)(observations[first:last], noise[first:last])
+            actions = policy.actor(views, first)(observations[first:last], noise[first:last], ())[0]
             assert torch.equal(actions, together[first:last])
 
 
@@ -201,12 +203,12 @@ def test_policy_shares_parameters_names_and_mode_with_the_module():
 def test_module_chooses_actions_for_single_observations():
     policy = as_policy(seeded(Gaussian))
     observation = np.array([0.1, -0.2, 0.3], np.float32)
-    mode = policy.choose(observation)
+    mode, _ = policy.choose(observation)
     np.testing.assert_allclose(mode, policy(torch.from_numpy(observation)[None]).mean[0].detach().numpy())
-    first, again = (policy.choose(observation, np.random.default_rng(0)) for _ in range(2))
+    first, again = (policy.choose(observation, rng=np.random.default_rng(0))[0] for _ in range(2))
     assert (first == again).all()
     assert (first != mode).all()
-    assert as_policy(seeded(lambda: Discrete(Categorical, 4))).choose(observation) in range(4)
+    assert as_policy(seeded(lambda: Discrete(Categorical, 4))).choose(observation)[0] in range(4)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_fitting_spaces_are_accepted(make, action_space):
     policy.check_spaces(OBSERVATIONS, action_space)
     assert policy.observation_shape == (3,)
     noise = torch.full((5, policy.noise_size), 0.3)
-    assert policy.act(torch.zeros(5, 3), noise).shape == (5, *action_space.shape)
+    assert policy.act(torch.zeros(5, 3), noise)[0].shape == (5, *action_space.shape)
 
 
 @pytest.mark.parametrize(

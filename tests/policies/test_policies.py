@@ -16,6 +16,7 @@ from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.policies import (
     BernoulliMLPPolicy,
     CategoricalMLPPolicy,
+    Memory,
     MLPPolicy,
     MultiCategoricalMLPPolicy,
     NormalMLPPolicy,
@@ -81,14 +82,17 @@ def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
     params = different_params(policy, 4)
     noise = make_noise(policy, 4, 6, 5)
     stacked = policy(observations, params)
-    actions = policy.act(observations, noise, params)
+    actions = policy.act(observations, noise, params=params)[0]
     assert stacked.batch_shape == (4, 6, 5)
     for task in range(4):
         alone = policy(observations[task], of_task(params, task))
         of_task_alone, of_all = alone.log_prob(actions[task].float()), stacked.log_prob(actions.float())
         torch.testing.assert_close(of_task_alone, of_all[task])
         torch.testing.assert_close(
-            policy.act(observations[task], noise[task], of_task(params, task)), actions[task], rtol=1e-4, atol=1e-5
+            policy.act(observations[task], noise[task], params=of_task(params, task))[0],
+            actions[task],
+            rtol=1e-4,
+            atol=1e-5,
         )
 
 
@@ -105,15 +109,15 @@ def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
     params = different_params(policy, num_tasks)
     observations, noise = randn(num_tasks, num_episodes, 3), make_noise(policy, num_tasks, num_episodes)
     with torch.inference_mode(), intra_op_threads(1):
-        together = policy.act(observations, noise, params)
+        together = policy.act(observations, noise, params=params)[0]
         logits = policy.distribution_parameters(observations, params)[0]
         groups = [[task] for task in range(num_tasks)] + [[0, 1], [2, 1], list(range(1, num_tasks))]
         for group in groups:
             some = {name: value[group] for name, value in params.items()}
-            assert torch.equal(policy.act(observations[group], noise[group], some), together[group])
+            assert torch.equal(policy.act(observations[group], noise[group], params=some)[0], together[group])
             assert torch.equal(policy.distribution_parameters(observations[group], some)[0], logits[group])
         part = {name: value[1:3] for name, value in params.items()}
-        assert torch.equal(policy.act(observations[1:3], noise[1:3], part), together[1:3])
+        assert torch.equal(policy.act(observations[1:3], noise[1:3], params=part)[0], together[1:3])
 
 
 @every_kind
@@ -125,16 +129,18 @@ def test_actions_under_the_same_parameters_are_those_of_single_calls(kind, hidde
         act = policy.actor(params)
         for step in range(3):
             observations = randn(4, 6, 3, seed=step)
-            assert torch.equal(act(observations, noise), policy.act(observations, noise, params))
+            assert torch.equal(act(observations, noise, ())[0], policy.act(observations, noise, params=params)[0])
 
 
 def test_class_derived_from_the_gaussian_policy_acts_by_its_own_rules():
     class Still(NormalMLPPolicy):
-        def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
-            return torch.zeros_like(noise)
+        def act(
+            self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+        ) -> tuple[Tensor, Memory]:
+            return torch.zeros_like(noise), ()
 
     policy = Still(3, 2, (7,))
-    actions = policy.actor(different_params(policy, 4))(randn(4, 6, 3), make_noise(policy, 4, 6))
+    actions = policy.actor(different_params(policy, 4))(randn(4, 6, 3), make_noise(policy, 4, 6), ())[0]
     assert not actions.any()
 
 
@@ -143,11 +149,11 @@ def test_log_prob_kl_and_entropy_equal_those_of_the_distributions(kind):
     policy, observations = make(kind), randn(3, 4, 3)
     first, second = different_params(policy, 3), policy.stack_parameters(3)
     p, q = policy(observations, first), policy(observations, second)
-    actions = policy.act(observations, make_noise(policy, 3, 4), first)
+    actions = policy.act(observations, make_noise(policy, 3, 4), params=first)[0]
     torch.testing.assert_close(policy.log_prob(observations, actions, first), p.log_prob(actions.float()))
     old, new = (policy.distribution_parameters(observations, params) for params in (first, second))
-    torch.testing.assert_close(policy.kl(old, new), kl_divergence(p, q))
-    torch.testing.assert_close(policy.entropy_from(old), p.entropy())
+    torch.testing.assert_close(policy.distributions.kl(old, new), kl_divergence(p, q))
+    torch.testing.assert_close(policy.distributions.entropy(old), p.entropy())
 
 
 @every_kind
@@ -159,10 +165,12 @@ def test_fisher_product_is_the_hessian_of_the_kl_at_equal_distributions(kind):
     weights = torch.rand(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def weighted_kl(*new: Tensor) -> Tensor:
-        return (weights * policy.kl(distribution, new)).sum()
+        return (weights * policy.distributions.kl(distribution, new)).sum()
 
     _, expected = torch.autograd.functional.hvp(weighted_kl, distribution, tangents)
-    for product, reference in zip(policy.fisher_product(distribution, tangents, weights), expected, strict=True):
+    for product, reference in zip(
+        policy.distributions.fisher_product(distribution, tangents, weights), expected, strict=True
+    ):
         torch.testing.assert_close(product, reference)
 
 
@@ -173,9 +181,9 @@ def test_log_prob_is_twice_differentiable_in_stacked_parameters(kind):
     observations = randn(2, 3, 3).double()
     names = list(policy.stack_parameters(2))
     params = [value.detach().double().requires_grad_() for value in different_params(policy, 2).values()]
-    actions = policy.act(
-        observations, make_noise(policy, 2, 3).double(), dict(zip(names, params, strict=True))
-    ).detach()
+    actions = policy.act(observations, make_noise(policy, 2, 3).double(), params=dict(zip(names, params, strict=True)))[
+        0
+    ].detach()
 
     def loss(*values: Tensor) -> Tensor:
         return policy.log_prob(observations, actions, dict(zip(names, values, strict=True))).square().mean()
@@ -252,7 +260,7 @@ def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind):
 def test_updated_parameters_are_one_gradient_step_away_and_differentiable(kind, first_order):
     policy = make(kind)
     observations = randn(5, 3)
-    actions = policy.act(observations, make_noise(policy, 5)).detach()
+    actions = policy.act(observations, make_noise(policy, 5))[0].detach()
     loss = -policy.log_prob(observations, actions).square().mean()
     gradients = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
     params = policy.update_params(loss, step_size=0.1, first_order=first_order)
@@ -277,15 +285,15 @@ def test_stack_parameters_of_another_policy_or_number_of_tasks_is_refused():
 def test_observations_of_another_number_of_tasks_are_refused():
     policy = make("normal")
     with pytest.raises(ValueError, match="stacked for 3 tasks"):
-        policy.act(randn(2, 5, 3), randn(2, 5, 2), policy.stack_parameters(3))
+        policy.act(randn(2, 5, 3), randn(2, 5, 2), params=policy.stack_parameters(3))[0]
 
 
 def test_gaussian_actions_are_the_mean_plus_scaled_noise():
     policy = make("normal")
     observations, noise = randn(5, 3), randn(5, 2, seed=1)
     mean = policy(observations).mean
-    torch.testing.assert_close(policy.act(observations, torch.zeros(5, 2)), mean)
-    torch.testing.assert_close(policy.act(observations, noise), mean + 0.7 * noise)
+    torch.testing.assert_close(policy.act(observations, torch.zeros(5, 2))[0], mean)
+    torch.testing.assert_close(policy.act(observations, noise)[0], mean + 0.7 * noise)
 
 
 def test_deviation_never_falls_below_its_minimum():
@@ -305,7 +313,7 @@ def test_deviation_is_learned_and_independent_of_the_state():
 def test_gaussian_actions_have_the_shape_of_the_space():
     policy = NormalMLPPolicy(3, 6, (4,), action_shape=(2, 3))
     params = policy.stack_parameters(5)
-    actions = policy.act(randn(5, 7, 3), randn(5, 7, 6), params)
+    actions = policy.act(randn(5, 7, 3), randn(5, 7, 6), params=params)[0]
     assert actions.shape == (5, 7, 2, 3)
     distribution = policy(randn(5, 7, 3), params)
     assert distribution.event_shape == (2, 3)
@@ -316,7 +324,7 @@ def test_categorical_actions_follow_the_probabilities():
     policy = make("categorical")
     observation = randn(3)
     noise = ((torch.arange(20_000) + 0.5) / 20_000).unsqueeze(-1)
-    actions = policy.act(observation.expand(20_000, 3), noise)
+    actions = policy.act(observation.expand(20_000, 3), noise)[0]
     frequencies = torch.bincount(actions, minlength=4) / 20_000
     torch.testing.assert_close(frequencies, policy(observation).probs.detach(), rtol=0.0, atol=2e-4)
     assert actions.dtype == torch.int64
@@ -327,14 +335,14 @@ def test_several_choices_follow_the_probabilities_of_each():
     with torch.no_grad():
         policy.layer1.bias.copy_(torch.tensor([0.5, 0.3, 0.2, 0.9, 0.1]).log())
         policy.layer1.weight.zero_()
-    actions = policy.act(torch.zeros(20_000, 1), make_noise(policy, 20_000))
+    actions = policy.act(torch.zeros(20_000, 1), make_noise(policy, 20_000))[0]
     assert (actions.shape, actions.dtype) == ((20_000, 2, 1), torch.int64)
     for entry, expected in enumerate(([0.5, 0.3, 0.2], [0.9, 0.1])):
         frequencies = torch.bincount(actions[:, entry, 0]) / 20_000
         torch.testing.assert_close(frequencies, torch.tensor(expected), rtol=0.0, atol=0.015)
     joint = (actions[:, 0, 0] == 0) & (actions[:, 1, 0] == 1)
     assert joint.float().mean().item() == pytest.approx(0.05, abs=0.01)
-    assert policy.choose(np.zeros(1)).tolist() == [[0], [0]]
+    assert policy.choose(np.zeros(1))[0].tolist() == [[0], [0]]
     with torch.random.fork_rng():
         assert policy(torch.zeros(5, 1)).sample((4,)).shape == (4, 5, 2, 1)
 
@@ -344,10 +352,10 @@ def test_switches_follow_their_probabilities():
     with torch.no_grad():
         policy.layer1.bias.copy_(torch.tensor([0.8, 0.1]).logit())
         policy.layer1.weight.zero_()
-    actions = policy.act(torch.zeros(20_000, 1), make_noise(policy, 20_000))
+    actions = policy.act(torch.zeros(20_000, 1), make_noise(policy, 20_000))[0]
     assert (actions.shape, actions.dtype) == ((20_000, 2), torch.int8)
     torch.testing.assert_close(actions.float().mean(0), torch.tensor([0.8, 0.1]), rtol=0.0, atol=0.01)
-    assert policy.choose(np.zeros(1)).tolist() == [1, 0]
+    assert policy.choose(np.zeros(1))[0].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("logit", [-200.0, 200.0])
@@ -358,8 +366,8 @@ def test_certain_choices_have_finite_probabilities_and_divergences(kind, logit):
     with torch.no_grad():
         logits[:, 1::2] = -logit
     other = torch.zeros(2, policy.output_size, requires_grad=True)
-    certain = mode(policy.distribution_from((logits,)))
-    for value in (policy.log_prob_from((logits,), certain), policy.kl((logits,), (other,))):
+    certain = mode(policy.distributions.distribution((logits,)))
+    for value in (policy.distributions.log_prob((logits,), certain), policy.distributions.kl((logits,), (other,))):
         assert bool(value.isfinite().all())
         for gradient in torch.autograd.grad(value.sum(), (logits, other), allow_unused=True):
             assert gradient is None or bool(gradient.isfinite().all())
@@ -398,7 +406,7 @@ def test_action_of_probability_zero_is_never_chosen(impossible, noise):
     with torch.no_grad():
         policy.layer1.weight[impossible] = 0.0
         policy.layer1.bias[impossible] = -1e4
-    actions = policy.act(observations, torch.full((1000, 1), noise))
+    actions = policy.act(observations, torch.full((1000, 1), noise))[0]
     assert not (actions == impossible).any()
     assert actions.min() >= 0
     assert actions.max() <= 3
@@ -417,10 +425,10 @@ def test_integer_observations_enter_as_one_hot_vectors():
 def test_images_of_any_number_type_are_flattened_to_float32(dtype):
     policy = NormalMLPPolicy(12, 2, (5,), observation_shape=(2, 2, 3))
     images = (torch.arange(4 * 5 * 12).reshape(4, 5, 2, 2, 3) % 200).to(dtype)
-    expected = policy.act(images.float(), torch.zeros(4, 5, 2))
+    expected = policy.act(images.float(), torch.zeros(4, 5, 2))[0]
     assert policy.encode(images).dtype == torch.float32
     assert policy.encode(images).shape == (4, 5, 12)
-    assert torch.equal(policy.act(images, torch.zeros(4, 5, 2)), expected)
+    assert torch.equal(policy.act(images, torch.zeros(4, 5, 2))[0], expected)
 
 
 def test_callable_nonlinearity_is_used():
@@ -459,10 +467,10 @@ def test_actor_acts_like_act_whichever_tasks_are_computed_along_with_odd_sizes(
     for episodes in (1, 2, 3, 5, 20):
         observations, noise = draw(6, episodes, inputs), draw(6, episodes, outputs)
         with torch.inference_mode(), intra_op_threads(1):
-            actions = policy.actor(params)(observations, noise)
-            assert torch.equal(actions, policy.act(observations, noise, params))
+            actions = policy.actor(params)(observations, noise, ())[0]
+            assert torch.equal(actions, policy.act(observations, noise, params=params)[0])
             for tasks in (slice(0, 1), slice(3, 4), slice(1, 3), slice(1, 6)):
                 for part in (lambda values, tasks=tasks: values[tasks], lambda values, tasks=tasks: values[tasks] + 0):
                     own = {name: part(value) for name, value in params.items()}
-                    some = policy.actor(own, tasks.start)(part(observations), part(noise))
+                    some = policy.actor(own, tasks.start)(part(observations), part(noise), ())[0]
                     assert torch.equal(some, actions[tasks]), (episodes, tasks)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from maml_rl import MultiTaskSampler
-from maml_rl.policies import NormalMLPPolicy, Policy
-from maml_rl.policies.policy import Params
+from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.phase import Phase
@@ -130,9 +129,11 @@ class CountingPolicy(NormalMLPPolicy):
 
     calls = 0
 
-    def act(self, observations: Tensor, noise: Tensor, params: Params | None = None) -> Tensor:
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
         type(self).calls += 1
-        return super().act(observations, noise, params)
+        return super().act(observations, noise, params=params)
 
 
 class RememberingPolicy(CountingPolicy):

@@ -103,7 +103,7 @@ def test_return_of_each_member_is_that_of_its_weights_stepped_by_hand() -> None:
         noise = streams.action_noise("normal", 1, range(episode, episode + 1), range(HORIZON), 2)[:, 0]
         for step in range(HORIZON):
             with torch.no_grad():
-                actions = policy.act(torch.from_numpy(observations), torch.from_numpy(noise[step])).numpy()
+                actions = policy.act(torch.from_numpy(observations), torch.from_numpy(noise[step]))[0].numpy()
             observations, rewards, *_ = env.step(actions)
             expected[generation, member, episode] += rewards[0]
     env.close()

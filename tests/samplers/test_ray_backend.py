@@ -137,7 +137,7 @@ class Counting(MemoryPolicy):
     def initial_memory(self, num: int) -> tuple[torch.Tensor, ...]:
         return (torch.zeros(num, 1),)
 
-    def act_with_memory(self, observations: Any, noise: Any, memory: Any, params: Any = None) -> Any:
+    def act(self, observations: Any, noise: Any, memory: Any = (), params: Any = None) -> Any:
         (steps,) = memory
         return self.scale * steps + 0.0 * noise, (steps + 1,)
 

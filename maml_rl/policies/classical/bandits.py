@@ -9,7 +9,8 @@ from maml_rl.envs.arguments import check_count, check_number
 from maml_rl.policies.classical.counting import CountingPolicy, Ties, check_fraction
 from maml_rl.policies.classical.gittins import gittins_indices
 from maml_rl.policies.distributions import invert_beta
-from maml_rl.policies.policy import Memory, Params
+from maml_rl.policies.heads import Params
+from maml_rl.policies.policy import Memory
 
 
 class BanditPolicy(CountingPolicy):
@@ -45,10 +46,10 @@ class BanditPolicy(CountingPolicy):
         """Return the successes and failures of each arm, (num, K) each: those of the prior."""
         return tuple(self.prior[kind].expand(num, self.num_actions).clone() for kind in range(2))
 
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Count the last pull, and choose the next; see `Policy.act_with_memory`."""
+        """Count the last pull, and choose the next; see `Policy.act`."""
         pulled, reward, _ = self.last_step(observations)
         won = pulled * reward[..., None]
         successes, failures = memory[0] + won, memory[1] + pulled - won

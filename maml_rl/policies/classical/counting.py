@@ -9,8 +9,9 @@ from torch import Tensor
 
 from maml_rl.envs.arguments import check_count, check_number
 from maml_rl.envs.last_step import LastStepParts
+from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
-from maml_rl.policies.policy import Memory, Params
+from maml_rl.policies.policy import Memory
 
 Ties = Literal["random", "first"]
 
@@ -80,10 +81,10 @@ class RandomPolicy(CountingPolicy):
         """Return nothing, as there is nothing to remember."""
         return ()
 
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return random actions; see `Policy.act_with_memory`."""
+        """Return random actions; see `Policy.act`."""
         return noise.argmax(-1), ()
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:

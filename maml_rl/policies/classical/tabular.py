@@ -11,7 +11,8 @@ from maml_rl.envs.arguments import check_count, check_number, check_positive
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.classical.counting import CountingPolicy, check_fraction
 from maml_rl.policies.distributions import invert_gamma, invert_normal
-from maml_rl.policies.policy import Memory, Params
+from maml_rl.policies.heads import Params
+from maml_rl.policies.policy import Memory
 from maml_rl.seeding import expand_noise
 
 
@@ -129,10 +130,10 @@ class TabularPolicy(CountingPolicy):
             torch.zeros(num, 2, dtype=torch.int64, device=self.prior.device),
         )
 
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Count the last step, plan where an episode begins, and act by the plan; see `Policy.act_with_memory`."""
+        """Count the last step, plan where an episode begins, and act by the plan; see `Policy.act`."""
         visits, rewards, transitions, values, (last_state, step) = *memory[:4], memory[4].unbind(-1)
         action, reward, ended = self.last_step(observations)
         shown, noise = observations[..., : self.num_states].double(), noise.double()

@@ -202,7 +202,7 @@ class Actor:
         key = (tasks.start, tasks.stop)
         if key not in self._actors:
             params = {name: value[tasks] for name, value in self._params.items()} if self._is_stacked else self._params
-            self._actors[key] = self._policy.memory_actor(params, self._first_task + tasks.start)
+            self._actors[key] = self._policy.actor(params, self._first_task + tasks.start)
         return self._actors[key]
 
 
@@ -233,7 +233,7 @@ def check_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
         return
     raise ValueError(
         f"{type(policy).__name__} returned {_shapes(memory)}, got {_shapes(expected)}; return "
-        "tensors of the same shapes and types from act_with_memory"
+        "tensors of the same shapes and types from act"
     )
 
 
@@ -245,7 +245,7 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
         observation_space: of one slot.
 
     Raises:
-        ValueError: If `initial_memory` or `act_with_memory` returns a wrong shape; the message names it.
+        ValueError: If `initial_memory` or `act` returns a wrong shape; the message names it.
     """
     memory = policy.initial_memory(_TRIED)
     if not isinstance(memory, tuple) or any(
@@ -268,7 +268,7 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
         before = tuple(tensor.unsqueeze(0) for tensor in memory)
         rows = torch.from_numpy(np.broadcast_to(zeros, (1, _TRIED, *shape)).copy()).to(before[0].device)
         noise = torch.full((1, _TRIED, policy.noise_size), 0.5, device=before[0].device)
-        _, after = policy.act_with_memory(rows, noise, before)
+        _, after = policy.act(rows, noise, before)
     check_memory(policy, after, before)
 
 
@@ -361,7 +361,7 @@ def log_probs_of(
             for index, part in enumerate(columns):
                 own = {name: (value[index] if is_stacked else value).to(device) for name, value in of_phase.items()}
                 unrolled = policy.unroll(trials.observations[:, part].to(device), params=own)
-                log_probs = policy.log_prob_from(unrolled.distribution, trials.actions[:, part].to(device))
+                log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part].to(device))
                 parts.append(log_probs.float().cpu())
         return trials.as_episodes(torch.cat(parts, 1), episodes)
     chunks = cut(len(episodes), steps * num_episodes, ParameterLayout(policy).width, device)

@@ -36,7 +36,7 @@ def counts_after(policy: BanditPolicy, history: History) -> tuple[Tensor, ...]:
     memory = tuple(tensor.unsqueeze(0) for tensor in policy.initial_memory(1))
     for last in [None, *history]:
         noise = torch.full((1, 1, policy.noise_size), 0.5)
-        _, memory = policy.act_with_memory(shown(last, policy.num_actions).expand(1, 1, -1), noise, memory)
+        _, memory = policy.act(shown(last, policy.num_actions).expand(1, 1, -1), noise, memory)
     return memory
 
 
@@ -91,7 +91,7 @@ def best_expected_reward(counts: tuple[tuple[int, int], ...], num_pulls: int) ->
 
 def test_random_policy_takes_every_action_equally_often() -> None:
     noise = torch.rand(1, 50_000, 5, generator=torch.Generator().manual_seed(0))
-    arms = RandomPolicy(5).act(torch.zeros(1, 50_000, 1), noise)
+    arms = RandomPolicy(5).act(torch.zeros(1, 50_000, 1), noise)[0]
     share = torch.bincount(arms.flatten(), minlength=5) / 50_000
     assert share.tolist() == pytest.approx([0.2] * 5, abs=5 * math.sqrt(0.2 * 0.8 / 50_000))
 
@@ -181,7 +181,7 @@ def test_rewards_are_credited_to_the_arm_and_the_slot_that_earned_them() -> None
     memory = tuple(tensor.unflatten(0, (2, 2)) for tensor in policy.initial_memory(4))
     outcomes: list[tuple[int, float] | None] = [None, (0, 1.0), (1, 1.0), (1, 0.0)]
     observations = torch.stack([shown(last, 2) for last in outcomes]).unflatten(0, (2, 2))
-    _, (successes, failures) = policy.act_with_memory(observations, torch.full((2, 2, 3), 0.5), memory)
+    _, (successes, failures) = policy.act(observations, torch.full((2, 2, 3), 0.5), memory)
     assert successes.flatten(0, 1).tolist() == [[1, 1], [2, 1], [1, 2], [1, 1]]
     assert failures.flatten(0, 1).tolist() == [[1, 1], [1, 1], [1, 1], [1, 2]]
 

@@ -93,7 +93,7 @@ def test_steps_are_counted_and_plans_made_where_episodes_begin() -> None:
     trial = [(0, None), (2, (1, 4.0, False)), (0, (0, -1.0, True)), (1, (1, 3.0, False))]
     for state, last in trial:
         noise = torch.full((1, 1, policy.noise_size), 0.5)
-        action, memory = policy.act_with_memory(shown(state, 3, 2, last), noise, memory)
+        action, memory = policy.act(shown(state, 3, 2, last), noise, memory)
         assert action.tolist() == [[1]]
     visits, rewards, transitions = (tensor[0, 0] for tensor in memory[:3])
     assert (visits - 2.0).tolist() == [[0, 2], [0, 0], [1, 0]]
@@ -118,7 +118,7 @@ def test_each_step_follows_the_plan_of_its_slot_its_step_and_its_state() -> None
     noise = torch.full((2, 1, 3), 0.9)
     noise[1, 0, 0] = 0.1
     for step, state, last in [(0, 0, None), (1, 2, (0, 0.0, False)), (0, 0, (1, 0.0, True))]:
-        action, memory = policy.act_with_memory(shown(state, 3, 3, last).expand(2, 1, -1), noise, memory)
+        action, memory = policy.act(shown(state, 3, 3, last).expand(2, 1, -1), noise, memory)
         assert action.flatten().tolist() == [(step + state) % 3, (step + state + 1) % 3]
     assert memory[4].flatten(0, 1).tolist() == [[0, 0], [0, 0]]
 

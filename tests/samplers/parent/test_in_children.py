@@ -136,8 +136,8 @@ class ShiftedPolicy(NormalMLPPolicy):
         super().__init__(2, 2, (4,), "tanh")
         self.register_buffer("shift", torch.zeros(2))
 
-    def act(self, observations: torch.Tensor, noise: torch.Tensor, params: Any = None) -> torch.Tensor:
-        return super().act(observations, noise, params) + self.shift
+    def act(self, observations: torch.Tensor, noise: torch.Tensor, memory: Any = (), params: Any = None) -> Any:
+        return super().act(observations, noise, params=params)[0] + self.shift, ()
 
 
 def test_constants_of_the_policy_reach_the_children_too() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
 from maml_rl import MultiTaskSampler, TaskEpisodes
-from maml_rl.policies import Memory, MemoryPolicy, NormalMLPPolicy
-from maml_rl.policies.policy import Params
+from maml_rl.policies import Memory, MemoryPolicy, NormalMLPPolicy, Params
 
 pytestmark = [pytest.mark.timeout(60)]
 
@@ -57,8 +56,8 @@ class Counting(MemoryPolicy):
     def initial_memory(self, num: int) -> Memory:
         return torch.zeros(num, dtype=torch.int64), torch.zeros(num, 2)
 
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
         weight = self.weight if params is None else params["weight"]
         count, seen = memory
@@ -256,8 +255,8 @@ class Shapeless(Counting):
                 return [torch.zeros(num, 4)]
         return (torch.zeros(num, 4),)
 
-    def act_with_memory(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None = None
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
         after = {"size": memory[0][..., :3], "type": memory[0].double(), "none": None}.get(self.place, memory[0])
         return noise, () if after is None else (after,)
@@ -282,10 +281,9 @@ def test_a_memory_of_the_wrong_shape_is_refused(place: str, message: str) -> Non
 def test_a_policy_steps_through_a_trial_by_itself_as_in_the_sampler() -> None:
     policy, memory = Counting(), None
     for step in range(4):
-        action, memory = policy.choose_with_memory(np.zeros(2), memory)
+        action, memory = policy.choose(np.zeros(2), memory)
         assert action.tolist() == [step]
     with pytest.raises(TypeError, match="Counting has a memory"):
         policy(torch.zeros(1, 2))
-    assert policy.act(torch.zeros(2, 3, 2), torch.zeros(2, 3, 1)).shape == (2, 3, 1)
     assert policy.has_memory
     assert not NormalMLPPolicy(2, 1).has_memory

@@ -1,0 +1,530 @@
+"""Heads of policies: what the output units of a network say about actions, once for all networks.
+
+A head turns units (..., num_units) into distribution parameters, a tuple of tensors, so that hot paths never build
+distribution objects. For the policies whose derivatives are written by hand, a head has the derivatives of the
+log-probability with respect to its units in closed form; see `LogProbability`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, kl_divergence
+
+from maml_rl import functional
+from maml_rl.envs.spaces import category_counts
+from maml_rl.policies.distributions import (
+    DistributionForm,
+    MultiCategorical,
+    NoiseKind,
+    invert_categorical,
+    log_prob,
+)
+
+Params = Mapping[str, Tensor]
+DistributionParams = tuple[Tensor, ...]
+# A (co)tangent of the output units (k, A, R), and of the head's own parameters by name.
+Vector = tuple[Tensor, dict[str, Tensor]]
+
+
+class Distributions(ABC):
+    """A family of distributions of actions, each described by a tuple of tensors, the distribution parameters."""
+
+    @abstractmethod
+    def distribution(self, parameters: DistributionParams) -> Distribution:
+        """Return the distribution with these parameters."""
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of `actions` (..., *action shape), summed over action entries."""
+        return self.distribution(parameters).log_prob(actions)
+
+    def entropy(self, parameters: DistributionParams) -> Tensor:
+        """Return the entropy (...)."""
+        return self.distribution(parameters).entropy()
+
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """Return KL(old, new), (...)."""
+        return kl_divergence(self.distribution(old), self.distribution(new))
+
+    def fisher_product(
+        self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> DistributionParams:
+        """Multiply tangents by the Fisher metric of the distribution, the middle of a Gauss-Newton product J^T F J v.
+
+        The metric is the Hessian of KL(old, new) with respect to new, at new = old.
+
+        Args:
+            parameters: of the distribution.
+            tangents: one per entry of `parameters`, of its shape (J v).
+            weights: (...) weight of each step; mask / mask.sum() for a mean over real steps.
+
+        Returns:
+            Cotangents of the shapes of `parameters`, ready for a vector-Jacobian product.
+        """
+        old = tuple(entry.detach() for entry in parameters)
+        with torch.enable_grad():
+            new = tuple(entry.detach().requires_grad_() for entry in parameters)
+            divergence = (self.kl(old, new) * weights).sum()
+            slopes = torch.autograd.grad(divergence, new, create_graph=True)
+        return torch.autograd.grad(slopes, new, tangents, allow_unused=True, materialize_grads=True)
+
+
+@dataclass(frozen=True)
+class FormDistributions(Distributions):
+    """The distributions of one form, as any module may return them.
+
+    Args:
+        form: of the distribution.
+    """
+
+    form: DistributionForm
+
+    def distribution(self, parameters: DistributionParams) -> Distribution:
+        """Return the distribution with these tensors."""
+        return self.form.build(parameters)
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of `actions` (..., *action shape), finite where a squashed range ends."""
+        if actions.is_floating_point():
+            actions = actions.to(parameters[0].dtype)
+        return log_prob(self.distribution(parameters), actions)
+
+
+class Head(Distributions):
+    """What output units say about actions.
+
+    Attributes:
+        noise_kind: what actions are a function of: "normal" for N(0, 1), "uniform" for U[0, 1).
+        noise_size: how many such numbers per action.
+        num_units: output units of the network that the head is on.
+        action_shape: shape of one action.
+        num_categories: of each entry of an action; empty where these are no categories.
+    """
+
+    noise_kind: NoiseKind
+    noise_size: int
+    num_units: int
+    action_shape: tuple[int, ...]
+    num_categories: tuple[int, ...] = ()
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Return what the head learns besides the network, by name."""
+        return {}
+
+    def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
+        """Return the distribution parameters that output units (..., num_units) stand for: the units, in a tuple.
+
+        Args:
+            units: (..., num_units), or (M, ..., num_units) under stacked parameters.
+            params: has the head's own parameters, by name.
+        """
+        return (units,)
+
+    @abstractmethod
+    def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        """Return actions (..., *action shape), a deterministic function of distribution parameters and noise.
+
+        Args:
+            parameters: see `parametrize`.
+            noise: (..., noise_size) of `noise_kind`.
+        """
+
+    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return what makes actions of units and noise under fixed parameters; computes once what calls share."""
+        return lambda units, noise: self.act(self.parametrize(units, params), noise)
+
+    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "LogProbability":
+        """Return the log-probabilities of actions taken, with their derivatives.
+
+        Args:
+            units: (k, A, R) output units of k tasks, entries before rows.
+            params: the head's own parameters, (k, ...) by name.
+            actions: (k, R, A), or (k, R, 1) integers.
+
+        Raises:
+            TypeError: If the head has no derivatives in closed form.
+        """
+        raise TypeError(f"no closed-form derivatives for a {type(self).__name__}")
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether `on_samples` returns derivatives."""
+        return type(self).on_samples is not Head.on_samples
+
+    def check_actions(self, action_space: gymnasium.Space[Any]) -> None:
+        """Refuse an action space that the head does not fit.
+
+        Raises:
+            ValueError: If shape, type or numbers of categories differ.
+        """
+        has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
+        fits = tuple(action_space.shape or ()) == self.action_shape and has_reals is (self.noise_kind == "normal")
+        if not fits or tuple(counts) != self.num_categories:
+            raise ValueError(
+                f"a policy with a {type(self).__name__}, actions of shape {self.action_shape}"
+                f"{f' and {list(self.num_categories)} categories' if self.num_categories else ''} does not fit the "
+                f"action space {action_space}; get_policy_for_env makes one that fits"
+            )
+
+
+class LogProbability(ABC):
+    """log pi(a|s) of the actions taken, as a function f of output units and of the head's parameters, and derivatives.
+
+    Output units lie as (k, A, R), entries before rows: what is summed over entries or rows is then summed along
+    vectors.
+
+    Attributes:
+        values: (k, R).
+    """
+
+    values: Tensor
+
+    @abstractmethod
+    def pull_back(self, weights: Tensor) -> Vector:
+        """Return the gradient of sum(weights * f), for `weights` (k, R)."""
+
+    @abstractmethod
+    def push_forward(self, tangent: Vector) -> Tensor:
+        """Return the derivative of f along a tangent, (k, R)."""
+
+    @abstractmethod
+    def prepare_hessian(self, weights: Tensor) -> None:
+        """Prepare `hessian_product` for `weights` (k, R)."""
+
+    @abstractmethod
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """Multiply a tangent by the Hessian of sum(weights * f), for the weights last given to `prepare_hessian`."""
+
+    @abstractmethod
+    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        """Multiply a tangent by the Fisher matrix, summed over rows with `weights` (k, R)."""
+
+
+class GaussianHead(Head):
+    """Diagonal Gaussian with the output units as mean; its log standard deviation, `sigma`, does not see the state.
+
+    Args:
+        action_shape: shape of one action, of A entries.
+        init_std: initial standard deviation.
+        min_std: the deviation never falls below it.
+
+    Raises:
+        ValueError: If a deviation is not positive.
+    """
+
+    noise_kind: NoiseKind = "normal"
+
+    def __init__(self, action_shape: Sequence[int], init_std: float = 1.0, min_std: float = 1e-6) -> None:
+        if init_std <= 0.0 or min_std <= 0.0:
+            raise ValueError(f"init_std and min_std must be positive, got {init_std} and {min_std}")
+        self.action_shape = tuple(action_shape)
+        self.num_units = self.noise_size = math.prod(self.action_shape)
+        self.init_log_std, self.min_log_std = math.log(init_std), math.log(min_std)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Return the initial log standard deviation, `sigma` (A,)."""
+        return {"sigma": torch.full((self.num_units,), self.init_log_std)}
+
+    def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
+        """Return the mean (..., A), which is the output units, and the log standard deviation.
+
+        The latter is (A,), or (M, 1, ..., 1, A) when stacked.
+        """
+        log_std = self.log_std(params)
+        if log_std.dim() == 2:
+            log_std = log_std.reshape(log_std.shape[0], *(1,) * (units.dim() - 2), log_std.shape[1])
+        return units, log_std
+
+    def log_std(self, params: Params) -> Tensor:
+        """Return the log standard deviation, (A,) or (M, A)."""
+        return torch.clamp(params["sigma"], min=self.min_log_std)
+
+    def distribution(self, parameters: DistributionParams) -> Independent:
+        """Return the Gaussian over actions; event shape the action's."""
+        mean, log_std = parameters
+        shape = (*mean.shape[:-1], *self.action_shape)
+        std = torch.exp(log_std).expand_as(mean)
+        return Independent(Normal(mean.reshape(shape), std.reshape(shape)), len(self.action_shape))
+
+    def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        """Return mean + std * noise, (..., *action shape); `noise` is (..., A) from N(0, 1)."""
+        mean, log_std = parameters
+        # Two kernels: a fused one may round the last entries of an array differently from the others.
+        return (noise * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
+
+    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return what makes actions; the deviation is computed once. See `Head.actor`."""
+        std = torch.exp(self.log_std(params))
+
+        def act(units: Tensor, noise: Tensor) -> Tensor:
+            own = std.reshape(std.shape[0], *(1,) * (units.dim() - 2), std.shape[1]) if std.dim() == 2 else std
+            return (noise * own + units).reshape(*units.shape[:-1], *self.action_shape)
+
+        return act
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-density (...) of actions (..., *action shape), summed over their entries."""
+        mean, log_std = parameters
+        return functional.gaussian_log_prob(mean, log_std, actions.to(mean.dtype).reshape(*mean.shape))
+
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """Return KL(old, new), (...)."""
+        return functional.gaussian_kl(*old, *new)
+
+    def fisher_product(
+        self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Multiply (mean, log_std) tangents by the Fisher metric; see `Distributions.fisher_product`."""
+        return functional.gaussian_fisher_product(parameters[1], tangents[0], tangents[1], weights)
+
+    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "GaussianLogProbability":
+        """Return log-probabilities with their derivatives; see `Head.on_samples`."""
+        return GaussianLogProbability(units, params["sigma"], actions, self.min_log_std)
+
+
+class GaussianLogProbability(LogProbability):
+    """Of a diagonal Gaussian with the output units as mean, and log_std = max(sigma, smallest).
+
+    Args:
+        units: (k, A, R).
+        sigma: (k, A).
+        actions: (k, R, A).
+        smallest: log_std never falls below it.
+    """
+
+    def __init__(self, units: Tensor, sigma: Tensor, actions: Tensor, smallest: float) -> None:
+        log_std = sigma.clamp(min=smallest)
+        # Where the bound is active, sigma has no influence.
+        self._live = (sigma >= smallest).to(units.dtype)
+        self._precision = torch.exp(-2.0 * log_std).unsqueeze(-1)
+        self.values = functional.gaussian_log_prob(units.mT, log_std.unsqueeze(1), actions)
+        difference = actions.mT.reshape(units.shape) - units
+        self._score = difference * self._precision
+        self._squares = difference.mul_(self._score)
+
+    def pull_back(self, weights: Tensor) -> Vector:
+        """Return a gradient; see `LogProbability.pull_back`."""
+        along_rows = weights.unsqueeze(-1)
+        sigma = torch.bmm(self._squares, along_rows).squeeze(-1) - along_rows.sum(1)
+        return weights.unsqueeze(1) * self._score, {"sigma": self._live * sigma}
+
+    def push_forward(self, tangent: Vector) -> Tensor:
+        """Return a directional derivative; see `LogProbability.push_forward`."""
+        units, sigma = tangent[0], self._live * tangent[1]["sigma"]
+        return (self._score * units + (self._squares - 1.0) * sigma.unsqueeze(-1)).sum(1)
+
+    def prepare_hessian(self, weights: Tensor) -> None:
+        """Keep the blocks of the Hessian; see `LogProbability.prepare_hessian`."""
+        self._units_units = -weights.unsqueeze(1) * self._precision
+        self._units_sigma = -2.0 * weights.unsqueeze(1) * self._score
+        self._sigma_sigma = -2.0 * torch.bmm(self._squares, weights.unsqueeze(-1)).squeeze(-1)
+
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """Multiply by the Hessian; see `LogProbability.hessian_product`."""
+        units, sigma = tangent[0], self._live * tangent[1]["sigma"]
+        units_product = (self._units_units * units).addcmul_(self._units_sigma, sigma.unsqueeze(-1))
+        sigma_product = (self._units_sigma * units).sum(-1).addcmul_(self._sigma_sigma, sigma)
+        return units_product, {"sigma": self._live * sigma_product}
+
+    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        """Multiply by the Fisher matrix; see `LogProbability.fisher_product`."""
+        units, sigma = tangent[0], tangent[1]["sigma"]
+        sigma_product = 2.0 * weights.sum(1, keepdim=True) * self._live * sigma
+        return (weights.unsqueeze(1) * units).mul_(self._precision), {"sigma": sigma_product}
+
+
+class CategoricalHead(Head):
+    """Categorical distribution over the actions 0 ... K - 1, with the output units as logits.
+
+    Args:
+        num_actions: K.
+    """
+
+    noise_kind: NoiseKind = "uniform"
+    noise_size = 1
+    action_shape = ()
+
+    def __init__(self, num_actions: int) -> None:
+        self.num_units, self.num_categories = num_actions, (num_actions,)
+
+    def distribution(self, parameters: DistributionParams) -> Categorical:
+        """Return the distribution over actions of logits (..., K)."""
+        return Categorical(logits=parameters[0])
+
+    def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
+        return invert_categorical(parameters[0], noise.squeeze(-1))
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of actions (...)."""
+        return functional.categorical_log_prob(parameters[0], actions)
+
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """Return KL(old, new), (...)."""
+        return functional.categorical_kl(old[0], new[0])
+
+    def fisher_product(
+        self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> tuple[Tensor]:
+        """Multiply a tangent of the logits by the Fisher metric; see `Distributions.fisher_product`."""
+        return (functional.categorical_fisher_product(parameters[0], tangents[0], weights),)
+
+    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "CategoricalLogProbability":
+        """Return log-probabilities with their derivatives; see `Head.on_samples`."""
+        return CategoricalLogProbability(units, actions)
+
+
+class CategoricalLogProbability(LogProbability):
+    """Of a categorical distribution with the output units as logits.
+
+    Args:
+        units: (k, K, R).
+        actions: (k, R, 1) integers.
+    """
+
+    def __init__(self, units: Tensor, actions: Tensor) -> None:
+        self.values = functional.categorical_log_prob(units.mT, actions.squeeze(-1))
+        self._probs = torch.softmax(units, dim=1)
+        self._actions = actions.long().mT
+
+    def pull_back(self, weights: Tensor) -> Vector:
+        """Return a gradient; see `LogProbability.pull_back`."""
+        weights = weights.unsqueeze(1)
+        return (-weights * self._probs).scatter_add_(1, self._actions, weights), {}
+
+    def push_forward(self, tangent: Vector) -> Tensor:
+        """Return a directional derivative; see `LogProbability.push_forward`."""
+        units = tangent[0]
+        return units.gather(1, self._actions).squeeze(1) - (self._probs * units).sum(1)
+
+    def prepare_hessian(self, weights: Tensor) -> None:
+        """Keep the weights; see `LogProbability.prepare_hessian`."""
+        self._weights = weights
+
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """Multiply by the Hessian, which for a log-probability of logits is the negative of the Fisher matrix."""
+        return self.fisher_product(tangent, -self._weights)
+
+    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        """Multiply by the Fisher matrix; see `LogProbability.fisher_product`."""
+        weighted = self._probs * tangent[0]
+        mean = weighted.sum(1, keepdim=True)
+        return weighted.addcmul_(self._probs, mean, value=-1.0).mul_(weights.unsqueeze(1)), {}
+
+
+class MultiCategoricalHead(Head):
+    """Independent categorical distributions, entry i of an action over 0 ... K_i - 1.
+
+    The output units are the logits of all entries, one after the other.
+
+    Args:
+        num_categories: K_i of each of the A entries.
+        action_shape: shape of one action; (A,) by default.
+
+    Raises:
+        ValueError: If an action of that shape has another number of entries.
+    """
+
+    noise_kind: NoiseKind = "uniform"
+
+    def __init__(self, num_categories: Sequence[int], action_shape: Sequence[int] | None = None) -> None:
+        self.num_categories = tuple(num_categories)
+        self.num_units, self.noise_size = sum(self.num_categories), len(self.num_categories)
+        self.action_shape = shape_of_entries(self.noise_size, action_shape)
+
+    def distribution(self, parameters: DistributionParams) -> MultiCategorical:
+        """Return the distribution over actions of logits (..., sum K_i)."""
+        return MultiCategorical(parameters[0], self.num_categories, self.action_shape)
+
+    def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        """Return actions (..., *action shape) int64, each entry from its own noise (..., A) from U[0, 1)."""
+        return self.distribution(parameters).from_noise(noise)
+
+    def fisher_product(
+        self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> tuple[Tensor]:
+        """Multiply a tangent of the logits by the Fisher metric; see `Distributions.fisher_product`."""
+        logits, tangent = (tensors[0].split(self.num_categories, dim=-1) for tensors in (parameters, tangents))
+        products = map(functional.categorical_fisher_product, logits, tangent, [weights] * len(logits))
+        return (torch.cat(list(products), dim=-1),)
+
+
+class BernoulliHead(Head):
+    """Independent Bernoulli distributions, one for each of the A entries of an action; the units are logits of 1.
+
+    Args:
+        action_shape: shape of one action.
+    """
+
+    noise_kind: NoiseKind = "uniform"
+
+    def __init__(self, action_shape: Sequence[int]) -> None:
+        self.action_shape = tuple(action_shape)
+        self.num_units = self.noise_size = math.prod(self.action_shape)
+
+    def distribution(self, parameters: DistributionParams) -> Independent:
+        """Return the distribution over actions of logits (..., A)."""
+        logits = parameters[0]
+        logits = logits.reshape(*logits.shape[:-1], *self.action_shape)
+        return Independent(Bernoulli(logits=logits, validate_args=False), len(self.action_shape), validate_args=False)
+
+    def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        """Return actions (..., *action shape) int8: 1 where `noise` (..., A) from U[0, 1) is below the probability."""
+        on = noise < torch.sigmoid(parameters[0])
+        return on.to(torch.int8).reshape(*noise.shape[:-1], *self.action_shape)
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of actions (..., *action shape), summed over their entries."""
+        return super().log_prob(parameters, actions.to(parameters[0].dtype))
+
+    def fisher_product(
+        self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> tuple[Tensor]:
+        """Multiply a tangent of the logits by the Fisher metric, p (1 - p); see `Distributions.fisher_product`."""
+        probs = torch.sigmoid(parameters[0])
+        return (weights.unsqueeze(-1) * probs * (1.0 - probs) * tangents[0],)
+
+
+def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std: float = 1e-6) -> Head:
+    """Return the head that fits an action space.
+
+    Args:
+        action_space: of one environment.
+        init_std: initial standard deviation of a Gaussian.
+        min_std: the deviation of a Gaussian never falls below it.
+
+    Raises:
+        TypeError: If the space is not supported.
+    """
+    match action_space:
+        case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
+            return GaussianHead(shape, init_std, min_std)
+        case spaces.Discrete(n=n, start=0):
+            return CategoricalHead(int(n))
+        case spaces.MultiDiscrete(nvec=counts, shape=shape, start=start) if not start.any():
+            return MultiCategoricalHead(counts.ravel().tolist(), shape)
+        case spaces.MultiBinary(shape=shape):
+            return BernoulliHead(shape)
+    raise TypeError(
+        f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, or Discrete or "
+        "MultiDiscrete starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
+    )
+
+
+def shape_of_entries(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the shape of an action of so many entries; (num_entries,) by default.
+
+    Raises:
+        ValueError: If another number of entries has that shape.
+    """
+    shape = (num_entries,) if action_shape is None else tuple(action_shape)
+    if math.prod(shape) != num_entries:
+        raise ValueError(f"an action of shape {shape} does not have {num_entries} entries")
+    return shape
