@@ -1,15 +1,21 @@
-"""One phase of sampling, described by one value."""
+"""One phase of sampling, described by one value.
+
+A worker that does not act itself never imports torch, so this module only names its types.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.policies import Policy
 from maml_rl.seeding import PhaseStreams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from maml_rl.policies import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,11 @@ class Phase:
     horizon: int
     reset_memory: bool = False
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, B and T."""
+        return len(self.tasks), self.episodes_per_task, self.horizon
+
     def part(self, tasks: slice) -> Phase:
         """Return the phase of a range of the tasks. Its episodes are those of the whole phase there, bit for bit."""
         start, stop, _ = tasks.indices(len(self.tasks))
@@ -45,3 +56,11 @@ class Phase:
             }
         streams = self.streams._replace(first_task=self.streams.first_task + start)
         return replace(self, tasks=self.tasks[start:stop], params=params, streams=streams)
+
+    def without_policy(self) -> Phase:
+        """Return the phase as it is sent to a worker that has the policy and gets the parameters by another way."""
+        return replace(self, policy=None, params=None)  # type: ignore[arg-type]
+
+    def with_policy(self, policy: Policy, params: Mapping[str, Tensor] | None) -> Phase:
+        """Return the phase with its policy and parameters, where they are at hand."""
+        return replace(self, policy=policy, params=params)

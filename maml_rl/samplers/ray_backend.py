@@ -118,8 +118,7 @@ class RayBackend(RolloutBackend):
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
             data = ray.put(_phase_data(phase, next(self._versions), timed))
-            sizes = num_tasks, phase.episodes_per_task, phase.horizon
-            arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *sizes))
+            arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
             units = [
                 Unit("run", (data, part.start, part.stop), part, phase.tasks[part])
                 for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
@@ -176,13 +175,9 @@ def _phase_data(phase: Phase, version: int, timed: bool) -> PhaseData:
     policy = phase.policy
     return PhaseData(
         version,
-        phase.tasks,
+        phase.without_policy(),
         _arrays({**dict(policy.named_parameters()), **dict(policy.named_buffers())}),
         None if phase.params is None else _arrays(phase.params),
-        phase.streams,
-        phase.episodes_per_task,
-        phase.horizon,
-        phase.reset_memory,
         timed,
     )
 

@@ -13,11 +13,12 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.backend import Inference, RolloutBackend
+from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import GuardedEnv
-from maml_rl.samplers.parent.in_children import require_loadable, rollout_in_children
+from maml_rl.samplers.parent.in_children import require_loadable, sample_in_children
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.rollout import rollout
+from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
 from maml_rl.samplers.wire.env_recipe import Recipe
 
 
@@ -27,11 +28,11 @@ class _VectorEnvBackend(RolloutBackend):
     Args:
         recipe: what the environment is made from.
         slots_per_task: S, environments per task.
-        device: where the policy acts if it acts in this process.
+        inference: how the policy acts if it acts in this process.
     """
 
-    def __init__(self, recipe: Recipe, slots_per_task: int, device: torch.device | str = "cpu") -> None:
-        self._recipe, self._slots_per_task, self._device = recipe, slots_per_task, device
+    def __init__(self, recipe: Recipe, slots_per_task: int, inference: CentralInference) -> None:
+        self._recipe, self._slots_per_task, self._inference = recipe, slots_per_task, inference
         self._env: MetaVectorEnv | None = None
 
     def prepare(self, num_tasks: int) -> None:
@@ -53,22 +54,11 @@ class _VectorEnvBackend(RolloutBackend):
         env.reset_task([task for task in phase.tasks for _ in range(self._slots_per_task)])
         return self._sample(env, phase, timer)
 
-    def _sample(self, env: MetaVectorEnv, phase: Phase, timer: StageTimer, **mode: Any) -> TaskEpisodes:
-        """Sample a phase in slots that have their tasks; `mode` goes to `rollout`."""
-        return rollout(
-            env,
-            phase.policy,
-            phase.params,
-            streams=phase.streams,
-            num_tasks=len(phase.tasks),
-            episodes_per_task=phase.episodes_per_task,
-            horizon=phase.horizon,
-            tasks=phase.tasks,
-            device=self._device,
-            reset_memory=phase.reset_memory,
-            timer=timer,
-            **mode,
-        )
+    def _sample(self, env: MetaVectorEnv, phase: Phase, timer: StageTimer) -> TaskEpisodes:
+        """Sample a phase in slots that have their tasks."""
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env), *phase.sizes))
+        sample_phase(env, phase, arrays, timer, self._inference)
+        return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     def close(self) -> None:
         """See `RolloutBackend`."""
@@ -189,11 +179,10 @@ class ProcessBackend(_VectorEnvBackend):
             **self._processes,
         )
 
-    def _sample(self, env: MetaVectorEnv, phase: Phase, timer: StageTimer, **mode: Any) -> TaskEpisodes:
+    def _sample(self, env: MetaVectorEnv, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         if self._workers_act(len(phase.tasks)):
-            return rollout_in_children(env, phase, timer)
-        groups = min(self._num_groups, len(env.parts))
-        return super()._sample(env, phase, timer, recv_timeout=self._recv_timeout, num_groups=groups, **mode)
+            return sample_in_children(env, phase, timer)
+        return super()._sample(env, phase, timer)
 
     def _workers_act(self, num_tasks: int) -> bool:
         return self._fewest_tasks_to_act is not None and num_tasks >= self._fewest_tasks_to_act

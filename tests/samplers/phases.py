@@ -8,10 +8,14 @@ import psutil
 from faulty_env import HORIZON, FaultyEnv
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildLost
+from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.rollout.loop import sample_phase
 
 NUM_SLOTS = 5
 SEED = 7
@@ -64,6 +68,13 @@ def first_goals() -> list[float]:
     """Return the goals of the tasks that `play` gives to the slots."""
     vector_env = SerialVectorEnv(FaultyEnv, {}, 1)
     return [task["goal"] for task in vector_env.sample_tasks(NUM_SLOTS, seed=SEED)]
+
+
+def sample_here(vector_env: MetaVectorEnv, phase: Phase) -> TaskEpisodes:
+    """Sample a phase in slots that have their tasks, with the policy in this process."""
+    arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(vector_env), *phase.sizes))
+    sample_phase(vector_env, phase, arrays)
+    return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
 
 def child_processes() -> set[psutil.Process]:

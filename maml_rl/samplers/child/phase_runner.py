@@ -16,8 +16,7 @@ from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.child.process_setup import restore_interpreter
-from maml_rl.samplers.rollout.loop import collect
-from maml_rl.samplers.rollout.recorder import EpisodeRecorder
+from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.wire.commands import LoadPolicy, RunPhase
 from maml_rl.samplers.wire.shared_buffers import SharedProgress
 from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, SharedPhase
@@ -31,7 +30,7 @@ class PhaseRunner:
     """Samples phases of the tasks of one worker.
 
     Args:
-        command: policy and sizes.
+        command: the policy, and where the arrays of phases are.
         env: the worker's environment, of whole tasks.
         memory: descriptor of the shared file.
         start: where in the file the arrays of phases begin.
@@ -61,8 +60,7 @@ class PhaseRunner:
             name: torch.from_numpy(array[tasks] if plan.is_stacked else array)
             for name, array in self._shared.parameters.items()
         }
-        self._reset_memory = plan.reset_memory
-        self._first_task, self._episodes = tasks.start, self._shared.episodes.of_tasks(tasks)
+        self._episodes = self._shared.episodes.of_tasks(tasks)
         self._env, self._generation = ReportingEnv(env, progress, index), progress.generation
 
     def run(self, command: RunPhase) -> None:
@@ -83,18 +81,10 @@ class PhaseRunner:
             for name, constant in self._policy.named_buffers():
                 constant.copy_(torch.from_numpy(self._shared.constants[name]))
         self._env.begin(command.generation)
-        streams = command.streams._replace(first_task=command.streams.first_task + self._first_task)
         timer = StageTimer() if command.timed else NULL_TIMER
+        phase = command.phase.with_policy(self._policy, self._params)
         try:
-            collect(
-                self._env,
-                self._policy,
-                self._params,
-                EpisodeRecorder(self._episodes, streams.first_task),
-                streams=streams,
-                reset_memory=self._reset_memory,
-                timer=timer,
-            )
+            sample_phase(self._env, phase, self._episodes, timer)
         except PhaseAbandonedError:
             # The parent no longer waits for this phase, and drops the reply.
             return

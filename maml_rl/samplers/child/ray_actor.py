@@ -26,13 +26,11 @@ from maml_rl.samplers.child.phase_runner import PhaseAbandonedError, ReportingEn
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.loop import collect
-from maml_rl.samplers.rollout.recorder import EpisodeRecorder
+from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.wire.commands import Failed
 from maml_rl.samplers.wire.describing import describe_task
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.samplers.wire.shared_buffers import SharedProgress, create_shared_file
-from maml_rl.seeding import PhaseStreams
 
 # Slots are kept for so many different numbers of tasks: all units of a phase but the last have the same.
 _SIZES_KEPT = 2
@@ -63,24 +61,16 @@ class PhaseData:
 
     Attributes:
         version: number of the phase.
-        tasks: all M tasks.
+        phase: of all tasks, without policy and parameters.
         state: the policy's own parameters, and what else it computes with.
         params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
-        streams: of the phase.
-        episodes_per_task: B.
-        horizon: T.
-        reset_memory: whether the policy's memory begins anew with every episode.
         timed: whether to measure where the time goes.
     """
 
     version: int
-    tasks: tuple[Task, ...]
+    phase: Phase
     state: dict[str, NDArray[Any]]
     params: dict[str, NDArray[Any]] | None
-    streams: PhaseStreams
-    episodes_per_task: int
-    horizon: int
-    reset_memory: bool
     timed: bool
 
 
@@ -212,10 +202,7 @@ class RolloutActor:
                 for name, tensor in (*self._policy.named_parameters(), *self._policy.named_buffers()):
                     tensor.copy_(torch.tensor(data.state[name]))
             self._version = data.version
-        params = cast(Any, data.params)
-        sizes = data.episodes_per_task, data.horizon
-        whole = Phase(data.tasks, self._policy, params, data.streams, *sizes, data.reset_memory)
-        phase = whole.part(slice(start, stop))
+        phase = data.phase.with_policy(self._policy, cast(Any, data.params)).part(slice(start, stop))
         if phase.params is not None:
             # The store's arrays are read-only, which tensors cannot be.
             phase = replace(phase, params={name: torch.tensor(value) for name, value in phase.params.items()})
@@ -224,18 +211,10 @@ class RolloutActor:
         self._tasks = tuple(task for task in phase.tasks for _ in range(slots))
         self._first_slot = start * slots
         env.env.reset_task(self._tasks)
-        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env.env), num_tasks, *sizes))
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env.env), *phase.sizes))
         timer = StageTimer() if data.timed else NULL_TIMER
         env.begin(self._number)
-        collect(
-            env,
-            phase.policy,
-            phase.params,
-            EpisodeRecorder(arrays, phase.streams.first_task),
-            streams=phase.streams,
-            reset_memory=phase.reset_memory,
-            timer=timer,
-        )
+        sample_phase(env, phase, arrays, timer)
         episodes = arrays if arrays.lengths.max() == phase.horizon else arrays.copy()
         return Sampled(episodes, timer.take())
 

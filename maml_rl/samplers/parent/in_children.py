@@ -21,7 +21,7 @@ from maml_rl.samplers.wire.importing import find_unimportable
 from maml_rl.samplers.wire.shared_phase import CHILD_STAGES, PhasePlan
 
 
-def rollout_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTimer = NULL_TIMER) -> TaskEpisodes:
+def sample_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTimer = NULL_TIMER) -> TaskEpisodes:
     """Have each worker sample the episodes of its tasks.
 
     Args:
@@ -43,16 +43,8 @@ def rollout_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTim
     with torch.no_grad():
         of_phase, is_stacked = phase_parameters(policy, num_tasks, phase.params)
     constants = dict(policy.named_buffers())
-    plan = PhasePlan(
-        num_tasks,
-        vector_env.num_envs // num_tasks,
-        phase.episodes_per_task,
-        phase.horizon,
-        _layout(of_phase),
-        _layout(constants),
-        is_stacked=is_stacked,
-        reset_memory=phase.reset_memory,
-    )
+    layouts = _layout(of_phase), _layout(constants)
+    plan = PhasePlan(phase.sizes, vector_env.num_envs // num_tasks, *layouts, is_stacked=is_stacked)
     shared = vector_env.phases.load(policy, plan, pickle_policy)
     for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
         for name, tensor in tensors.items():
@@ -61,7 +53,7 @@ def rollout_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTim
     timer.observe(WORKERS_PER_INFERENCE, 1)
     timed = timer is not NULL_TIMER
     with timer.stage("waiting"):
-        vector_env.phases.run(phase.streams, timed=timed)
+        vector_env.phases.run(phase, timed=timed)
     if timed:
         # Workers run side by side: the parent has waited for the busiest.
         of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]

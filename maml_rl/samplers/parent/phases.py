@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.wire.commands import LoadPolicy, RunPhase
 from maml_rl.samplers.wire.shared_phase import PhasePlan, SharedPhase
-from maml_rl.seeding import PhaseStreams
 
 if TYPE_CHECKING:
     from maml_rl.samplers.parent.startup import Startup
@@ -62,13 +62,13 @@ class WorkerPhases:
             self._loaded = policy, plan, shared, load
         return self._loaded[2]
 
-    def run(self, streams: PhaseStreams, *, timed: bool = False) -> None:
+    def run(self, phase: Phase, *, timed: bool = False) -> None:
         """Sample a phase under the parameters that are in the shared memory, and wait for it.
 
         A worker hangs if it takes longer than `step_timeout` for one reset or step of one slot.
 
         Args:
-            streams: of the phase.
+            phase: each worker gets its tasks of it.
             timed: have the workers measure where their time goes.
 
         Raises:
@@ -78,7 +78,7 @@ class WorkerPhases:
             ChildEnvTimeout: If a worker hangs.
         """
         assert self._loaded is not None, "load comes first"
-        _, _, shared, load = self._loaded
+        _, plan, shared, load = self._loaded
         pool, indices = self._pool, range(len(self._parts))
         without = [index for index in indices if pool.worker(index).policy is not load]
         if without:
@@ -89,5 +89,7 @@ class WorkerPhases:
         for index in indices:
             # Its episodes will be over: before its next step it has to be reset.
             pool.worker(index).steps = None
-        command = RunPhase(pool.generation, int(shared.version[0]), streams, timed)
-        pool.ask(indices, self._step_timeout, [command for _ in indices])
+        version, whole = int(shared.version[0]), phase.without_policy()
+        per_task = plan.slots_per_task
+        parts = [whole.part(slice(slots.start // per_task, slots.stop // per_task)) for slots in self._parts]
+        pool.ask(indices, self._step_timeout, [RunPhase(pool.generation, version, part, timed) for part in parts])

@@ -1,30 +1,30 @@
-"""The loop of a phase: a policy acts in the slots of a vector environment until all episodes are over.
+"""The one way through a phase: a policy acts in the slots of a vector environment until all episodes are over.
 
-Parent and workers run the same loop: the parent on all slots, a worker with a copy of the policy on its own slots.
+This process takes it with all slots, a child process and a Ray actor with a copy of the policy and their own slots.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.meta_env import StepBuffers
-from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import Actor, EpisodeNoise
 from maml_rl.samplers.rollout.recorder import EpisodeRecorder
-from maml_rl.seeding import PhaseStreams
 
 # What a timer observes at every forward pass: for how many workers, or other parts, it was.
 WORKERS_PER_INFERENCE = "workers_per_inference"
 
 
 class Slots(Protocol):
-    """What collecting needs of a `MetaVectorEnv`."""
+    """What sampling a phase needs of a `MetaVectorEnv`."""
 
     num_envs: int
     parts: tuple[slice, ...]
@@ -42,25 +42,48 @@ class Slots(Protocol):
         """Wait for steps that were started, and return whose results are in the buffers."""
 
 
-def collect(
+@dataclass(frozen=True, slots=True)
+class CentralInference:
+    """How one policy acts for all parts of a vector environment.
+
+    Attributes:
+        device: where the policy acts; the episodes stay on the CPU.
+        recv_timeout: seconds to wait for parts that have not replied, and longer until one has; None: wait for all.
+        num_groups: groups of parts that take turns: while one steps, the policy acts for another.
+    """
+
+    device: torch.device | str = "cpu"
+    recv_timeout: float | None = None
+    num_groups: int = 1
+
+
+WAIT_FOR_ALL = CentralInference()
+
+
+def sample_phase(
     vector_env: Slots,
-    policy: Policy,
-    params: Mapping[str, Tensor] | None,
-    recorder: EpisodeRecorder,
-    *,
-    streams: PhaseStreams,
-    device: torch.device | str = "cpu",
-    recv_timeout: float | None = None,
-    num_groups: int = 1,
-    reset_memory: bool = False,
+    phase: Phase,
+    arrays: EpisodeArrays,
     timer: StageTimer = NULL_TIMER,
+    inference: CentralInference = WAIT_FOR_ALL,
 ) -> None:
-    """Fill the recorder; see `rollout` for the arguments.
+    """Sample a phase: one episode per slot and wave under fixed parameters.
+
+    Slot m * S + s belongs to task m. With S = B slots per task all episodes run at once; with fewer they run in waves.
+    An episode still running after T steps is truncated there.
+
+    Args:
+        vector_env: M * S slots which already have their tasks.
+        phase: what to sample.
+        arrays: get the episodes, (M, T, B, ...).
+        timer: gets the seconds of the stages.
+        inference: how the policy acts, where the slots are in several parts.
 
     Raises:
         NonFiniteError: If an observation, an action or a reward is NaN or infinite.
     """
-    num_tasks = recorder.num_tasks
+    policy, streams, num_tasks = phase.policy, phase.streams, len(phase.tasks)
+    recorder = EpisodeRecorder(arrays, streams.first_task)
     slots_per_task = vector_env.num_envs // num_tasks
     buffers, own = vector_env.buffers, vector_env.buffers.observations
     # Slots that all step together draw their images where they are recorded.
@@ -70,9 +93,9 @@ def collect(
     # Of a number that is not finite the error tells more than NumPy's warnings, which would come before it.
     try:
         with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
-            actor = Actor(policy, params, own, num_tasks, device, streams.first_task)
+            actor = Actor(policy, phase.params, own, num_tasks, inference.device, streams.first_task)
             for first in range(0, recorder.episodes_per_task, slots_per_task):
-                if first == 0 or reset_memory:
+                if first == 0 or phase.reset_memory:
                     actor.begin_trial()
                 episodes = range(first, first + slots_per_task)
                 noise = EpisodeNoise(policy, streams, num_tasks, episodes, recorder.horizon)
@@ -84,7 +107,7 @@ def collect(
                     vector_env.reset_buffers(streams.episode_seeds(num_tasks, episodes).ravel())
                 before = vector_env.physics_seconds.copy()
                 after_the_last = own if in_place else None
-                _run_wave(vector_env, actor, noise, recorder, recv_timeout, num_groups, timer, after_the_last)
+                _run_wave(vector_env, actor, noise, recorder, inference, timer, after_the_last)
                 # Workers run side by side: the parent has waited for the physics of the busiest.
                 timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
     finally:
@@ -100,20 +123,18 @@ def _run_wave(
     actor: Actor,
     noise: EpisodeNoise,
     recorder: EpisodeRecorder,
-    recv_timeout: float | None,
-    num_groups: int,
+    inference: CentralInference,
     timer: StageTimer,
     after_the_last: NDArray[Any] | None,
 ) -> None:
     """Step the parts of the vector environment, group by group, until all their episodes are over.
 
     Args:
-        vector_env: see `collect`, as for what is not said here.
+        vector_env: see `sample_phase`, as for what is not said here.
         actor: chooses the actions.
         noise: of the wave's episodes.
         recorder: of the wave's episodes.
-        recv_timeout: see `rollout`.
-        num_groups: see `rollout`.
+        inference: see `sample_phase`.
         timer: gets the seconds of the stages.
         after_the_last: given if observations are written where they are recorded: where those after the last step go.
     """
@@ -133,13 +154,13 @@ def _run_wave(
             for index in members:
                 vector_env.step_send(index, actions[parts[index].start - slots.start : parts[index].stop - slots.start])
 
-    groups = [group.tolist() for group in np.array_split(np.arange(len(parts)), num_groups)]
+    groups = [group.tolist() for group in np.array_split(np.arange(len(parts)), min(inference.num_groups, len(parts)))]
     for group in groups:
         choose_and_send(group)
     while any(groups):
         for group in groups:
             with timer.stage("waiting"):
-                replied = vector_env.step_recv(recv_timeout, group) if group else []
+                replied = vector_env.step_recv(inference.recv_timeout, group) if group else []
             with timer.stage("assembly"):
                 unfinished = [index for index in replied if recorder.write_outcome(parts[index], buffers)]
             for index in set(replied) - set(unfinished):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.wire.shared_phase import PhasePlan
-from maml_rl.seeding import PhaseStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class LoadPolicy:
     """Load a policy, to sample whole phases with it.
 
     Attributes:
-        plan: the size of the phases.
+        plan: where their arrays are.
         policy: pickled.
         interpreter: as in `Load`; None if the policy does not need it.
     """
@@ -103,17 +103,17 @@ class LoadPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RunPhase:
-    """Sample a phase of your tasks, under the parameters in the shared memory, into the episodes there.
+    """Sample a phase, under the parameters in the shared memory, into the episodes there.
 
     Attributes:
         version: number of the parameters.
-        streams: of the whole phase, all tasks.
+        phase: of your tasks alone, without policy and parameters.
         timed: whether to measure where the time goes.
     """
 
     generation: int
     version: int
-    streams: PhaseStreams
+    phase: Phase
     timed: bool = False
 
 

@@ -16,27 +16,21 @@ CHILD_STAGES = ("physics", "inference", "assembly")
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """The size of a phase.
+    """What of a phase decides where its arrays are in the shared file.
 
     Attributes:
-        num_tasks: M.
+        sizes: M, B and T.
         slots_per_task: S.
-        episodes_per_task: B.
-        horizon: T.
         parameters: layout of the policy's parameters, each (M, ...) or as the policy's own.
         constants: layout of what else the policy computes with (the buffers of its modules), the same for all tasks.
         is_stacked: whether every task has its own parameters, (M, ...).
-        reset_memory: whether the policy's memory begins anew with every episode.
     """
 
-    num_tasks: int
+    sizes: tuple[int, int, int]
     slots_per_task: int
-    episodes_per_task: int
-    horizon: int
     parameters: Layout
     constants: Layout
     is_stacked: bool = True
-    reset_memory: bool = False
 
 
 class SharedPhase:
@@ -71,7 +65,7 @@ class SharedPhase:
         env: EnvDescription,
         num_workers: int,
     ) -> None:
-        sizes = plan.num_tasks, plan.episodes_per_task, plan.horizon
+        sizes = plan.sizes
         episodes = EpisodeArrays.layout(env, *sizes)
         layout: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             "version": ((1,), np.dtype(np.int64)),

@@ -14,16 +14,16 @@ import pytest
 import torch
 from faulty_env import HORIZON, FaultyEnv
 from iterations import digests
+from phases import sample_here
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.parent.in_children import rollout_in_children
+from maml_rl.samplers.parent.in_children import sample_in_children
 from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
 from maml_rl.samplers.parent.worker_pool import WorkerPool
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.rollout import rollout
 from maml_rl.seeding import PhaseStreams
 from scripts import Run
 
@@ -83,7 +83,7 @@ def make_slots(num_workers: int = 2, **options: Any) -> ParallelVectorEnv:
 
 def phase(slots: Any, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
     tasks = tuple({"goal": [0.1 * (task + 1), 0.3]} for task in range(3))
-    return rollout_in_children(slots, Phase(tasks, policy, params, PhaseStreams(0, 0, number), 2, horizon))
+    return sample_in_children(slots, Phase(tasks, policy, params, PhaseStreams(0, 0, number), 2, horizon))
 
 
 def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None
         # The workers were forked before.
         monkeypatch.setattr(NormalMLPPolicy, "actor", actor)
         with pytest.raises(AssertionError, match="the parent acts"):
-            rollout(slots, policy, streams=PhaseStreams(0, 0, 0), num_tasks=3, episodes_per_task=2, horizon=5)
+            sample_here(slots, Phase(({},) * 3, policy, None, PhaseStreams(0, 0, 0), 2, 5))
         assert phase(slots, policy).digest() == first.digest()
 
 
@@ -252,7 +252,7 @@ def test_lost_phase_is_broken_off_by_the_other_children() -> None:
         # A phase of 1,000 steps would take 100 seconds.
         long = Phase(({"goal": 0.0}, {"goal": 1.0}), policy, None, PhaseStreams(0, 0, 0), 1, 1000)
         with pytest.raises(ChildLost):
-            rollout_in_children(slots, long)
+            sample_in_children(slots, long)
         start = time.monotonic()
         slots.recover()
         assert time.monotonic() - start < 20.0

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from phases import sample_here
 
 from maml_rl.envs.navigation import Navigation2DVectorEnv, PixelNavigationVectorEnv
 from maml_rl.policies import get_policy_for_env
-from maml_rl.samplers.rollout.rollout import rollout
+from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams
 
 STREAMS = PhaseStreams(0, 0, 0, False)
@@ -26,10 +27,10 @@ class Spied(PixelNavigationVectorEnv):
         self.drawn.append(out)
 
 
-def sample(env: Any, horizon: int = 5, **options: Any) -> Any:
-    env.reset_task([task for task in env.sample_tasks(2, seed=0) for _ in range(env.num_envs // 2)])
-    policy = get_policy_for_env(env, (4,))
-    return rollout(env, policy, streams=STREAMS, num_tasks=2, episodes_per_task=3, horizon=horizon, **options)
+def sample(env: Any, horizon: int = 5, num_tasks: int = 2) -> Any:
+    tasks = tuple(env.sample_tasks(num_tasks, seed=0))
+    env.reset_task([task for task in tasks for _ in range(env.num_envs // num_tasks)])
+    return sample_here(env, Phase(tasks, get_policy_for_env(env, (4,)), None, STREAMS, 3, horizon))
 
 
 @pytest.mark.parametrize("limit", [5, 50])
@@ -100,8 +101,5 @@ def test_vectors_of_one_task_are_written_in_place_too() -> None:
     for anywhere in (True, False):
         env = Navigation2DVectorEnv(3, autoreset_mode="Disabled")
         env.observes_anywhere = anywhere
-        env.reset_task(env.sample_tasks(1, seed=0) * 3)
-        policy = get_policy_for_env(env, (4,))
-        phase = rollout(env, policy, streams=STREAMS, num_tasks=1, episodes_per_task=3, horizon=4)
-        digests.append(phase.digest())
+        digests.append(sample(env, horizon=4, num_tasks=1).digest())
     assert digests[0] == digests[1]

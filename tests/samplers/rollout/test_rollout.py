@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from phases import sample_here
 
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.rollout.rollout import rollout
+from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams
 
 HORIZON = 6
@@ -70,16 +71,8 @@ def sample(
     slots = slots_per_task or episodes_per_task
     vector_env = SerialVectorEnv(lambda: CountingEnv(terminates), num_envs=len(tasks) * slots)
     vector_env.reset_task([task for task in tasks for _ in range(slots)])
-    return rollout(
-        vector_env,
-        policy or NormalMLPPolicy(3, 2, (4,), "tanh"),
-        params,
-        streams=streams,
-        num_tasks=len(tasks),
-        episodes_per_task=episodes_per_task,
-        horizon=horizon,
-        tasks=tasks,
-    )
+    policy = policy or NormalMLPPolicy(3, 2, (4,), "tanh")
+    return sample_here(vector_env, Phase(tuple(tasks), policy, params, streams, episodes_per_task, horizon))
 
 
 def test_every_slot_gets_its_own_task_and_every_step_its_own_entry() -> None:
