@@ -330,6 +330,8 @@ def make_backend(
     num_groups: int,
     ray_address: str | None = None,
     strict: bool = False,
+    ray_start_timeout: float = 120.0,
+    ray_head_timeout: float = 10.0,
     **processes: Any,
 ) -> RolloutBackend:
     """Make the backend of a sampler, without starting a worker.
@@ -347,6 +349,8 @@ def make_backend(
         num_groups: groups of workers that take turns.
         ray_address: of the Ray cluster.
         strict: refuse a Ray cluster that is too small.
+        ray_start_timeout: seconds that Ray actors may take to start.
+        ray_head_timeout: seconds for which the head node may be away.
         processes: further arguments of `ProcessBackend`.
 
     Raises:
@@ -361,7 +365,15 @@ def make_backend(
         _check_ray_mode(inference, recv_timeout, num_groups, torch.device(device), processes.pop("start_method", None))
         _check_stateless(policy)
         return _ray_backend()(
-            recipe, policy, slots_per_task, num_workers=num_workers, address=ray_address, strict=strict, **processes
+            recipe,
+            policy,
+            slots_per_task,
+            num_workers=num_workers,
+            address=ray_address,
+            strict=strict,
+            start_timeout=ray_start_timeout,
+            head_timeout=ray_head_timeout,
+            **processes,
         )
     if num_workers is None:
         num_workers = 0 if backend == "in-process" else usable_cores()
