@@ -28,19 +28,24 @@ def block(beginning: str) -> str:
     return str(found)
 
 
-def called_by_script(folder: Path) -> list[str]:
-    """Run the batch script in this folder, and return the calls of programs in alphabetical order."""
+def called_by_script(folder: Path, beginning: str = "#!/bin/bash") -> list[str]:
+    """Run the script that begins so in this folder, and return the calls of programs in alphabetical order."""
     programs, log = folder / "bin", folder / "log"
     programs.mkdir(exist_ok=True)
     for name, body in STAND_INS.items():
         (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{log}"\n{body}\n')
         (programs / name).chmod(0o755)
     log.write_text("")
-    variables = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_CPUS_PER_TASK": "32"}
+    variables = {
+        "RUNS": str(folder / "runs"),
+        "SLURM_JOB_NODELIST": "n[1-4]",
+        "SLURM_NNODES": "4",
+        "SLURM_CPUS_PER_TASK": "32",
+    }
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     # Some calls go on behind the script; they have ended when nothing holds the pipe any more.
     subprocess.run(
-        ["bash", "-c", block("#!/bin/bash")],
+        ["bash", "-c", block(beginning)],
         cwd=folder,
         env={**os.environ, **variables, "PATH": path},
         stdout=subprocess.PIPE,
@@ -58,20 +63,32 @@ def test_slurm_script_starts_head_and_workers_and_resumes_a_run_that_was_cut_off
         f"ray {workers}",
         f"ray {head} --include-dashboard=false --block",
     ]
-    assert f"srun --nodes=3 --ntasks=3 --exclude=n1 ray {workers}" in calls
-    assert any(call.startswith(f"srun --nodes=1 --ntasks=1 --nodelist=n1 ray {head}") for call in calls)
-    assert f"{train} runs/on-the-cluster" in calls
+    # Since Slurm 22.05 a step has the CPUs of its task only if it asks for them.
+    assert f"srun --nodes=3 --ntasks=3 --cpus-per-task=32 --exclude=n1 ray {workers}" in calls
+    of_head = f"srun --nodes=1 --ntasks=1 --cpus-per-task=32 --nodelist=n1 ray {head}"
+    assert any(call.startswith(of_head) for call in calls)
     run = tmp_path / "runs" / "on-the-cluster"
+    assert f"{train} {run}" in calls
     run.mkdir(parents=True)
     (run / "config.json").write_text("{}")
-    assert f"{train} runs/on-the-cluster --resume" in called_by_script(tmp_path)
+    assert f"{train} {run} --resume" in called_by_script(tmp_path)
+    assert {"#SBATCH --requeue", "#SBATCH --open-mode=append"} <= set(block("#!/bin/bash").splitlines())
+
+
+def test_script_of_a_job_resumes_a_run_that_was_cut_off(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "halfcheetah-dir"
+    train = f"python train.py halfcheetah-dir --backend ray --output-folder {run}"
+    assert called_by_script(tmp_path, "#!/bin/sh") == [train]
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    assert called_by_script(tmp_path, "#!/bin/sh") == [f"{train} --resume"]
 
 
 def test_kubernetes_file_has_fields_of_a_ray_job() -> None:
     # Those of KubeRay's API ray.io/v1; values of rayStartParams have to be strings.
     found: dict[str, Any] = yaml.safe_load(block("apiVersion: ray.io"))
     assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")
-    assert set(found["spec"]) <= {"entrypoint", "rayClusterSpec"}
+    assert set(found["spec"]) <= {"entrypoint", "rayClusterSpec", "backoffLimit", "shutdownAfterJobFinishes"}
     cluster = found["spec"]["rayClusterSpec"]
     (workers,) = cluster["workerGroupSpecs"]
     head = cluster["headGroupSpec"]
@@ -81,7 +98,23 @@ def test_kubernetes_file_has_fields_of_a_ray_job() -> None:
     assert all(isinstance(value, str) for value in (*head["rayStartParams"].values(),))
     for group in (head, workers):
         (container,) = group["template"]["spec"]["containers"]
-        assert {"name", "image", "resources"} == set(container)
+        assert {"name", "image", "resources"} == set(container) - {"volumeMounts"}
+
+
+def test_kubernetes_job_keeps_its_results_on_a_volume_and_starts_again_after_a_failure() -> None:
+    spec: dict[str, Any] = yaml.safe_load(block("apiVersion: ray.io"))["spec"]
+    pod = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert "claimName" in volume["persistentVolumeClaim"]
+    # Both the script and the run are on it.
+    assert spec["entrypoint"] == f"sh {mount['mountPath']}/train.sh"
+    assert f"run=${{RUNS:-{mount['mountPath']}}}/" in block("#!/bin/sh")
+    assert spec["backoffLimit"] >= 1
+
+
+def test_job_that_is_submitted_writes_its_run_to_an_absolute_path() -> None:
+    assert re.search(r"--output-folder /\S+", block("ray job submit"))
 
 
 @pytest.mark.ray

@@ -87,12 +87,20 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="refuse a Ray cluster with fewer CPUs than workers, in place of going on with fewer",
     )
+    for name, meaning in (("start", "the first Ray actor may take to start"), ("head", "the head node may be away")):
+        parser.add_argument(
+            f"--ray-{name}-timeout", type=float, help=f"seconds that {meaning} (default: as the run has it)"
+        )
 
 
 def placement(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the options of `add_placement` say, as settings of a config; where a run was trained says nothing."""
     given = options.backend or "auto", options.num_workers, options.ray_address, bool(options.strict)
-    return dict(zip(("backend", "num-workers", "ray-address", "strict"), given, strict=True))
+    limits = {"ray-start-timeout": options.ray_start_timeout, "ray-head-timeout": options.ray_head_timeout}
+    return {
+        **dict(zip(("backend", "num-workers", "ray-address", "strict"), given, strict=True)),
+        **{name: seconds for name, seconds in limits.items() if seconds is not None},
+    }
 
 
 def run_command(

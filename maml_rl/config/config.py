@@ -184,6 +184,12 @@ class Config(SettingsModel):
         bool,
         Field(description="refuse a Ray cluster with fewer CPUs than num-workers, in place of going on with fewer"),
     ] = False
+    ray_start_timeout: Annotated[
+        Positive, Field(description="seconds that the first Ray actor may take to start; with strict, all of them")
+    ] = 120.0
+    ray_head_timeout: Annotated[
+        Positive, Field(description="seconds for which the head node of the Ray cluster may be away")
+    ] = 10.0
     inference: Annotated[
         Literal["auto", "central", "worker"],
         Field(description="where the policy acts: main process (central), each worker (worker), the faster one (auto)"),

@@ -166,6 +166,8 @@ class Experiment:
                 backend=config.backend,
                 ray_address=config.ray_address,
                 strict=config.strict,
+                ray_start_timeout=config.ray_start_timeout,
+                ray_head_timeout=config.ray_head_timeout,
                 slots_per_task=1 if self.metalearner.columns == "episode" else config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
                 step_timeout=config.step_timeout,

@@ -26,7 +26,15 @@ from maml_rl.runs.system import describe_system
 EVALUATION = "evaluation.json"
 # Of all policies together, since they are part of every installation.
 MOST_BYTES = 2_000_000
-_NOT_KEPT = {"evaluate_every", "evaluation_tasks", "num_workers", "backend", "ray_address"}
+_NOT_KEPT = {
+    "evaluate_every",
+    "evaluation_tasks",
+    "num_workers",
+    "backend",
+    "ray_address",
+    "ray_start_timeout",
+    "ray_head_timeout",
+}
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 

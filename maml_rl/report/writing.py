@@ -54,7 +54,7 @@ def write_report(
         num_videos: tasks of which a video is made, for families that draw themselves.
         num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
         placement: other settings of a config that say where its episodes are sampled: "backend", "num-workers",
-            "ray-address", "strict".
+            "ray-address", "strict", "ray-start-timeout", "ray-head-timeout".
 
     Returns:
         The file.

@@ -24,6 +24,8 @@ SYSTEM = "system.json"
 # The tasks of the evaluations during training, where they came from a file.
 EVALUATION_TASKS = "evaluation-tasks.json"
 _LOCK = ".lock"
+# Parts of the path where Ray unpacks the working directory of a job.
+_RAY_JOB = {"runtime_resources", "working_dir_files"}
 
 # A resumed run may train longer, keep more checkpoints and be evaluated differently; what it computes must not change.
 _MAY_CHANGE = {
@@ -37,6 +39,8 @@ _MAY_CHANGE = {
     "num-workers",
     "ray-address",
     "strict",
+    "ray-start-timeout",
+    "ray-head-timeout",
     "inference",
     "num-groups",
     "step-timeout",
@@ -79,6 +83,7 @@ class RunFolder:
         self._saved = 0
         check_run_folder(self.path, resume=resume, overwrite=overwrite)
         is_new = not (self.path / CONFIG).exists()
+        _warn_of_ray_job(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
         try:
@@ -204,6 +209,16 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
     if not is_run and not is_empty:
         raise ConfigError(f"{path} is not empty and holds no run; choose another --output-folder")
     check_creatable(path, "--output-folder")
+
+
+def _warn_of_ray_job(folder: Path) -> None:
+    """Say that a folder is in the copy of the working directory that a Ray job runs in, which Ray removes."""
+    if _RAY_JOB.issubset(folder.resolve().parts):
+        logger.warning(
+            "the run folder %s is in the temporary working directory of a Ray job, and is lost with it; give an "
+            "absolute path on storage that outlives the job as --output-folder",
+            folder.resolve(),
+        )
 
 
 def _lock(folder: Path) -> int:

@@ -59,6 +59,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             the same.
         ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
         strict: refuse a Ray cluster that has fewer CPUs than `num_workers`, in place of going on with fewer workers.
+        ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
+        ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
         slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
             fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
@@ -110,6 +112,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         backend: str = "auto",
         ray_address: str | None = None,
         strict: bool = False,
+        ray_start_timeout: float = 120.0,
+        ray_head_timeout: float = 10.0,
         slots_per_task: int | None = None,
         max_episode_steps: int | None = None,
         start_method: str | None = None,
@@ -159,6 +163,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             num_groups=num_groups,
             ray_address=ray_address,
             strict=strict,
+            ray_start_timeout=ray_start_timeout,
+            ray_head_timeout=ray_head_timeout,
             start_method=start_method,
             step_timeout=step_timeout,
             max_restarts=max_restarts,

@@ -61,6 +61,8 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         backend: where the environments are; see `MultiTaskSampler`, as for the next two.
         ray_address: of the Ray cluster.
         strict: refuse a Ray cluster that is too small.
+        ray_start_timeout: see `MultiTaskSampler`, as for the next.
+        ray_head_timeout: in seconds.
         timer: gets the seconds of every stage.
 
     Attributes:
@@ -92,6 +94,8 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         backend: str = "auto",
         ray_address: str | None = None,
         strict: bool = False,
+        ray_start_timeout: float = 120.0,
+        ray_head_timeout: float = 10.0,
         timer: StageTimer = NULL_TIMER,
     ) -> None:
         check_count("episodes", episodes)
@@ -107,6 +111,8 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
             backend=backend,
             ray_address=ray_address,
             strict=strict,
+            ray_start_timeout=ray_start_timeout,
+            ray_head_timeout=ray_head_timeout,
             max_episode_steps=max_episode_steps,
             inference=inference,
             start_method=start_method,

@@ -47,6 +47,8 @@ class RayBackend(RolloutBackend):
         strict: about the number of its CPUs.
         step_timeout: in seconds.
         max_restarts: of a unit within a phase.
+        start_timeout: in seconds.
+        head_timeout: in seconds.
 
     Raises:
         ConfigError: If the cluster cannot be reached, or is too small.
@@ -64,10 +66,17 @@ class RayBackend(RolloutBackend):
         strict: bool = False,
         step_timeout: float = 60.0,
         max_restarts: int = 3,
+        start_timeout: float = 120.0,
+        head_timeout: float = 10.0,
     ) -> None:
         check_count("max_restarts", max_restarts, 0)
-        if not 0.0 < step_timeout < inf:
-            raise ValueError(f"step_timeout must be a positive number of seconds, got {step_timeout}")
+        for argument, seconds in (
+            ("step_timeout", step_timeout),
+            ("ray_start_timeout", start_timeout),
+            ("ray_head_timeout", head_timeout),
+        ):
+            if not 0.0 < seconds < inf:
+                raise ValueError(f"{argument} must be a positive number of seconds, got {seconds}")
         name = describe_env(recipe.env)
         code = (
             _pickled(recipe, f"the environment {name}"),
@@ -87,6 +96,8 @@ class RayBackend(RolloutBackend):
             strict=strict,
             step_timeout=step_timeout,
             max_restarts=max_restarts,
+            start_timeout=start_timeout,
+            head_timeout=head_timeout,
         )
 
     @property
@@ -115,6 +126,7 @@ class RayBackend(RolloutBackend):
         slot = self.describe()
         if not len(self._pool):
             self.prepare(num_tasks)
+        self._pool.warn_of_idle_cpus(num_tasks)
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
             data = ray.put(_phase_data(phase, next(self._versions), timed))

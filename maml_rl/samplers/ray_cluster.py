@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +24,10 @@ _log = logging.getLogger("maml_rl")
 
 # How long a count of the cluster's CPUs holds: two questions to the head node take as long as a very short phase.
 _COUNT_SECONDS = 0.5
-# How long the cluster may take to answer at first, and how long its head node may be away later.
+# How long the cluster may take to answer at first.
 _CONNECT_SECONDS = 5.0
-_GONE_SECONDS = 10.0
 _TICK_SECONDS = 0.1
+_CAUSES_SHOWN = 3
 
 
 class RayCluster:
@@ -36,6 +37,7 @@ class RayCluster:
         address: "host:port"; None for the cluster that this machine belongs to, or else a new one on this machine.
         num_workers: the most CPUs that are wanted; None for all.
         strict: whether to refuse a cluster with fewer.
+        head_timeout: seconds for which the head node may be away.
 
     Attributes:
         address: "host:port" of the head node.
@@ -48,13 +50,18 @@ class RayCluster:
     # The process is connected once for all of them; the last one that leaves ends what the first one began.
     _in_use: ClassVar[WeakSet[RayCluster]] = WeakSet()
     _connected_here: ClassVar[bool] = False
+    # The cluster that was found when none was named, or "local" for one of this process's own. Samplers keep to it,
+    # whatever other clusters are started on this machine between them.
+    _found: ClassVar[str | None] = None
 
-    def __init__(self, address: str | None, num_workers: int | None, strict: bool) -> None:
-        self._num_workers, self._strict = num_workers, strict
+    def __init__(self, address: str | None, num_workers: int | None, strict: bool, head_timeout: float) -> None:
+        self._num_workers, self._strict, self._head_timeout = num_workers, strict, head_timeout
         self._cpus, self._told, self._next_count = 0, -1, 0.0
-        # Nodes of other versions.
-        self._refused: set[str] = set()
-        if _connect(address):
+        # Ids of the nodes with a CPU for this run.
+        self._usable: list[str] = []
+        # Why this run does without a node, by its id.
+        self._refused: dict[str, str] = {}
+        if _connect(address, head_timeout):
             RayCluster._connected_here = True
         self.cpus_per_actor = 0 if self._in_use else 1
         self._in_use.add(self)
@@ -67,7 +74,17 @@ class RayCluster:
     @property
     def nodes(self) -> dict[str, str] | None:
         """The nodes that actors may be on, as a label selector; None for all."""
+        if not self.cpus_per_actor and self._usable:
+            # Ray would place actors that ask for no CPU on nodes that have none to share, as a head node often is.
+            return {"ray.io/node-id": f"in({','.join(self._usable)})"}
         return {"ray.io/node-id": f"!in({','.join(sorted(self._refused))})"} if self._refused else None
+
+    @property
+    def refused(self) -> str:
+        """Why nodes are left out, in words; empty if none is."""
+        causes = list(dict.fromkeys(self._refused.values()))
+        more = f"; and {len(causes) - _CAUSES_SHOWN} more" if len(causes) > _CAUSES_SHOWN else ""
+        return "; ".join(causes[:_CAUSES_SHOWN]) + more
 
     def count_is_due(self) -> bool:
         """Return whether `count_cpus` would ask the head node."""
@@ -82,27 +99,43 @@ class RayCluster:
         if not self.count_is_due():
             return self._cpus
         cpus = int(ray.cluster_resources().get("CPU", 0))
-        if self._refused:
-            nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] in self._refused]
-            cpus -= int(sum(node["Resources"].get("CPU", 0) for node in nodes))
+        if self._refused or not self.cpus_per_actor:
+            each = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
+            cpus -= int(sum(each.get(node, 0) for node in self._refused))
+            self._usable = sorted(node for node, number in each.items() if number and node not in self._refused)
         self._cpus = cpus
         self._next_count = monotonic() + _COUNT_SECONDS
         if self._num_workers is not None and cpus < self._num_workers:
             message = f"num_workers={self._num_workers}, but the Ray cluster at {self.address} has {cpus} CPUs"
             if self._strict:
-                raise ConfigError(f"{message}; lower it, add nodes, or leave out strict to go on with what there is")
+                without = f" without the nodes that are left out ({self.refused})" if self._refused else ""
+                raise ConfigError(
+                    f"{message}{without}; lower it, add nodes, or leave out strict to go on with what there is"
+                )
             if cpus != self._told:
                 _log.warning("%s; it goes on with as many workers", message)
         self._told = cpus
         return cpus
 
-    def refuse(self, node: str) -> bool:
-        """Do without a node from here on, and return whether that is new."""
+    def refuse(self, node: str, cause: str) -> bool:
+        """Do without a node from here on for a cause in words, and return whether that is new."""
         if node in self._refused:
             return False
-        self._refused.add(node)
+        self._refused[node] = cause
         self._next_count = 0.0
         return True
+
+    @staticmethod
+    def place_of(actor_id: str) -> tuple[str, str]:
+        """Return id and address of the node that an actor is or was on; "" for both if it never was on any."""
+        # Ray's public functions do not tell this of an actor that died before it could.
+        place = ray._private.state.actors(actor_id).get("Address", {})
+        return place.get("NodeID", ""), place.get("IPAddress", "")
+
+    @staticmethod
+    def has(node: str) -> bool:
+        """Return whether a node is alive, by its id."""
+        return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
     def describe_cpus(self) -> str:
         """Return how many CPUs the cluster has, and how many are free, in words."""
@@ -111,7 +144,7 @@ class RayCluster:
 
     def is_there(self, interrupted: Callable[[], bool]) -> bool:
         """Return whether the head node answers; wait a while for it to come back, unless that is interrupted."""
-        until = monotonic() + _GONE_SECONDS
+        until = monotonic() + self._head_timeout
         while not _answers(self.address, 1.0):
             if interrupted() or monotonic() >= until:
                 return False
@@ -132,8 +165,12 @@ def last_line(error: BaseException) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _connect(address: str | None) -> bool:
+def _connect(address: str | None, seconds: float) -> bool:
     """Connect this process to a cluster, unless it is, and return whether it was done here.
+
+    Args:
+        address: see `RayCluster`; "auto" is a cluster that is there already.
+        seconds: how long the node of this machine may take to join the cluster.
 
     Raises:
         ConfigError: If that is not possible.
@@ -144,6 +181,8 @@ def _connect(address: str | None) -> bool:
             raise ConfigError(f"this process is connected to the Ray cluster at {connected}, not to {address}")
         return False
     found = os.environ.get("RAY_ADDRESS") or _last_cluster() if address in (None, "auto") else address
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        found = RayCluster._found or found
     options: dict[str, Any] = {"logging_level": logging.ERROR}
     if found is not None and found != "local":
         if re.fullmatch(r"[^/\s]+:\d+", found) is None:
@@ -152,7 +191,17 @@ def _connect(address: str | None) -> bool:
                 "cluster, or by `ray job submit`"
             )
         if _answers(found, _CONNECT_SECONDS):
+            if not _is_node_of(found, seconds):
+                raise ConfigError(
+                    f"this machine is not a node of the Ray cluster at {found}; have it join with "
+                    f"`ray start --address {found} --num-cpus 0`, or run this on a node, or by `ray job submit`"
+                )
             options["address"] = found
+        elif address is None and found == RayCluster._found:
+            raise ConfigError(
+                f"the Ray cluster at {found}, which this process has used so far, does not answer; start it again, or "
+                "name another by ray_address ('auto' for the one of this machine)"
+            )
         elif address is not None or "RAY_ADDRESS" in os.environ:
             raise ConfigError(
                 f"no Ray cluster answers at {found}; start one with `ray start --head`, or name another address"
@@ -176,12 +225,36 @@ def _connect(address: str | None) -> bool:
         # Ray puts a handler of its own in the place of the caller's.
         if in_main_thread and before is not None:
             signal.signal(signal.SIGTERM, before)
+    if address is None:
+        RayCluster._found = options["address"]
     return True
+
+
+def _is_node_of(address: str, seconds: float) -> bool:
+    """Return whether a node of the cluster runs on this machine; wait a while for one that is starting.
+
+    Ray itself would wait for a minute, or abort this process.
+    """
+    until = monotonic() + seconds
+    while True:
+        try:
+            nodes = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=_CONNECT_SECONDS)
+            alive = {node.hex() for node, known in nodes.items() if known.state == known.ALIVE}
+            if alive & set(ray._private.services.find_node_ids()):
+                return True
+        # Ray knows best what is wrong with a connection, and its earlier versions lack a public way to ask this.
+        except Exception:
+            return True
+        if monotonic() >= until:
+            return False
+        sleep(_TICK_SECONDS)
 
 
 def _last_cluster() -> str | None:
     """Return the address of the cluster that was last started or joined on this machine, if any was."""
-    file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    # Where Ray itself looks.
+    in_environment = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR"))
+    file = Path(in_environment or "/tmp", "ray", "ray_current_cluster")
     try:
         return file.read_text(encoding="utf-8").strip() or None
     except OSError:

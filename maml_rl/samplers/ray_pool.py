@@ -21,11 +21,12 @@ from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError
 
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, ConfigError
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.child.ray_actor import Introduction, Raised, Sampled, own_versions
+from maml_rl.samplers.child.ray_actor import CODE_OF, Introduction, Raised, Sampled, differing_version, own_versions
 from maml_rl.samplers.failures import error_of
 from maml_rl.samplers.ray_cluster import RayCluster, last_line
 from maml_rl.samplers.ray_worker import LOOK_SECONDS, Call, RayWorker, Unit
 from maml_rl.samplers.wire.describing import describe_tasks, shorten
+from maml_rl.samplers.wire.source_digests import modules_of_user
 
 _log = logging.getLogger("maml_rl")
 
@@ -35,8 +36,6 @@ _IN_FLIGHT = 2
 _TICK_SECONDS = 0.1
 # An idle actor repeats a unit that takes this much longer than the others.
 _SLOW_FACTOR, _SLOW_SECONDS = 2.0, 0.2
-# How long the first actor may take to start.
-_START_SECONDS = 120.0
 _STALLED_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 _CAUSES_SHOWN = 3
@@ -44,6 +43,9 @@ _STORE_REMEDY = (
     "memory and disk are full there: start Ray with a larger --object-store-memory, free the disk, or use fewer or "
     "shorter episodes"
 )
+_SAME_VERSIONS = "install the same versions everywhere, or the episodes would differ"
+_SAME_CODE = "copy the same files everywhere, and leave them alone during a run, or the episodes would differ"
+_SEND_CODE = "install what is missing on all nodes, or send it along with a runtime_env (docs/cluster.md)"
 # Characters of what a line quotes.
 _LINE = 300
 
@@ -60,7 +62,10 @@ class RayPool:
             machine.
         strict: whether to refuse a cluster with fewer CPUs than `num_workers`.
         step_timeout: seconds for one call of one slot.
-        max_restarts: how often a unit may lose its actor.
+        max_restarts: how often a unit may lose its actor, and how often actors may fail to start on a node before the
+            run goes on without it.
+        start_timeout: seconds that the first actor may take to start, or with `strict` all.
+        head_timeout: seconds for which the head node may be away.
 
     Raises:
         ConfigError: If the cluster cannot be reached, or is too small.
@@ -77,21 +82,30 @@ class RayPool:
         strict: bool,
         step_timeout: float,
         max_restarts: int,
+        start_timeout: float,
+        head_timeout: float,
     ) -> None:
         self._name, self._slots_per_task = name, slots_per_task
         self._num_workers, self._strict = num_workers, strict
         self._step_timeout, self._max_restarts = step_timeout, max_restarts
+        self._start_timeout, self._head_timeout = start_timeout, head_timeout
         self._actors: list[RayWorker] = []
         self._counted = itertools.count()
-        self._team, self._failed_starts = 1, 0
+        self._team = 1
+        # Of each node, by its id: starts that have failed since the last that did not. Warnings of nodes that are left
+        # out wait until another node works: where none does, one error says it all.
+        self._failed_starts: dict[str, int] = {}
+        self._warnings: list[str] = []
+        self._idle_told = False
         self._killed = self._closed = False
         self._stalled = self._next_check = 0.0
         self._waiting: deque[Unit] = deque()
         self._open: set[Unit] = set()
         self._durations: list[float] = []
-        self._cluster = RayCluster(address, num_workers, strict)
+        self._cluster = RayCluster(address, num_workers, strict, head_timeout)
         try:
-            self._code = ray.put((*code, own_versions()))
+            self._versions = own_versions(modules_of_user(code))
+            self._code = ray.put((*code, self._versions))
             self._count_cpus()
         except BaseException:
             self.close()
@@ -176,6 +190,25 @@ class RayPool:
             actor.end()
         self._cluster.leave()
 
+    def warn_of_idle_cpus(self, num_tasks: int) -> None:
+        """Say once that there are more CPUs than a phase of `num_tasks` tasks can use."""
+        # A sampler that shares the CPUs of another leaves none idle that it could use.
+        if self._idle_told or not self._cluster.cpus_per_actor:
+            return
+        cpus = self._count_cpus()
+        if self._num_workers is not None:
+            cpus = min(cpus, self._num_workers)
+        if cpus > num_tasks:
+            self._idle_told = True
+            _log.warning(
+                "a phase has %d tasks, each of which one actor samples, so that %d of the %d CPUs for this run on the "
+                "Ray cluster at %s are idle; have more tasks in a batch (meta-batch-size), or fewer num-workers",
+                num_tasks,
+                cpus - num_tasks,
+                cpus,
+                self._cluster.address,
+            )
+
     # Actors.
 
     def _count_cpus(self) -> int:
@@ -217,43 +250,91 @@ class RayPool:
 
         Raises:
             ConfigError: If it has other versions than this process, and so has every node.
-            ChildEnvError: If it cannot unpack environment or policy.
+            ChildEnvError: If it cannot unpack environment or policy, and no node can.
         """
         if isinstance(reply, Raised):
-            raise self._cannot_load(reply.failure.summary)
+            self._cannot_load(actor, reply.failure.summary)
+            return
         assert isinstance(reply, Introduction)
-        mine = own_versions()
-        for name in {**mine, **reply.versions}:
-            here, there = mine.get(name, "none"), reply.versions.get(name, "none")
-            if here != there:
-                self._refuse(actor, reply, f"{name} {there}, this process has {here}")
-                return
+        if difference := differing_version(reply.versions, self._versions):
+            self._remove(actor)
+            remedy = _SAME_CODE if difference.startswith(CODE_OF) else _SAME_VERSIONS
+            self._leave_out(reply.node, f"the Ray node {reply.address} has {difference}", remedy, ConfigError)
+            self._refill()
+            return
         actor.known = reply
-        self._failed_starts = 0
+        self._failed_starts.pop(reply.node, None)
+        self._warn_of_nodes()
 
-    def _refuse(self, actor: RayWorker, reply: Introduction, difference: str) -> None:
-        """Do without a node of other versions from here on.
+    def _cannot_load(self, actor: RayWorker, reason: str) -> None:
+        """Do without the node of an actor that cannot unpack environment or policy, which no other start would change.
 
         Raises:
-            ConfigError: If no other node is left, or with `strict` too few of them.
+            ChildEnvError: If no other node is left.
+            ConfigError: If with `strict` too few are.
         """
+        self._remove(actor)
+        node, address = self._cluster.place_of(actor.actor_id)
+        self._leave_out(node, self._load_failure(reason, f" on the node {address}"), _SEND_CODE, ChildEnvError)
+        self._refill()
+
+    def _load_failure(self, reason: str, place: str = "") -> str:
+        return f"Ray actors cannot load {self._name} or the policy{place}: {reason}"
+
+    def _note_failed_start(self, actor: RayWorker, cause: str) -> None:
+        """Do without the node of an actor that died while it started, if this has happened there too often.
+
+        Raises:
+            ChildEnvError: If no other node is left.
+            ConfigError: If with `strict` too few are.
+        """
+        node, address = self._cluster.place_of(actor.actor_id)
+        if node and not self._cluster.has(node):
+            # It was not the actor that died, but its node, and no other will be placed there.
+            return
+        failed = self._failed_starts[node] = self._failed_starts.get(node, 0) + 1
+        if failed > self._max_restarts:
+            on = f" on the node {address}" if node else ""
+            text = f"{failed} Ray actors died while they started{on}; the last {cause}"
+            remedy = "start the environment there by hand, and look at Ray's logs of that node"
+            self._leave_out(node, text, remedy, ChildEnvError)
+
+    def _leave_out(self, node: str, cause: str, remedy: str, error: type[ChildEnvError | ConfigError]) -> None:
+        """Do without a node from here on.
+
+        Args:
+            node: its id.
+            cause: why, in words.
+            remedy: in words.
+            error: what to raise if no other node is left.
+
+        Raises:
+            ConfigError: If with `strict` too few nodes are left.
+        """
+        cause = " ".join(shorten(cause, 2 * _LINE).split())
+        if not node:
+            # An actor that never got as far as a node, for want of its runtime_env, say.
+            raise error(f"{cause}; {remedy}")
+        if self._cluster.refuse(node, cause):
+            if not self._count_cpus():
+                raise error(f"no node of the Ray cluster is left: {self._cluster.refused}; {remedy}")
+            self._warnings.append(f"{cause}; it goes on without that node; {remedy}")
+            self._warn_of_nodes()
+        self._team = max(1, min(self._team, self._count_cpus()))
+
+    def _warn_of_nodes(self) -> None:
+        if any(actor.known is not None for actor in self._actors):
+            for warning in self._warnings:
+                _log.warning("%s", warning)
+            self._warnings.clear()
+
+    def _remove(self, actor: RayWorker) -> None:
         actor.end()
         self._actors.remove(actor)
-        if self._cluster.refuse(reply.node):
-            message = f"the Ray node {reply.address} has {difference}"
-            remedy = "install the same versions everywhere, or the episodes would differ"
-            if not self._count_cpus():
-                raise ConfigError(f"{message}; {remedy}")
-            _log.warning("%s; it goes on without that node; %s", message, remedy)
-        self._team = max(1, min(self._team, self._count_cpus()))
+
+    def _refill(self) -> None:
         while len(self._actors) < self._team:
             self._start_actor()
-
-    def _cannot_load(self, reason: str) -> ChildEnvError:
-        return ChildEnvError(
-            f"Ray actors cannot load {self._name} or the policy: {reason}; install what is missing on all nodes, or "
-            "send it along with a runtime_env (docs/cluster.md)"
-        )
 
     def _look_after_starts(self, waited: float) -> None:
         """Say that actors have not started yet.
@@ -261,7 +342,7 @@ class RayPool:
         Raises:
             ConfigError: If that takes too long.
         """
-        if waited < self._stalled + _STALLED_SECONDS:
+        if waited < min(self._stalled + _STALLED_SECONDS, self._start_timeout):
             self._stalled = min(self._stalled, waited)
             return
         self._stalled = waited
@@ -269,8 +350,10 @@ class RayPool:
             f"{sum(actor.known is not None for actor in self._actors)} of {len(self._actors)} Ray actors have started "
             f"after {waited:.0f} s; {self._cluster.describe_cpus()}"
         )
-        if waited > _START_SECONDS:
-            raise ConfigError(f"{message}; end what uses them, or add nodes")
+        if waited >= self._start_timeout:
+            raise ConfigError(
+                f"{message}; end what uses them, add nodes, or raise ray_start_timeout={self._start_timeout:g}"
+            )
         _log.warning("%s", message)
 
     def _require_cluster(self) -> None:
@@ -287,8 +370,9 @@ class RayPool:
             for actor in self._actors:
                 actor.leave()
             raise ChildEnvError(
-                f"the head node of the Ray cluster at {self._cluster.address} is gone; start a cluster, and continue "
-                "the run from its last checkpoint"
+                f"the head node of the Ray cluster at {self._cluster.address} is gone: it does not answer for "
+                f"ray_head_timeout={self._head_timeout:g} s; start a cluster, and continue the run from its last "
+                "checkpoint"
             )
         self._next_check = monotonic() + LOOK_SECONDS
 
@@ -299,20 +383,20 @@ class RayPool:
             for actor in ready:
                 if self._waiting and len(actor.calls) == depth:
                     actor.give(self._waiting.popleft())
+        slow = self._slow_units()
         for actor in ready:
-            if not actor.calls and (unit := self._slow_unit()) is not None:
+            if not actor.calls and (unit := next(slow, None)) is not None:
                 actor.give(unit)
 
-    def _slow_unit(self) -> Unit | None:
-        """Return a unit that an idle actor may finish earlier than the one that has it."""
+    def _slow_units(self) -> Iterator[Unit]:
+        """Yield units that an idle actor may finish earlier than the one that has them, each once."""
         now, usual = monotonic(), self._durations
         slow = _SLOW_FACTOR * sum(usual) / len(usual) + _SLOW_SECONDS if usual else inf
         for actor in self._actors:
-            for place, call in enumerate(actor.calls):
+            for place, call in enumerate(tuple(actor.calls)):
                 unit = call.unit
                 if unit in self._open and unit.copies == 1 and (place > 0 or now - actor.since > slow):
-                    return unit
-        return None
+                    yield unit
 
     def _abandon(self) -> None:
         for actor in self._actors:
@@ -353,7 +437,11 @@ class RayPool:
             reply = ray.get(call.reply, timeout=self._step_timeout)
         except RayTaskError as error:
             if not isinstance(error.cause, ObjectStoreFullError | OutOfDiskError):
-                raise self._cannot_load(last_line(error)) from None
+                if call.unit.method != "start":
+                    raise ChildEnvError(f"{self._load_failure(last_line(error))}; {_SEND_CODE}") from None
+                actor.take_call()
+                self._cannot_load(actor, last_line(error))
+                return call, None
             actor.take_call()
             self._note_loss(call.unit, f"{actor} could not put the episodes into the object store; {_STORE_REMEDY}")
             return call, None
@@ -382,19 +470,15 @@ class RayPool:
         """Replace an actor that is dead, or that is no longer of use, and have its units sampled by others.
 
         Raises:
-            ChildEnvError: If this happens too often to one unit, or to actors that start.
+            ChildEnvError: If this happens too often to one unit, or to actors that start on the last node.
             ChildEnvTimeout: If they hung.
         """
-        actor.end()
-        self._actors.remove(actor)
+        self._remove(actor)
         head, *queued = [actor.take_call().unit for _ in range(len(actor.calls))]
         self._waiting.extendleft(unit for unit in queued if unit in self._open and not unit.copies)
-        while len(self._actors) < self._team:
-            self._start_actor()
         if head.method == "start":
-            self._failed_starts += 1
-            if self._failed_starts > self._max_restarts:
-                raise ChildEnvError(f"{self._failed_starts} Ray actors died while they started; the last: {cause}")
+            self._note_failed_start(actor, cause)
+        self._refill()
         text = f"{actor} of {self._name} {cause}"
         if head in self._open:
             _log.warning("%s; others take over its tasks", shorten(text, _LINE))

@@ -98,6 +98,11 @@ class RayWorker:
         self._latest: Look | None = None
         self.seconds: dict[str, float] = {}
 
+    @property
+    def actor_id(self) -> str:
+        """Ray's id of the actor."""
+        return str(self._handle._actor_id.hex())
+
     def __str__(self) -> str:
         if self.known is None:
             return f"actor {self._index}"

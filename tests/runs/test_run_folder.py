@@ -144,3 +144,18 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
             RunFolder(tmp_path, config_of(), learner_of(), overwrite=True)
     with RunFolder(tmp_path, config_of(), learner_of(), resume=True):
         pass
+
+
+@pytest.mark.parametrize(
+    ("place", "is_lost"),
+    [("session_1/runtime_resources/working_dir_files/_ray_pkg_1a2b/runs/x", True), ("shared/runs/x", False)],
+)
+def test_run_folder_in_the_temporary_working_directory_of_a_ray_job_is_warned_of(
+    place: str, is_lost: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path / place, 0)
+    warned = [
+        record.message for record in caplog.records if "temporary working directory of a Ray job" in record.message
+    ]
+    assert len(warned) == is_lost
+    assert all(str(tmp_path / place) in message and "--output-folder" in message for message in warned)

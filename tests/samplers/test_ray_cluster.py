@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -252,6 +253,48 @@ def test_node_of_other_versions_that_joins_is_left_out_with_one_warning(
     assert "install the same versions everywhere" in line
 
 
+def warning_of_the_node_that_joined(
+    cluster: Any, folder: Path, caplog: pytest.LogCaptureFixture, **options: Any
+) -> str:
+    """Have a node with this folder on its path join a run, and return its one warning; the bytes stay the same."""
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    policy = NormalMLPPolicy(2, 2, (4,))
+    with MultiTaskSampler(
+        "2DNavigation-v0", {}, 2, policy, seed=0, backend="ray", max_episode_steps=3, **options
+    ) as sampler:
+        tasks = sampler.sample_tasks(8)
+        before = sampler.rollout(tasks).digest()
+        paths = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        node = cluster.add_node(num_cpus=1, object_store_memory=STORE, env_vars={"PYTHONPATH": paths})
+        try:
+            wait_until(lambda: (sampler.prepare(8), "goes on without that node" in caplog.text)[-1])
+            sampler.seek(0)
+            assert sampler.rollout(tasks).digest() == before
+        finally:
+            cluster.remove_node(node, allow_graceful=False)
+    (line,) = [record.message for record in caplog.records if "that node" in record.message]
+    return line
+
+
+def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    line = warning_of_the_node_that_joined(cluster, tmp_path, caplog, max_restarts=1)
+    assert re.search(r"2 Ray actors died while they started on the node \S+; the last was lost", line)
+
+
+def test_node_with_other_code_of_the_same_version_is_left_out_with_one_warning(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(ROOT / "maml_rl", tmp_path / "maml_rl", ignore=shutil.ignore_patterns("zoo", "__pycache__"))
+    with (tmp_path / "maml_rl" / "envs" / "memory.py").open("a") as changed:
+        changed.write("# Another line.\n")
+    line = warning_of_the_node_that_joined(cluster, tmp_path, caplog)
+    assert re.search(r"the Ray node \S+ has code of maml_rl \w{12}, this process has \w{12}", line)
+    assert "copy the same files everywhere" in line
+
+
 # Memory.
 
 
@@ -353,6 +396,25 @@ def test_server_of_another_kind_is_no_cluster(tmp_path: Path, capsys: pytest.Cap
         options = ["--backend", "ray", "--ray-address", address, "--output-folder", str(tmp_path / "run")]
         assert run_train([*SMALL, *options]) == 2
     assert f"no Ray cluster answers at {address}" in capsys.readouterr().err
+
+
+def test_machine_outside_of_the_cluster_ends_in_one_line(cluster: Any, tmp_path: Path) -> None:
+    # With process numbers of its own, this machine's nodes are not to be found.
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make a process namespace")
+    options = ["--backend", "ray", "--ray-address", cluster.address, "--output-folder", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*apart, sys.executable, "train.py", *SMALL, *options, "--ray-head-timeout", "0.5"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"error: this machine is not a node of the Ray cluster at {cluster.address}; have it join with" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_strict_number_of_workers_is_refused_by_the_command(

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -31,11 +32,14 @@ from maml_rl.samplers.wire.commands import Failed
 from maml_rl.samplers.wire.describing import describe_task
 from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.samplers.wire.shared_buffers import SharedProgress, create_shared_file
+from maml_rl.samplers.wire.source_digests import source_digest
 
 # Slots are kept for so many different numbers of tasks: all units of a phase but the last have the same.
 _SIZES_KEPT = 2
 # Of these the results do not depend on what the versions are.
 _NO_MATTER = "mjbatch"
+# Begins the names of digests among the versions.
+CODE_OF = "code of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Introduction:
         pid: its process.
         node: id of its node.
         address: of its node.
-        versions: of what results may depend on.
+        versions: of what results may depend on, the code of the package and of the user's modules included.
     """
 
     pid: int
@@ -121,10 +125,31 @@ class Look:
     stack: str
 
 
-def own_versions() -> dict[str, str]:
-    """Return the versions of what results may depend on in this process."""
+def own_versions(modules: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of what results may depend on in this process, and digests of source code.
+
+    Args:
+        modules: of the user, beside the package. One that is not here is left out: if it is needed, its import says so.
+    """
     packages = {name: number for name, number in package_versions().items() if name not in _NO_MATTER}
-    return {"Python": platform.python_version(), **packages, "torch": torch.__version__, "CPU": platform.machine()}
+    digests = {f"{CODE_OF}{name}": source_digest(name) for name in ("maml_rl", *modules)}
+    return {
+        "Python": platform.python_version(),
+        **packages,
+        "torch": torch.__version__,
+        "CPU": platform.machine(),
+        **{name: digest for name, digest in digests.items() if digest is not None},
+    }
+
+
+def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Return the first difference between the versions of an actor and of the driver in words; "" if there is none."""
+    for name in {**ours, **theirs}:
+        here, there = ours.get(name, "none"), theirs.get(name, "none")
+        missing_module = name.startswith(CODE_OF) and name not in theirs
+        if here != there and not missing_module:
+            return f"{name} {there}, this process has {here}"
+    return ""
 
 
 class RolloutActor:
@@ -182,8 +207,9 @@ class RolloutActor:
         """Unpack the recipe of the environment and the policy, unless the driver's versions, the third, are others."""
         recipe, policy, versions = code
         context = ray.get_runtime_context()
-        own = Introduction(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), own_versions())
-        if own.versions == versions:
+        modules = [name.removeprefix(CODE_OF) for name in versions if name.startswith(CODE_OF)]
+        own = Introduction(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), own_versions(modules))
+        if not differing_version(own.versions, versions):
             self._recipe, self._policy = ray.cloudpickle.loads(recipe), ray.cloudpickle.loads(policy)
         return own
 
