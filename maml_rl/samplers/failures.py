@@ -61,6 +61,35 @@ def error_of(failed: Sequence[tuple[object, Failed]], env_name: str) -> ChildEnv
     return error
 
 
+class _Work:
+    """What slots in this process are doing.
+
+    Attributes:
+        current_slots: (1,) the slot that is worked on; -1 if that is unknown.
+        tasks: of the slots; empty as long as there are none.
+        place: in words, or the number of the step.
+    """
+
+    def __init__(self, env_name: str, num_envs: int) -> None:
+        self._name, self._num_envs = env_name, num_envs
+        self.current_slots = np.full(1, -1, np.int64)
+        self.tasks: tuple[Task, ...] = ()
+        self.place: str | int = "while making the environment"
+
+    def error(self, error: BaseException) -> ChildEnvError:
+        """Return the error for what the environment has raised."""
+        slot = int(self.current_slots[0])
+        if slot < 0 and self._num_envs == 1:
+            slot = 0
+        failure = failed(0, error, slot if slot >= 0 else None, 0, self.tasks)
+        where = f"in step {self.place}" if isinstance(self.place, int) else self.place
+        of_slot = "" if failure.slot is None else f" in slot {failure.slot}"
+        of_task = "" if failure.task is None else f" with the task {failure.task}"
+        told = ChildEnvError(f"{self._name} raised{of_slot}{of_task}, {where}: {failure.summary}")
+        told.summary = failure.summary
+        return told
+
+
 class GuardedEnv(MetaVectorEnv):
     """Slots in this process: what an environment raises is an error with slot, task and step, as that of a worker.
 
@@ -74,15 +103,14 @@ class GuardedEnv(MetaVectorEnv):
     """
 
     def __init__(self, recipe: Recipe, num_envs: int, num_threads: int) -> None:
-        self._name, self._tasks = describe_env(recipe.env), tuple[Task, ...]()
-        self._current_slots = np.full(1, -1, np.int64)
-        # Where it is: a number is that of a step.
-        self._place: str | int = "while making the environment"
+        # An object of its own: in a circle of references the environment would outlive its last use, and what a forked
+        # child inherits of it, as threads of the physics, must not be collected there.
+        self._work = _Work(describe_env(recipe.env), num_envs)
         # What the package itself raises says everything already.
-        self._guard = UsersCode(self._error, MamlRLError)
+        self._guard = UsersCode(self._work.error, MamlRLError)
         self.num_envs = num_envs
         with self._guard:
-            self._env = env = recipe.make(num_envs, num_threads, self._current_slots)
+            self._env = env = recipe.make(num_envs, num_threads, self._work.current_slots)
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.spec, self.render_mode = env.spec, env.render_mode
@@ -92,13 +120,13 @@ class GuardedEnv(MetaVectorEnv):
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks; see `MetaVectorEnv`."""
-        self._place, self._tasks = "in sample_tasks", ()
+        self._work.place, self._work.tasks = "in sample_tasks", ()
         with self._guard:
             return self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
-        self._place, self._tasks = "in reset_task", tuple(tasks)
+        self._work.place, self._work.tasks = "in reset_task", tuple(tasks)
         with self._guard:
             self._env.reset_task(tasks)
 
@@ -106,18 +134,18 @@ class GuardedEnv(MetaVectorEnv):
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Reset all slots, or those of `options["reset_mask"]`, as the environment does."""
-        self._place = "in reset"
+        self._work.place = "in reset"
         with self._guard:
             observations, infos = self._env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        self._place = 0
+        self._work.place = 0
         return observations, infos
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`."""
-        self._place = "in reset"
+        self._work.place = "in reset"
         with self._guard:
             self._env.reset_buffers(seeds)
-        self._place = 0
+        self._work.place = 0
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step; see `MetaVectorEnv`."""
@@ -128,8 +156,8 @@ class GuardedEnv(MetaVectorEnv):
         """Run the step and write the buffers; see `MetaVectorEnv`."""
         with self._guard:
             received = self._env.step_recv(timeout, indices)
-        if isinstance(self._place, int):
-            self._place += 1
+        if isinstance(self._work.place, int):
+            self._work.place += 1
         return received
 
     def _infos(self) -> dict[str, Any]:
@@ -137,18 +165,6 @@ class GuardedEnv(MetaVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment."""
-        self._place, self._tasks = "in close", ()
+        self._work.place, self._work.tasks = "in close", ()
         with self._guard:
             self._env.close()
-
-    def _error(self, error: BaseException) -> ChildEnvError:
-        slot = int(self._current_slots[0])
-        if slot < 0 and self.num_envs == 1:
-            slot = 0
-        failure = failed(0, error, slot if slot >= 0 else None, 0, self._tasks)
-        where = f"in step {self._place}" if isinstance(self._place, int) else self._place
-        of_slot = "" if failure.slot is None else f" in slot {failure.slot}"
-        of_task = "" if failure.task is None else f" with the task {failure.task}"
-        told = ChildEnvError(f"{self._name} raised{of_slot}{of_task}, {where}: {failure.summary}")
-        told.summary = failure.summary
-        return told

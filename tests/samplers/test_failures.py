@@ -1,5 +1,7 @@
 """What an environment raises is told in the same way wherever it is: with its id, slot, task and step."""
 
+import gc
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,3 +119,24 @@ def test_environment_that_fails_to_close_costs_a_warning(fault: str, caplog: pyt
     with faulty_sampler({"fault": fault, "place": "close"}, num_workers=0) as sampler:
         sampler.rollout(sampler.sample_tasks(1))
     assert "close() raises" in caplog.text
+
+
+def test_environment_is_gone_with_its_last_use_without_the_garbage_collector() -> None:
+    made: list[Any] = []
+
+    class Counted(FaultyEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    gc.collect()
+    gc.disable()
+    try:
+        with MultiTaskSampler(Counted, {}, 2, policy, num_workers=0, max_episode_steps=HORIZON) as sampler:
+            sampler.rollout(sampler.sample_tasks(1))
+        del sampler
+        # Of a forked child, which inherits it, the collector must not find it.
+        assert [env() for env in made] == [None] * len(made) != []
+    finally:
+        gc.enable()
