@@ -32,7 +32,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.parent.vector_env import ParallelVectorEnv
+from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks

@@ -7,15 +7,11 @@ all backends. A backend keeps nothing that could change a result.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
 
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.profiling import StageTimer
-from maml_rl.samplers.phase import Phase as Phase
-
-# Where the policy acts: in the parent for all workers, or in each worker for itself; or whichever is faster.
-Inference = Literal["auto", "central", "worker"]
+from maml_rl.samplers.phase import Phase
 
 
 class RolloutBackend(ABC):

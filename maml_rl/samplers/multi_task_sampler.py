@@ -21,11 +21,11 @@ from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import Inference
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import make_backend
+from maml_rl.samplers.placement import Inference, Placement
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_of, try_memory
-from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 from maml_rl.task_distributions.task_distribution import TaskSplit
@@ -150,25 +150,22 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        self._backend = make_backend(
-            backend,
-            self._recipe,
-            policy,
+        self.placement = Placement(
+            backend=backend,
             num_workers=num_workers,
-            slots_per_task=self.slots_per_task,
-            episodes_per_task=batch_size,
             device=device,
             inference=inference,
             recv_timeout=recv_timeout,
             num_groups=num_groups,
+            start_method=start_method,
+            step_timeout=step_timeout,
+            max_restarts=max_restarts,
             ray_address=ray_address,
             strict=strict,
             ray_start_timeout=ray_start_timeout,
             ray_head_timeout=ray_head_timeout,
-            start_method=start_method,
-            step_timeout=step_timeout,
-            max_restarts=max_restarts,
         )
+        self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self.policy, self.baseline = policy, baseline
         self.iteration, self.phase = -1, 0
         self._reset_memory, self._memory_tried = reset_memory_each_episode, False

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from maml_rl.policies import Policy
 
 
+# The stages of a phase that a worker measures.
+WORKER_STAGES = ("physics", "inference", "assembly")
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """What is to be sampled: B episodes of each of M tasks under fixed parameters.

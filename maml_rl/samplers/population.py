@@ -17,7 +17,6 @@ from maml_rl.envs.making import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import Inference
 from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed
 
@@ -54,15 +53,8 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         task: of all members; None for one that the environment draws with the seed.
         max_episode_steps: horizon; None for the environment's own.
         common_noise: one set of random numbers for all members of a generation.
-        inference: where the policy acts; see `MultiTaskSampler`.
-        start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        step_timeout: seconds that one call of an environment may take before its worker counts as hung.
-        max_restarts: how often one worker may be replaced within one generation.
-        backend: where the environments are; see `MultiTaskSampler`, as for the next two.
-        ray_address: of the Ray cluster.
-        strict: refuse a Ray cluster that is too small.
-        ray_start_timeout: see `MultiTaskSampler`, as for the next.
-        ray_head_timeout: in seconds.
+        placement: how and where the members are sampled, by the keyword arguments of `MultiTaskSampler` that are
+            fields of `Placement`: `backend`, `inference`, `start_method`, `step_timeout`, `max_restarts` and others.
         timer: gets the seconds of every stage.
 
     Attributes:
@@ -87,16 +79,8 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         task: Task | None = None,
         max_episode_steps: int | None = None,
         common_noise: bool = False,
-        inference: Inference = "auto",
-        start_method: str | None = None,
-        step_timeout: float = 60.0,
-        max_restarts: int = 3,
-        backend: str = "auto",
-        ray_address: str | None = None,
-        strict: bool = False,
-        ray_start_timeout: float = 120.0,
-        ray_head_timeout: float = 10.0,
         timer: StageTimer = NULL_TIMER,
+        **placement: Any,
     ) -> None:
         check_count("episodes", episodes)
         policy = as_policy(policy)
@@ -108,18 +92,10 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
             policy,
             seed=check_seed(seed),
             num_workers=num_workers,
-            backend=backend,
-            ray_address=ray_address,
-            strict=strict,
-            ray_start_timeout=ray_start_timeout,
-            ray_head_timeout=ray_head_timeout,
             max_episode_steps=max_episode_steps,
-            inference=inference,
-            start_method=start_method,
-            step_timeout=step_timeout,
-            max_restarts=max_restarts,
-            device="cpu" if backend == "ray" else own.device,
+            device="cpu" if placement.get("backend") == "ray" else own.device,
             timer=timer,
+            **placement,
         )
         self._seed, self._policy, self._task, self._common_noise = seed, policy, task, common_noise
         self._dtype = own.dtype

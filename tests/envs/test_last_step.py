@@ -10,7 +10,7 @@ from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, Observe
 from maml_rl.envs.spaces import is_image
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.wire.describing import describe_env
+from maml_rl.samplers.describing import describe_env
 from tests.envs.contract import random_actions
 from tests.envs.third_party import CellEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 

@@ -12,7 +12,7 @@ from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.registration import find_spec, register_families
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.samplers.wire.env_recipe import Recipe
+from maml_rl.samplers.env_recipe import Recipe
 from tests.envs.contract import TRIED, marks
 from tests.envs.third_party import NoTaskEnv, WalkEnv
 

@@ -14,9 +14,9 @@ from maml_rl import MultiTaskSampler
 from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.placement import make_backend
-from maml_rl.samplers.wire.env_recipe import Recipe
 from maml_rl.seeding import PhaseStreams
 
 pytestmark = pytest.mark.timeout(60)

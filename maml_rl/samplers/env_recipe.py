@@ -1,0 +1,149 @@
+"""What a worker makes its environment from: an id or a callable and its arguments, never an environment object."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
+
+from maml_rl.envs.arguments import check_count
+from maml_rl.envs.making import EnvMaker, env_id, make_vector_env
+from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.samplers.describing import describe_env, describe_task
+from maml_rl.samplers.importing import find_unimportable, main_is_importable
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make the environment of any number of slots.
+
+    Attributes:
+        env: id or callable.
+        env_kwargs: keyword arguments.
+        max_episode_steps: time limit; None for the environment's own.
+        spec: what the id is registered with in the parent, whose registrations a worker may lack; None for a callable.
+    """
+
+    env: str | Callable[..., Any]
+    env_kwargs: Mapping[str, Any]
+    max_episode_steps: int | None
+    spec: EnvSpec | None
+
+    @classmethod
+    def of(cls, env: EnvMaker | None, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None) -> Recipe:
+        """Return the recipe for what a user passed.
+
+        Raises:
+            TypeError: If `env` is an environment object, or neither an id nor a callable.
+            ValueError: If no such id is registered, or `max_episode_steps` is not positive.
+        """
+        if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
+            raise TypeError(
+                f"expected a registered id or a callable that makes the environment, got the environment {env} itself, "
+                "which cannot cross to a child process; pass its id, its class, or a function that makes it"
+            )
+        if not isinstance(env, str) and not callable(env):
+            raise TypeError(f"expected a registered id or a callable that makes the environment, got {env!r}")
+        if max_episode_steps is not None:
+            check_count("max_episode_steps", max_episode_steps)
+        name = env_id(env)
+        spec = find_spec(name) if name else None
+        if spec is not None and isinstance(env, str) and not env.endswith(spec.id):
+            # The id of an earlier version: one warning here is enough.
+            env = spec.id
+        return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
+
+    @property
+    def slots_per_task(self) -> int | None:
+        """How many environments of each task the family has by default; None for one per episode."""
+        family = None if self.spec is None else FAMILIES.get(self.spec.id)
+        return None if family is None else family.slots_per_task
+
+    def make(
+        self, num_envs: int, num_threads: int = 1, current_slots: NDArray[np.int64] | None = None
+    ) -> MetaVectorEnv:
+        """Return the environment with `num_envs` slots; see `make_vector_env` for the other arguments."""
+        if self.spec is not None and self.spec.id not in gymnasium.registry:
+            # Modules register their ids themselves, and Gymnasium would warn of what is there before them.
+            for place in (env_id(self.env), self.spec.entry_point):
+                if isinstance(place, str) and ":" in place:
+                    import_module(place.partition(":")[0])
+            gymnasium.registry.setdefault(self.spec.id, self.spec)
+        return make_vector_env(
+            self.env,
+            self.env_kwargs,
+            num_envs,
+            max_episode_steps=self.max_episode_steps,
+            num_threads=num_threads,
+            current_slots=current_slots,
+        )
+
+    def require_importable(self) -> None:
+        """Refuse what no worker could import, because it is of a notebook, for example.
+
+        Workers that are forked inherit it.
+
+        Raises:
+            TypeError: If it is; the message says what to do.
+        """
+        name = find_unimportable((self.env, self.env_kwargs, self.spec))
+        entry_points = () if self.spec is None else (self.spec.entry_point, self.spec.vector_entry_point)
+        for entry_point in entry_points:
+            if isinstance(entry_point, str) and entry_point.startswith("__main__:") and not main_is_importable():
+                name = entry_point
+        if name:
+            env = describe_env(self.env)
+            raise TypeError(
+                f"the environment {env} needs {name}, which workers cannot import, since it is defined in a notebook, "
+                "an interactive session, `python -c` or a script from standard input; move it to a module and import "
+                "it from there, or pass num_workers=0 or start_method='fork'"
+            )
+
+    def pickled(self) -> bytes:
+        """Return the recipe as bytes.
+
+        Raises:
+            TypeError: If a part of it cannot be pickled; the message names it.
+        """
+        top_level = "a function or class that a module defines at its top level"
+        if not isinstance(self.env, str):
+            remedy = f"pass {top_level} (functools.partial adds arguments), or an id"
+            _require_picklable(self.env, f"the environment callable {describe_env(self.env)}", remedy)
+        _require_picklable(self.spec, f"what {self.env!r} is registered with", f"register {top_level}")
+        for name, value in self.env_kwargs.items():
+            remedy = "pass plain data, and make the object in the environment"
+            _require_picklable(value, f"the environment argument {name!r}", remedy)
+        return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+
+
+def require_picklable_tasks(tasks: tuple[Task, ...]) -> None:
+    """Refuse tasks that cannot be sent to a worker.
+
+    Raises:
+        TypeError: If a task cannot be pickled; the message names the slot and the entry.
+    """
+    for slot, task in enumerate(tasks):
+        for name, value in task.items() if isinstance(task, Mapping) else [("", task)]:
+            _require_picklable(
+                value,
+                f"entry {name!r} of the task of slot {slot}, {describe_task(task)},",
+                "a task holds numbers and arrays",
+            )
+
+
+def _require_picklable(value: Any, name: str, remedy: str) -> None:
+    try:
+        pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    # An object's own __reduce__ may raise anything.
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot be pickled for a child process ({type(error).__name__}: {error}); {remedy}"
+        ) from error

@@ -1,0 +1,197 @@
+"""Sampling in the slots of a vector environment, and the backend whose slots are in this process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ChildEnvError, MamlRLError, UsersCode
+from maml_rl.profiling import StageTimer
+from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.describing import describe_env
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.failures import failed
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.placement import Placement, usable_cores
+from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
+
+
+class VectorEnvBackend(RolloutBackend):
+    """Samples in the slots of a vector environment, and makes another when the number of tasks changes.
+
+    Args:
+        placement: how the policy acts if it acts in this process.
+        recipe: what the environment is made from.
+        slots_per_task: S, environments per task.
+    """
+
+    def __init__(self, placement: Placement, recipe: Recipe, slots_per_task: int) -> None:
+        self._recipe, self._slots_per_task = recipe, slots_per_task
+        self._inference = CentralInference(placement.device, placement.recv_timeout, placement.num_groups)
+        self._env: MetaVectorEnv | None = None
+
+    def prepare(self, num_tasks: int) -> None:
+        """See `RolloutBackend`."""
+        self._slots_for(num_tasks)
+
+    def describe(self) -> EnvDescription:
+        """See `RolloutBackend`."""
+        return EnvDescription.of(self._env or self._slots_for(1))
+
+    def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
+        """See `RolloutBackend`."""
+        env = self._env or self._slots_for(num_tasks)
+        return env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+
+    def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
+        """See `RolloutBackend`."""
+        env = self._slots_for(len(phase.tasks))
+        env.reset_task([task for task in phase.tasks for _ in range(self._slots_per_task)])
+        return self._sample(env, phase, timer)
+
+    def _sample(self, env: MetaVectorEnv, phase: Phase, timer: StageTimer) -> TaskEpisodes:
+        """Sample a phase in slots that have their tasks."""
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env), *phase.sizes))
+        sample_phase(env, phase, arrays, timer, self._inference)
+        return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+
+    def close(self) -> None:
+        """See `RolloutBackend`."""
+        if self._env is not None:
+            env, self._env = self._env, None
+            env.close()
+
+    def _slots_for(self, num_tasks: int) -> MetaVectorEnv:
+        """Return slots for `num_tasks` tasks: those of the last phase, if they are as many."""
+        if self._env is not None and self._env.num_envs != num_tasks * self._slots_per_task:
+            self.close()
+        if self._env is None:
+            self._env = self._make(num_tasks)
+        return self._env
+
+    @abstractmethod
+    def _make(self, num_tasks: int) -> MetaVectorEnv:
+        """Return slots for `num_tasks` tasks."""
+
+
+class InProcessBackend(VectorEnvBackend):
+    """Steps all slots in this process."""
+
+    def _make(self, num_tasks: int) -> MetaVectorEnv:
+        return GuardedEnv(self._recipe, num_tasks * self._slots_per_task, num_threads=usable_cores())
+
+
+class _Work:
+    """What slots in this process are doing.
+
+    Attributes:
+        current_slots: (1,) the slot that is worked on; -1 if that is unknown.
+        tasks: of the slots; empty as long as there are none.
+        place: in words, or the number of the step.
+    """
+
+    def __init__(self, env_name: str, num_envs: int) -> None:
+        self._name, self._num_envs = env_name, num_envs
+        self.current_slots = np.full(1, -1, np.int64)
+        self.tasks: tuple[Task, ...] = ()
+        self.place: str | int = "while making the environment"
+
+    def error(self, error: BaseException) -> ChildEnvError:
+        """Return the error for what the environment has raised."""
+        slot = int(self.current_slots[0])
+        if slot < 0 and self._num_envs == 1:
+            slot = 0
+        failure = failed(0, error, slot if slot >= 0 else None, 0, self.tasks)
+        where = f"in step {self.place}" if isinstance(self.place, int) else self.place
+        of_slot = "" if failure.slot is None else f" in slot {failure.slot}"
+        of_task = "" if failure.task is None else f" with the task {failure.task}"
+        told = ChildEnvError(f"{self._name} raised{of_slot}{of_task}, {where}: {failure.summary}")
+        told.summary = failure.summary
+        return told
+
+
+class GuardedEnv(MetaVectorEnv):
+    """Slots in this process: what an environment raises is an error with slot, task and step, as that of a worker.
+
+    Args:
+        recipe: what the environment is made from.
+        num_envs: N.
+        num_threads: for families whose physics can use several.
+
+    Raises:
+        ChildEnvError: If making the environment raises, as every method does if the environment raises there.
+    """
+
+    def __init__(self, recipe: Recipe, num_envs: int, num_threads: int) -> None:
+        # An object of its own: in a circle of references the environment would outlive its last use, and what a forked
+        # child inherits of it, as threads of the physics, must not be collected there.
+        self._work = _Work(describe_env(recipe.env), num_envs)
+        # What the package itself raises says everything already.
+        self._guard = UsersCode(self._work.error, MamlRLError)
+        self.num_envs = num_envs
+        with self._guard:
+            self._env = env = recipe.make(num_envs, num_threads, self._work.current_slots)
+        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.spec, self.render_mode = env.spec, env.render_mode
+        self.max_episode_steps, self.recorded_infos = env.max_episode_steps, env.recorded_infos
+        self.task_space, self.observes_anywhere = env.task_space, env.observes_anywhere
+        self.parts, self.buffers, self.physics_seconds = env.parts, env.buffers, env.physics_seconds
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks; see `MetaVectorEnv`."""
+        self._work.place, self._work.tasks = "in sample_tasks", ()
+        with self._guard:
+            return self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
+        self._work.place, self._work.tasks = "in reset_task", tuple(tasks)
+        with self._guard:
+            self._env.reset_task(tasks)
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, or those of `options["reset_mask"]`, as the environment does."""
+        self._work.place = "in reset"
+        with self._guard:
+            observations, infos = self._env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        self._work.place = 0
+        return observations, infos
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`."""
+        self._work.place = "in reset"
+        with self._guard:
+            self._env.reset_buffers(seeds)
+        self._work.place = 0
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step; see `MetaVectorEnv`."""
+        with self._guard:
+            self._env.step_send(index, actions)
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        with self._guard:
+            received = self._env.step_recv(timeout, indices)
+        if isinstance(self._work.place, int):
+            self._work.place += 1
+        return received
+
+    def _infos(self) -> dict[str, Any]:
+        return self._env._infos()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environment."""
+        self._work.place, self._work.tasks = "in close", ()
+        with self._guard:
+            self._env.close()

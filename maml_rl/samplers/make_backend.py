@@ -1,0 +1,57 @@
+"""Which backend carries out the phases of a sampler."""
+
+from __future__ import annotations
+
+from maml_rl.errors import ConfigError
+from maml_rl.policies import Policy
+from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.in_process import InProcessBackend
+from maml_rl.samplers.placement import Placement
+from maml_rl.samplers.processes.backend import ProcessBackend
+
+
+def make_backend(
+    placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int, episodes_per_task: int
+) -> RolloutBackend:
+    """Make the backend of a sampler, without starting a worker.
+
+    Args:
+        placement: where the workers are.
+        recipe: what the environment is made from.
+        policy: of the phases.
+        slots_per_task: S.
+        episodes_per_task: B.
+
+    Raises:
+        ConfigError: If there is no Ray, or its cluster cannot be reached.
+        ValueError: If copies of the policy must not act, and would have to.
+        TypeError: If the environment or the policy cannot go where it is needed.
+    """
+    if placement.backend == "ray" or placement.workers or slots_per_task < episodes_per_task:
+        _check_stateless(policy)
+    if placement.backend == "ray":
+        # Only those who use it need to have it.
+        try:
+            from maml_rl.samplers.ray.backend import RayBackend
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise ConfigError(
+                "backend 'ray' needs the package ray; install the extra: pip install 'maml-rl[ray]'"
+            ) from None
+        return RayBackend(placement, recipe, policy, slots_per_task)
+    if placement.workers:
+        return ProcessBackend(placement, recipe, policy, slots_per_task)
+    return InProcessBackend(placement, recipe, slots_per_task)
+
+
+def _check_stateless(policy: Policy) -> None:
+    """Refuse a policy of which copies must not act."""
+    if not policy.stateless:
+        raise ValueError(
+            f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "
+            "when a phase begins, is cut into waves or repeated, nor for which slots it acts; use num_workers=0 "
+            "without slots_per_task, have it remember through initial_memory and act, or declare "
+            "`stateless = True` in its class if an action depends on observation, noise and parameters alone"
+        )

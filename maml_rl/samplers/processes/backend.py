@@ -1,0 +1,100 @@
+"""The backend whose slots are in child processes, which act by themselves where that is possible and faster."""
+
+from __future__ import annotations
+
+from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Policy
+from maml_rl.profiling import StageTimer
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.in_process import VectorEnvBackend
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.placement import Placement
+from maml_rl.samplers.processes.in_children import require_loadable, sample_in_children
+from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
+
+
+class ProcessBackend(VectorEnvBackend):
+    """Steps the slots in child processes, which act by themselves where that is possible and faster.
+
+    Args:
+        placement: how many workers, and how the policy acts.
+        recipe: what the environment is made from.
+        policy: of the phases; says whether it can act in workers.
+        slots_per_task: S, environments per task.
+
+    Raises:
+        TypeError: If the environment, or a policy that must act in workers, cannot be pickled.
+    """
+
+    _env: ParallelVectorEnv | None
+
+    def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
+        super().__init__(placement, recipe, slots_per_task)
+        start_method = placement.start_method
+        # Refused here rather than in the first phase.
+        recipe.pickled()
+        if start_method != "fork":
+            recipe.require_importable()
+        self._placement = placement
+        waits_for_all = placement.recv_timeout is None and placement.num_groups == 1 and placement.acts_on_cpu
+        # Workers that act by themselves never wait for each other within a phase, but each needs whole tasks.
+        self._fewest_tasks_to_act: int | None = None
+        if placement.inference == "worker":
+            require_loadable(policy, start_method)
+            self._fewest_tasks_to_act = 1
+        elif placement.inference == "auto" and waits_for_all and _is_loadable(policy, start_method):
+            self._fewest_tasks_to_act = placement.workers
+
+    @property
+    def pids(self) -> list[int]:
+        """See `RolloutBackend`."""
+        return self._env.pids if self._env is not None else []
+
+    def start_phase(self) -> None:
+        """See `RolloutBackend`."""
+        if self._env is not None:
+            self._env.start_phase()
+
+    def recover(self) -> None:
+        """See `RolloutBackend`."""
+        if self._env is not None:
+            self._env.recover()
+
+    def kill(self) -> None:
+        """See `RolloutBackend`."""
+        env = self._env
+        if env is not None:
+            env.kill()
+
+    def _make(self, num_tasks: int) -> MetaVectorEnv:
+        workers_act = self._workers_act(num_tasks)
+        return ParallelVectorEnv(
+            self._recipe.env,
+            self._recipe.env_kwargs,
+            num_envs=num_tasks * self._slots_per_task,
+            num_workers=self._placement.workers,
+            max_episode_steps=self._recipe.max_episode_steps,
+            granularity=self._slots_per_task if workers_act else 1,
+            # It brings torch, whose import takes longer than all else that a worker begins with.
+            preload=("maml_rl.samplers.processes.phase_runner",) if workers_act else (),
+            start_method=self._placement.start_method,
+            step_timeout=self._placement.step_timeout,
+            max_restarts=self._placement.max_restarts,
+        )
+
+    def _sample(self, env: MetaVectorEnv, phase: Phase, timer: StageTimer) -> TaskEpisodes:
+        if self._workers_act(len(phase.tasks)):
+            return sample_in_children(env, phase, timer)
+        return super()._sample(env, phase, timer)
+
+    def _workers_act(self, num_tasks: int) -> bool:
+        return self._fewest_tasks_to_act is not None and num_tasks >= self._fewest_tasks_to_act
+
+
+def _is_loadable(policy: Policy, start_method: str | None) -> bool:
+    try:
+        require_loadable(policy, start_method)
+    except TypeError:
+        return False
+    return True

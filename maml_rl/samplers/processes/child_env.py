@@ -1,0 +1,149 @@
+"""ChildEnv: the worker's side, one loop that carries out the parent's commands on a range of slots."""
+
+import pickle
+import socket
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.failures import failed
+from maml_rl.samplers.processes.channel import Channel, encode
+from maml_rl.samplers.processes.commands import (
+    AttachBuffers,
+    Close,
+    Command,
+    Done,
+    Infos,
+    Load,
+    LoadPolicy,
+    Make,
+    Ready,
+    Reply,
+    Reset,
+    ResetBuffers,
+    ResetTask,
+    RunPhase,
+    SampleTasks,
+    SendInfos,
+    Step,
+    Tasks,
+)
+from maml_rl.samplers.processes.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
+from maml_rl.samplers.processes.shared_buffers import SharedBuffers, SharedProgress
+
+if TYPE_CHECKING:
+    from maml_rl.samplers.processes.phase_runner import PhaseRunner
+
+
+class ChildEnv:
+    """Hosts the environment of a range of slots.
+
+    Args:
+        channel: to the parent.
+        memory: descriptor of the shared memory.
+    """
+
+    _recipe: Recipe
+    _env: MetaVectorEnv
+    _progress: SharedProgress
+    _buffers: SharedBuffers
+    _actions: NDArray[Any]
+    _seeds: NDArray[np.int64]
+    _phases: "PhaseRunner"
+
+    def __init__(self, channel: Channel, memory: int) -> None:
+        self._channel, self._memory = channel, memory
+        self._slots, self._index = slice(0, 0), 0
+        self._tasks: tuple[Task, ...] = ()
+
+    def run(self) -> None:
+        """Carry out commands until the parent sends `Close` or has ended."""
+        while True:
+            try:
+                command: Command = self._channel.receive()
+            except EOFError:
+                break
+            if isinstance(command, Close):
+                break
+            try:
+                message = encode(self._carry_out(command))
+            # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
+            except BaseException as error:
+                message = encode(failed(command.generation, error, self._failed_slot(), self._slots.start, self._tasks))
+            try:
+                self._channel.send(message)
+            except OSError:
+                break
+        if hasattr(self, "_env"):
+            self._env.close()
+
+    def _carry_out(self, command: Command) -> Reply:
+        generation = command.generation
+        match command:
+            case Step():
+                self._env.step_send(0, self._actions)
+                self._env.step_recv()
+            case ResetBuffers():
+                self._env.reset_buffers(self._seeds)
+            case ResetTask(tasks=tasks):
+                self._tasks = tasks
+                self._env.reset_task(tasks)
+            case RunPhase():
+                self._phases.run(command)
+            case LoadPolicy():
+                # It imports torch, which workers that do not act do without.
+                from maml_rl.samplers.processes.phase_runner import PhaseRunner
+
+                place = self._memory, self._buffers.size, self._progress, self._index, self._slots
+                self._phases = PhaseRunner(command, self._env, *place)
+            case Reset(seeds=seeds, options=options):
+                self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
+            case SendInfos():
+                return Infos(generation, self._env._infos())
+            case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
+                return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
+            case Load(interpreter=interpreter, recipe=recipe):
+                restore_interpreter(interpreter)
+                self._recipe = pickle.loads(recipe)
+            case Make():
+                return Ready(generation, self._make(command))
+            case AttachBuffers(num_envs=num_envs):
+                self._buffers = SharedBuffers(self._memory, self._progress.size, EnvDescription.of(self._env), num_envs)
+                self._env.buffers = self._buffers.part(self._slots)
+                self._actions, self._seeds = self._buffers.actions[self._slots], self._buffers.seeds[self._slots]
+        return Done(generation)
+
+    def _make(self, command: Make) -> EnvDescription:
+        self._index, own = command.index, slice(command.index, command.index + 1)
+        self._slots = slice(command.first_slot, command.first_slot + command.num_envs)
+        self._progress = SharedProgress(self._memory, command.num_workers)
+        self._env = self._recipe.make(command.num_envs, current_slots=self._progress.current_slots[own])
+        # A worker that died before may have left its seconds there; this one adds to them.
+        self._env.physics_seconds = self._progress.physics_seconds[own]
+        return EnvDescription.of(self._env)
+
+    def _failed_slot(self) -> int | None:
+        """Return which of the worker's slots has raised, if that is known."""
+        if not hasattr(self, "_progress"):
+            return None
+        slot = int(self._progress.current_slots[self._index])
+        if slot >= 0:
+            return slot
+        return 0 if self._slots.stop - self._slots.start == 1 else None
+
+
+def run_child(ends: ChildEnds) -> NoReturn:
+    """Run a child process, from its start to its end."""
+    status = 1
+    try:
+        enter_child(ends)
+        ChildEnv(Channel(socket.socket(fileno=ends.commands)), ends.memory).run()
+        status = 0
+    # Every error: a forked child must not continue as a second parent.
+    except BaseException:
+        traceback.print_exc()
+    leave_child(status)

@@ -1,0 +1,217 @@
+"""Messages between parent and worker: small frozen dataclasses, pickled over one socket per worker.
+
+Every command and every reply has a generation number: the parent counts it up when it abandons work, and drops replies
+of an earlier generation. Observations, actions, rewards and seeds are not sent: they are in shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.samplers.failures import Failed
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.processes.shared_phase import PhasePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prepare the interpreter and import what the environment is made of; the reply is `Done`.
+
+    Attributes:
+        interpreter: import path, working folder and main module of the parent (see `process_setup.interpreter_state`).
+        recipe: pickle of (id or callable, keyword arguments).
+    """
+
+    generation: int
+    interpreter: dict[str, Any]
+    recipe: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Make the environment of your slots; the reply is `Ready`.
+
+    Attributes:
+        index: which worker you are.
+        num_workers: of how many.
+        num_envs: how many slots you have.
+        first_slot: the first of them, counted over all workers.
+    """
+
+    generation: int
+    index: int
+    num_workers: int
+    num_envs: int
+    first_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttachBuffers:
+    """From now on read and write the shared buffers of all `num_envs` slots; you know which of them are yours."""
+
+    generation: int
+    num_envs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTask:
+    """Give slot i of the worker the task tasks[i]."""
+
+    generation: int
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetBuffers:
+    """Reset all slots with the seeds in the shared memory."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Reset as Gymnasium does; `seeds` holds one entry per slot of the worker, `options["reset_mask"]` likewise."""
+
+    generation: int
+    seeds: tuple[int | None, ...]
+    options: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Step all slots with the actions in the shared memory."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPolicy:
+    """Load a policy, to sample whole phases with it.
+
+    Attributes:
+        plan: where their arrays are.
+        policy: pickled.
+        interpreter: as in `Load`; None if the policy does not need it.
+    """
+
+    generation: int
+    plan: PhasePlan
+    policy: bytes
+    interpreter: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhase:
+    """Sample a phase, under the parameters in the shared memory, into the episodes there.
+
+    Attributes:
+        version: number of the parameters.
+        phase: of your tasks alone, without policy and parameters.
+        timed: whether to measure where the time goes.
+    """
+
+    generation: int
+    version: int
+    phase: Phase
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendInfos:
+    """Send the infos of the last reset or step; the reply is `Infos`."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTasks:
+    """Draw tasks; the reply is `Tasks`."""
+
+    generation: int
+    num_tasks: int
+    seed: int | None
+    evaluation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the environment and end; there is no reply."""
+
+    generation: int
+
+
+Command = (
+    Load
+    | Make
+    | AttachBuffers
+    | ResetTask
+    | ResetBuffers
+    | Reset
+    | Step
+    | LoadPolicy
+    | RunPhase
+    | SendInfos
+    | SampleTasks
+    | Close
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command is carried out; its results, if any, are in the shared memory."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The environment is made, and its slots are like this."""
+
+    generation: int
+    env: EnvDescription
+
+
+@dataclass(frozen=True, slots=True)
+class Infos:
+    """The infos of the worker's slots."""
+
+    generation: int
+    infos: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Tasks drawn by the worker's environment."""
+
+    generation: int
+    tasks: list[Task]
+
+
+Reply = Done | Ready | Infos | Tasks | Failed
+
+
+def describe_command(command: Command | None, steps: int | None) -> str:
+    """Return what a worker was doing after `steps` steps of the episode; None stands for before its first reset."""
+    match command:
+        case Load():
+            return "while starting"
+        case Make():
+            return "while making the environment"
+        case AttachBuffers() | ResetTask():
+            return "in reset_task"
+        case Reset() | ResetBuffers():
+            return "in reset"
+        case LoadPolicy():
+            return "while loading the policy"
+        case RunPhase() if steps is None:
+            return "in reset"
+        case Step() | RunPhase():
+            return f"in step {steps}"
+        case SampleTasks():
+            return "in sample_tasks"
+        case None:
+            return "between commands" if steps is None else f"between commands, after {steps} steps"
+        case _:
+            return f"in {type(command).__name__}"

@@ -1,0 +1,80 @@
+"""Shared memory of the phases that workers sample by themselves: parameters to the workers, episodes back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
+from maml_rl.samplers.phase import WORKER_STAGES
+from maml_rl.samplers.processes.shared_buffers import map_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """What of a phase decides where its arrays are in the shared file.
+
+    Attributes:
+        sizes: M, B and T.
+        slots_per_task: S.
+        parameters: layout of the policy's parameters, each (M, ...) or as the policy's own.
+        constants: layout of what else the policy computes with (the buffers of its modules), the same for all tasks.
+        is_stacked: whether every task has its own parameters, (M, ...).
+    """
+
+    sizes: tuple[int, int, int]
+    slots_per_task: int
+    parameters: Layout
+    constants: Layout
+    is_stacked: bool = True
+
+
+class SharedPhase:
+    """Arrays in the shared file. The parent writes the parameters, each worker the episodes of its own tasks.
+
+    Args:
+        file: descriptor of the shared file.
+        start: where in the file the arrays begin.
+        plan: their sizes.
+        env: what the slots are like.
+        num_workers: W.
+
+    Attributes:
+        version: (1,) int64 number of the parameters that are there, counted up when others are written.
+        parameters: {name: (M, ...)}, or as the policy's own.
+        constants: {name: array}.
+        episodes: (M, T, B, ...), valid until the next phase begins.
+        stage_seconds: (W, stages) seconds of each worker on each of `WORKER_STAGES` in the last phase that was timed.
+
+    Raises:
+        ChildEnvError: If the memory cannot be had.
+    """
+
+    version: NDArray[np.int64]
+    stage_seconds: NDArray[np.float64]
+
+    def __init__(
+        self,
+        file: int,
+        start: int,
+        plan: PhasePlan,
+        env: EnvDescription,
+        num_workers: int,
+    ) -> None:
+        sizes = plan.sizes
+        episodes = EpisodeArrays.layout(env, *sizes)
+        layout: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            "version": ((1,), np.dtype(np.int64)),
+            "stage_seconds": ((num_workers, len(WORKER_STAGES)), np.dtype(np.float64)),
+        }
+        groups = {"parameter": plan.parameters, "constant": plan.constants, "episodes": episodes}
+        for group, of_group in groups.items():
+            layout |= {f"{group} {name}": entry for name, entry in of_group.items()}
+        arrays, _ = map_arrays(file, start, layout, f"episodes of {sizes[0]} x {sizes[1]} x {sizes[2]} steps")
+        self.version, self.stage_seconds = arrays["version"], arrays["stage_seconds"]
+        self.parameters, self.constants, by_name = (
+            {name: arrays[f"{group} {name}"] for name in of_group} for group, of_group in groups.items()
+        )
+        self.episodes = EpisodeArrays.of(by_name)

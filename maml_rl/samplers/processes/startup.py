@@ -1,0 +1,129 @@
+"""Starts the workers that are missing: process, imports, environment, comparison, shared buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.errors import ChildLost
+from maml_rl.samplers.describing import describe_slots
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.processes.commands import AttachBuffers, Load, Make, Ready, ResetTask
+from maml_rl.samplers.processes.shared_buffers import SharedBuffers
+from maml_rl.samplers.processes.worker_pool import WorkerPool
+
+# Starting an interpreter and importing packages takes its time on a busy machine, however short a step is.
+_LOAD_SECONDS = 60.0
+_LEAST_MAKE_SECONDS = 10.0
+_STOP_SECONDS = 0.5
+
+
+class Startup:
+    """Makes every worker ready, the first time and in the place of one that died.
+
+    Args:
+        recipe: what the environment is made from.
+        needs_main: whether the recipe may refer to this process's main module.
+        parts: slots of each worker.
+        memory: descriptor of the shared memory.
+        start_of_buffers: where in the memory the shared buffers begin.
+        step_timeout: seconds for one call of one slot.
+
+    Attributes:
+        buffers: shared with the workers, once the first of them are ready.
+        env: what the slots are like, likewise.
+
+    Raises:
+        TypeError: If the recipe cannot be pickled.
+        RuntimeError: If this process is itself a worker that is importing its parent's main script.
+    """
+
+    buffers: SharedBuffers
+    env: EnvDescription
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        needs_main: bool,
+        parts: Sequence[slice],
+        memory: int,
+        start_of_buffers: int,
+        step_timeout: float,
+    ) -> None:
+        # Not before it is needed: neither exists on every system, and sampling in this process needs neither.
+        from maml_rl.samplers.processes.process_setup import importing_main, interpreter_state
+
+        if importing_main():
+            raise RuntimeError(
+                "a worker imports the main script to find the environment's callable, and the script starts workers "
+                'again; put what it does under `if __name__ == "__main__":`, or the callable into a module of its own'
+            )
+        self._recipe = recipe.pickled()
+        self._needs_main = needs_main
+        self._interpreter = interpreter_state(needs_main and b"__main__" in self._recipe)
+        self._parts, self._memory, self._start_of_buffers = parts, memory, start_of_buffers
+        self._step_timeout = step_timeout
+
+    def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
+        """Return what a worker needs to find what `pickled` refers to; None if it has that."""
+        from maml_rl.samplers.processes.process_setup import interpreter_state
+
+        return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
+
+    def complete(self, pool: WorkerPool, tasks: Sequence[Task] | None) -> None:
+        """Start the workers that are missing, and those that die while they start.
+
+        Args:
+            pool: whose workers.
+            tasks: what the slots have; None for nothing.
+
+        Raises:
+            ValueError: If the workers' environments differ.
+            ChildEnvError: If a worker dies too often, or cannot make its environment.
+            ChildEnvTimeout: If making an environment takes too long.
+        """
+        while missing := pool.missing():
+            pool.check_restarts()
+            try:
+                self._start(pool, missing, tasks)
+            except ChildLost:
+                continue
+            except BaseException:
+                pool.stop(_STOP_SECONDS)
+                raise
+
+    def _start(self, pool: WorkerPool, missing: Sequence[int], tasks: Sequence[Task] | None) -> None:
+        for index in missing:
+            pool.launch(index)
+        generation, parts = pool.generation, self._parts
+        pool.ask(missing, _LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
+        seconds = max(self._step_timeout, _LEAST_MAKE_SECONDS)
+        makes = [
+            Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)
+            for index in missing
+        ]
+        for index, reply in zip(missing, pool.ask(missing, seconds, makes), strict=True):
+            assert isinstance(reply, Ready)
+            self._compare(index, reply.env)
+        pool.ask(missing, seconds, [AttachBuffers(generation, parts[-1].stop) for _ in missing])
+        if tasks is not None:
+            resets = [ResetTask(generation, tuple(tasks[parts[index]])) for index in missing]
+            pool.ask(missing, self._step_timeout, resets)
+        for index in missing:
+            pool.worker(index).ready = True
+
+    def _compare(self, index: int, env: EnvDescription) -> None:
+        """Compare a worker's environment with that of the first, for which the shared buffers are allocated."""
+        if not hasattr(self, "env"):
+            self.buffers = SharedBuffers(self._memory, self._start_of_buffers, env, self._parts[-1].stop)
+            self.env, self._first = env, index
+        for kind in ("observation_space", "action_space", "recorded_infos"):
+            first, other = getattr(self.env, kind), getattr(env, kind)
+            if first != other:
+                raise ValueError(
+                    f"all slots must have the same {kind.replace('_', ' ')}: "
+                    f"{describe_slots(self._parts[self._first])} (worker {self._first}) has {first}, "
+                    f"{describe_slots(self._parts[index])} (worker {index}) has {other}"
+                )

@@ -1,0 +1,356 @@
+"""ParallelVectorEnv: the parent's side of W workers, each of which steps a range of the slots."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.envs.arguments import check_count
+from maml_rl.envs.making import env_id
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
+from maml_rl.errors import ChildEnvError, ChildLost, TaskError
+from maml_rl.samplers.describing import describe_env
+from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
+from maml_rl.samplers.processes.channel import encode
+from maml_rl.samplers.processes.commands import (
+    Infos,
+    Reset,
+    ResetBuffers,
+    ResetTask,
+    SampleTasks,
+    SendInfos,
+    Step,
+    Tasks,
+)
+from maml_rl.samplers.processes.phases import WorkerPhases
+from maml_rl.samplers.processes.shared_buffers import SharedProgress, create_shared_file
+from maml_rl.samplers.processes.startup import Startup
+from maml_rl.samplers.processes.worker_pool import WorkerPool
+
+START_METHODS = ("forkserver", "spawn", "fork")
+_CLOSE_SECONDS = 2.0
+
+
+class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv"]):
+    """N slots of a family, stepped by W workers, which are child processes.
+
+    Environments are made in the workers, from an id or a callable. Observations, actions and rewards are in shared
+    memory; sockets carry only commands. When a worker dies, the call raises `ChildLost`, and `recover` replaces the
+    worker. When one raises or hangs, the call raises an error and ends all workers; the next `reset_task`, `reset` or
+    `sample_tasks` starts new ones.
+
+    Only one thread may use it at a time.
+
+    Args:
+        env: a registered id, "module:id", or a picklable callable that makes a `gymnasium.Env`.
+        env_kwargs: keyword arguments of the environment.
+        num_envs: N.
+        num_workers: W, at least 1; with more workers than slots, every slot has one.
+        max_episode_steps: time limit; None for the environment's own.
+        start_method: "forkserver" (the default) or "spawn", which are safe with threads, or "fork", which is not.
+        step_timeout: seconds that one call of one slot may take (reset_task, reset, step; making the environment at
+            least 10); where a worker works on all its slots together, all of them.
+        max_restarts: how often one worker may die in one phase, and the fork server while it starts a worker.
+        granularity: number of slots that stay together in one worker, a divisor of N.
+        preload: modules that are imported once for all workers, if the start method is "forkserver".
+
+    Attributes:
+        phases: has the workers sample whole phases by themselves.
+
+    Raises:
+        TypeError: If `env` is an environment object or cannot be pickled, or a space is not supported.
+        ValueError: If a number is out of range, the id is unknown, or the environments' spaces differ.
+        ChildEnvError: If the environment cannot be made, or there is not enough memory.
+        ChildEnvTimeout: If making it takes too long.
+    """
+
+    # Until there is something to close.
+    closed = True
+
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_envs: int = 1,
+        num_workers: int = 1,
+        *,
+        max_episode_steps: int | None = None,
+        start_method: str | None = None,
+        step_timeout: float = 60.0,
+        max_restarts: int = 3,
+        granularity: int = 1,
+        preload: Sequence[str] = (),
+    ) -> None:
+        num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", num_workers)
+        check_count("max_restarts", max_restarts, 0)
+        if not 0.0 < step_timeout < inf:
+            raise ValueError(f"step_timeout must be a positive number of seconds, got {step_timeout}")
+        if start_method not in (None, *START_METHODS):
+            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}")
+        if os.name != "posix":
+            raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
+        from maml_rl.samplers.processes.launcher import Launcher
+
+        recipe = Recipe.of(env, env_kwargs, max_episode_steps)
+        start_method = start_method or START_METHODS[0]
+        if start_method != "fork":
+            recipe.require_importable()
+        self.parts = split_slots(num_envs, num_workers, granularity)
+        self.num_envs, self.num_workers = num_envs, len(self.parts)
+        self.spec, self.render_mode = recipe.spec, None
+        self._step_timeout = step_timeout
+        memory = create_shared_file()
+        progress = SharedProgress(memory, self.num_workers)
+        launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=max_restarts)
+        self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress, step_timeout)
+        # Without a call of `close` the workers end with this object, or with the interpreter.
+        self._finalizer = weakref.finalize(self, _end, self._pool, memory)
+        self._tasks: tuple[Task, ...] | None = None
+        self._step_message = (-1, b"")
+        self.closed = False
+        try:
+            self._startup = startup = Startup(
+                recipe,
+                needs_main=start_method != "fork",
+                parts=self.parts,
+                memory=memory,
+                start_of_buffers=progress.size,
+                step_timeout=step_timeout,
+            )
+            startup.complete(self._pool, None)
+        except BaseException:
+            self.close()
+            raise
+        slot, self._shared = startup.env, startup.buffers
+        self.single_observation_space, self.single_action_space = slot.observation_space, slot.action_space
+        self.observation_space = batch_space(slot.observation_space, num_envs)
+        self.action_space = batch_space(slot.action_space, num_envs)
+        self.max_episode_steps, self.recorded_infos = slot.max_episode_steps, slot.recorded_infos
+        self.task_space = slot.task_space
+        self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
+        self.phases = WorkerPhases(self._pool, startup, self.parts, memory, step_timeout)
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks from the generator of the first worker's environment; see `MetaVectorEnv`."""
+        check_count("num_tasks", num_tasks, 0)
+        self._settle()
+        command = SampleTasks(self._pool.generation, num_tasks, seed, evaluation)
+        (reply,) = self._pool.ask([0], self._step_timeout, [command])
+        assert isinstance(reply, Tasks)
+        return reply.tasks
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`. Unfinished steps are dropped.
+
+        Raises:
+            TypeError: If a task cannot be pickled.
+            TaskError: If a task is malformed, or there is not one per slot.
+        """
+        if len(tasks) != self.num_envs:
+            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        all_tasks = tuple(tasks)
+        self._settle()
+        generation = self._pool.generation
+        commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
+        try:
+            messages = [encode(command) for command in commands]
+        except Exception:
+            require_picklable_tasks(all_tasks)
+            raise
+        self._pool.tasks = all_tasks
+        self._pool.ask(range(self.num_workers), self._step_timeout, commands, messages)
+        self._tasks = all_tasks
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
+        array = np.asarray(seeds, np.int64)
+        if array.shape != (self.num_envs,):
+            raise ValueError(f"expected one seed for each of the {self.num_envs} slots, got shape {array.shape}")
+        self._settle()
+        self._shared.seeds[:] = array
+        self._reset([ResetBuffers(self._pool.generation)] * self.num_workers)
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, or those of the boolean array `options["reset_mask"]`, as Gymnasium does."""
+        seeds = slot_seeds(seed, self.num_envs)
+        mask = (options or {}).get("reset_mask")
+        if mask is not None and np.shape(mask) != (self.num_envs,):
+            raise ValueError(f"reset_mask must be a boolean array of shape ({self.num_envs},), got {mask!r}")
+        self._settle()
+        generation = self._pool.generation
+        self._reset(
+            [
+                Reset(
+                    generation,
+                    tuple(seeds[part]),
+                    options if options is None or mask is None else {**options, "reset_mask": np.asarray(mask)[part]},
+                )
+                for part in self.parts
+            ]
+        )
+        return self.buffers.observations.copy(), self._infos()
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step of worker `index` and return at once.
+
+        Args:
+            index: which worker.
+            actions: (slots of the worker, *act).
+
+        Raises:
+            ResetNeeded: If the worker's slots have not been reset.
+            AlreadyPendingCallError: If the worker's last step has not been received yet.
+            ChildLost: If it is dead.
+        """
+        worker = self._pool.worker(index)
+        if worker.steps is None:
+            raise ResetNeeded("cannot step before the first reset; call reset first")
+        if worker.outstanding:
+            raise AlreadyPendingCallError(
+                f"the last step of worker {index} has not been received; call step_recv first", "step"
+            )
+        target = self._shared.actions[self.parts[index]]
+        actions = np.asarray(actions)
+        if actions.shape != target.shape:
+            raise ValueError(f"expected actions of shape {target.shape} for worker {index}, got {actions.shape}")
+        target[...] = actions
+        command = Step(self._pool.generation)
+        if self._step_message[0] != command.generation:
+            self._step_message = (command.generation, encode(command))
+        self._pool.send(index, command, self._step_timeout, self._step_message[1])
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Wait for steps that were started; see `MetaVectorEnv`.
+
+        Raises:
+            NoAsyncCallError: If no step was started.
+            ChildLost: If a worker died.
+            ChildEnvError: If an environment raised.
+            ChildEnvTimeout: If a worker hangs.
+        """
+        outstanding = self._pool.outstanding()
+        indices = outstanding if indices is None else indices
+        if not indices or not set(indices).issubset(outstanding):
+            raise NoAsyncCallError("no step was started; call step_send first", "step")
+        replied = self._pool.wait(indices, inf if timeout is None else timeout)
+        for index in replied:
+            self._pool.take(index)
+            self._pool.worker(index).count_step()
+        return replied
+
+    def start_phase(self) -> None:
+        """Count the deaths of workers from zero."""
+        self._pool.start_phase()
+
+    def recover(self) -> None:
+        """Replace the workers that have died and drop unfinished work; then the phase can be repeated.
+
+        Raises:
+            ChildEnvError: If one worker has died more than `max_restarts` times since `start_phase`.
+        """
+        while True:
+            try:
+                self._pool.check_restarts()
+                self._settle()
+            except ChildLost:
+                continue
+            return
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that are running."""
+        return [worker.process.pid for worker in self._pool.living()]
+
+    def kill(self) -> None:
+        """Kill all workers without logging; waits raise `ChildLost`. Any thread may call this."""
+        self._pool.kill()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End all workers: ask, then terminate, then kill."""
+        self._pool.stop(_CLOSE_SECONDS)
+        self._finalizer()
+
+    def __exit__(self, *error: object) -> None:
+        """Close, however the `with` block ended."""
+        self.close()
+
+    def _settle(self) -> None:
+        """Start the workers that are missing, and wait until all are idle."""
+        if self.closed:
+            raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
+        self._startup.complete(self._pool, self._tasks)
+        self._pool.abandon()
+
+    def _reset(self, commands: Sequence[Reset | ResetBuffers]) -> None:
+        indices = range(self.num_workers)
+        for index in indices:
+            self._pool.worker(index).steps = None
+        self._pool.ask(indices, self._step_timeout, commands)
+        for index in indices:
+            self._pool.worker(index).steps = 0
+
+    def _infos(self) -> dict[str, Any]:
+        commands = [SendInfos(self._pool.generation)] * self.num_workers
+        replies = self._pool.ask(range(self.num_workers), self._step_timeout, commands)
+        infos = [reply.infos for reply in replies if isinstance(reply, Infos)]
+        return _join_infos(infos, [part.stop - part.start for part in self.parts])
+
+
+def _end(pool: WorkerPool, memory: int) -> None:
+    pool.stop(_CLOSE_SECONDS)
+    os.close(memory)
+
+
+def split_slots(num_envs: int, num_workers: int, granularity: int = 1) -> tuple[slice, ...]:
+    """Return contiguous ranges of slots that differ by at most `granularity` in length, one per worker.
+
+    Args:
+        num_envs: N, a multiple of `granularity`.
+        num_workers: how many there may be; fewer than that if there is not enough for all.
+        granularity: number of slots that stay together.
+
+    Raises:
+        ValueError: If `granularity` is not positive or does not divide `num_envs`.
+    """
+    if num_envs % check_count("granularity", granularity):
+        raise ValueError(f"granularity must divide num_envs, got {granularity} and {num_envs}")
+    pieces = num_envs // granularity
+    num_workers = min(num_workers, pieces)
+    bounds = [pieces * index // num_workers * granularity for index in range(num_workers + 1)]
+    return tuple(slice(start, stop) for start, stop in pairwise(bounds))
+
+
+def _join_infos(infos: Sequence[dict[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
+    """Return the workers' infos over all slots; where a worker lacks an entry, zeros stand for it.
+
+    Args:
+        infos: of each worker, arrays over its slots or dicts of such.
+        lengths: slots of each worker.
+    """
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for info in infos for name in info):
+        values = [info.get(name) for info in infos]
+        example = next(value for value in values if value is not None)
+        if isinstance(example, dict):
+            joined[name] = _join_infos([value or {} for value in values], lengths)
+        else:
+            joined[name] = np.concatenate(
+                [
+                    np.zeros((length, *example.shape[1:]), example.dtype) if value is None else value
+                    for value, length in zip(values, lengths, strict=True)
+                ]
+            )
+    return joined

@@ -1,0 +1,389 @@
+"""The parent's side of its workers: commands, bounded waits, and what happens when a worker dies, raises or hangs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Sequence
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
+from maml_rl.samplers.describing import describe_stack
+from maml_rl.samplers.failures import Failed, error_of
+from maml_rl.samplers.processes.channel import encode
+from maml_rl.samplers.processes.commands import Close, Command, Reply, RunPhase
+from maml_rl.samplers.processes.shared_buffers import SharedProgress
+from maml_rl.samplers.processes.worker import Worker, describe_exit, wait_for_ends
+
+if TYPE_CHECKING:
+    from maml_rl.samplers.processes.launcher import Launcher
+
+_log = logging.getLogger("maml_rl")
+
+# How long other workers may take to finish their commands once one has failed: the error is raised within a second.
+_GRACE_SECONDS = 0.4
+_TERMINATE_SECONDS = 0.2
+_KILL_SECONDS = 2.0
+# How often the parent looks how far busy workers are.
+_LOOK_SECONDS = 0.2
+_CAUSES_SHOWN = 3
+
+
+class WorkerPool:
+    """All workers of one vector environment.
+
+    Args:
+        launcher: starts their processes.
+        parts: slots of each worker.
+        env_name: for messages.
+        max_restarts: how often one worker may die in one phase.
+        progress: where workers tell how far they are.
+        step_timeout: seconds after which a worker that does not run at all counts as hung, whatever it may take long
+            for.
+
+    Attributes:
+        workers: None where there is none at present.
+        generation: number of the current work; replies to earlier work are dropped.
+        tasks: the slots' tasks, for messages; None as long as there are none.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        parts: Sequence[slice],
+        env_name: str,
+        max_restarts: int,
+        progress: SharedProgress,
+        step_timeout: float = inf,
+    ) -> None:
+        self._step_timeout = step_timeout
+        self._launcher, self._parts, self._env_name, self._max_restarts = launcher, parts, env_name, max_restarts
+        self.workers: list[Worker | None] = [None] * len(parts)
+        self.generation = 0
+        self.tasks: Sequence[Task] | None = None
+        self._progress = progress
+        self._owner, self._quiet = os.getpid(), False
+        self._next_look = 0.0
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, Worker] = {}
+        self._lost: list[str] = []
+        self._failed: list[tuple[str, Failed]] = []
+        self.start_phase()
+
+    # Starting and sending.
+
+    def missing(self) -> list[int]:
+        """Return the workers that have to be started before work can begin."""
+        return [index for index, worker in enumerate(self.workers) if worker is None or not worker.ready]
+
+    def launch(self, index: int) -> None:
+        """Start worker `index`, in the place of one that did not get ready."""
+        unready = self.workers[index]
+        if unready is not None:
+            unready.process.kill()
+            unready.process.wait(_KILL_SECONDS)
+            self._release(unready)
+        # A worker that died has left its slot there.
+        self._progress.current_slots[index] = -1
+        worker = Worker(index, self._parts[index], self._launcher.launch())
+        self.workers[index] = worker
+        self._poll.register(worker.channel, select.POLLIN)
+        self._poll.register(*worker.process.sentinel)
+        for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
+            self._by_descriptor[descriptor] = worker
+
+    def living(self) -> list[Worker]:
+        """Return the workers that there are."""
+        return [worker for worker in self.workers if worker is not None]
+
+    def worker(self, index: int) -> Worker:
+        """Return worker `index`.
+
+        Raises:
+            ChildLost: If there is none.
+        """
+        worker = self.workers[index]
+        if worker is None:
+            raise ChildLost(f"worker {index} of {self._env_name} is gone; reset the slots to continue with a new one")
+        return worker
+
+    def send(self, index: int, command: Command, seconds: float, message: bytes | None = None) -> None:
+        """Send an idle worker a command.
+
+        Args:
+            index: which worker.
+            command: what it is to do.
+            seconds: how long it may take for one slot's part of that, or for all of it if its slots are one batch.
+            message: the command, if it is encoded already.
+
+        Raises:
+            ChildLost: If the worker is dead.
+            ChildEnvTimeout: If it does not even read the command.
+        """
+        worker = self.worker(index)
+        if message is None:
+            message = encode(command)
+        worker.command, worker.reply, worker.seconds = command, None, seconds
+        worker.deadline, worker.mark = monotonic() + seconds, self._mark(worker)
+        sent = self._transmit(worker, message)
+        while sent < len(message):
+            self._wait_for_room(worker)
+            sent += self._transmit(worker, memoryview(message)[sent:])
+
+    def _transmit(self, worker: Worker, message: bytes | memoryview) -> int:
+        try:
+            return worker.channel.send_some(message)
+        except OSError:
+            self._reap(worker)
+        self._raise_faults()
+        return 0
+
+    def _wait_for_room(self, worker: Worker) -> None:
+        poll = select.poll()
+        poll.register(worker.channel, select.POLLOUT)
+        poll.register(*worker.process.sentinel)
+        if not poll.poll(max(0.0, worker.deadline - monotonic()) * 1000):
+            self._raise_hung([worker])
+        if worker.process.wait(0):
+            # A helper process of the environment may still hold the other end of the channel.
+            self._reap(worker)
+            self._raise_faults()
+
+    def ask(
+        self,
+        indices: Sequence[int],
+        seconds: float,
+        commands: Sequence[Command],
+        messages: Sequence[bytes | None] | None = None,
+    ) -> list[Reply]:
+        """Have several workers carry out one command each, all at the same time, and return their replies."""
+        for index, command, message in zip(indices, commands, messages or [None] * len(commands), strict=True):
+            self.send(index, command, seconds, message)
+        self.wait(indices)
+        return [self.take(index) for index in indices]
+
+    # Waiting.
+
+    def take(self, index: int) -> Reply:
+        """Return the reply of a worker that has replied."""
+        worker = self.worker(index)
+        reply, worker.reply = worker.reply, None
+        assert reply is not None
+        return reply
+
+    def outstanding(self) -> list[int]:
+        """Return the workers that carry out a command, or have a reply that has not been taken."""
+        return [worker.index for worker in self.living() if worker.outstanding]
+
+    def abandon(self) -> None:
+        """Drop all outstanding work, after waiting for the workers to be done with it."""
+        outstanding = self.outstanding()
+        if outstanding:
+            self.generation += 1
+            # A worker that samples a whole phase reads this at every step, and stops.
+            self._progress.generation[0] = self.generation
+            self.wait(outstanding)
+            for index in outstanding:
+                self.worker(index).reply = None
+
+    def wait(self, indices: Sequence[int], timeout: float = inf) -> list[int]:
+        """Wait until all of `indices` have replied, or until `timeout` seconds are over and at least one has.
+
+        Returns:
+            Those that have replied.
+
+        Raises:
+            ChildLost: If any worker died.
+            ChildEnvError: If any worker raised.
+            ChildEnvTimeout: If any worker hangs.
+        """
+        busy = {index for index in indices if self.worker(index).command is not None}
+        give_up = monotonic() + timeout
+        self._raise_faults()
+        while busy:
+            until = self._next_look if len(busy) == len(indices) else min(self._next_look, give_up)
+            busy.difference_update(self._receive(until - monotonic()))
+            self._raise_faults()
+            now = monotonic()
+            # First of all: with a short timeout the same few workers may reply in time again and again.
+            if now >= self._next_look:
+                self._next_look = now + _LOOK_SECONDS
+                self._check_deadlines(now)
+            if now >= give_up and len(busy) < len(indices):
+                break
+        return [index for index in indices if index not in busy]
+
+    def _check_deadlines(self, now: float) -> None:
+        """Restart the deadline of every worker that has moved on to another slot or step.
+
+        Raises:
+            ChildEnvTimeout: If a worker has been at the same slot and step for too long.
+        """
+        overdue = []
+        for worker in self.living():
+            self._look_at(worker)
+            if worker.mark != (mark := self._mark(worker)):
+                worker.mark, worker.deadline = mark, now + worker.seconds
+            elif worker.command is not None and (now >= worker.deadline or self._is_stopped(worker, now)):
+                overdue.append(worker)
+        if overdue:
+            self._raise_hung(overdue)
+
+    def _is_stopped(self, worker: Worker, now: float) -> bool:
+        """Return whether a worker that may take longer, as at its start, is stopped after `step_timeout`."""
+        if now < worker.deadline - worker.seconds + self._step_timeout or worker.process.state() != "stopped":
+            return False
+        worker.seconds = min(worker.seconds, self._step_timeout)
+        return True
+
+    def _mark(self, worker: Worker) -> tuple[int, float]:
+        return int(self._progress.current_slots[worker.index]), float(self._progress.heartbeats[worker.index])
+
+    def _look_at(self, worker: Worker) -> None:
+        """Note how many steps a worker has done that samples a whole phase."""
+        if isinstance(worker.command, RunPhase):
+            steps = int(self._progress.steps[worker.index])
+            worker.steps = steps if steps >= 0 else None
+
+    def _receive(self, seconds: float) -> list[int]:
+        """Wait for replies and deaths, note all of them, and return the workers that are done with their command."""
+        done = []
+        for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
+            worker = self._by_descriptor.get(descriptor)
+            if worker is None:
+                continue  # its death was noticed a moment ago, through its other descriptor
+            try:
+                if descriptor != worker.channel.fileno():
+                    raise EOFError
+                for reply in worker.channel.receive_some():
+                    self._note_reply(worker, reply)
+                if worker.command is None:
+                    done.append(worker.index)
+            except EOFError:
+                self._reap(worker)
+        return done
+
+    def _note_reply(self, worker: Worker, reply: Reply) -> None:
+        if worker.command is None or reply.generation != worker.command.generation:
+            return
+        if isinstance(reply, Failed) and reply.generation == self.generation:
+            self._look_at(worker)
+            self._failed.append((f"{worker}, {worker.doing},", reply))
+        worker.command = None
+        if reply.generation == self.generation:
+            worker.reply = reply
+
+    # Faults.
+
+    def start_phase(self) -> None:
+        """Count the deaths of workers from zero."""
+        self._deaths: list[list[str]] = [[] for _ in self._parts]
+
+    def check_restarts(self) -> None:
+        """Refuse to continue with a worker that keeps dying.
+
+        Raises:
+            ChildEnvError: If a worker has died more than `max_restarts` times in this phase; with the last causes.
+        """
+        worst = max(range(len(self._deaths)), key=lambda index: len(self._deaths[index]))
+        causes = self._deaths[worst]
+        if len(causes) > self._max_restarts:
+            self.stop(_GRACE_SECONDS)
+            self.start_phase()
+            last = "\n".join(causes[-_CAUSES_SHOWN:])
+            raise ChildEnvError(
+                f"worker {worst} of {self._env_name} died {len(causes)} times in one phase, more often than "
+                f"max_restarts={self._max_restarts} allows; the last causes:\n{last}"
+            )
+
+    def _reap(self, worker: Worker) -> None:
+        """Release a worker that is dead or no longer reads, and log the cause."""
+        if not worker.process.wait(1.0):
+            worker.process.kill()
+            worker.process.wait(_KILL_SECONDS)
+        self._look_at(worker)
+        stack = worker.process.read_stack()
+        code = self._release(worker)
+        text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work(self.tasks)}"
+        if not self._quiet:
+            _log.warning("%s; a new worker will take its place", text)
+        self._lost.append(text)
+        self._deaths[worker.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
+
+    def _raise_faults(self) -> None:
+        """Raise an error if a worker has failed or died since the last call."""
+        if self._failed:
+            until = monotonic() + _GRACE_SECONDS
+            while (seconds := until - monotonic()) > 0 and any(worker.command for worker in self.living()):
+                self._receive(seconds)
+            failed = self._failed
+            self.stop(_GRACE_SECONDS)
+            raise error_of(failed, self._env_name)
+        lost, self._lost = self._lost, []
+        if lost:
+            raise ChildLost("; ".join(lost) + "; reset the slots to continue with new workers")
+
+    def _raise_hung(self, hung: Sequence[Worker]) -> None:
+        """Kill workers that hang, end the others, and raise an error that shows the stacks of those that hung."""
+        for worker in hung:
+            worker.process.ask_for_stack()
+        texts = []
+        for worker in hung:
+            stack, state = worker.process.read_stack(), worker.process.state()
+            worker.process.kill()
+            shown = describe_stack(stack) if stack else f"It showed no stack; it was {state or 'in an unknown state'}."
+            work = worker.describe_work(self.tasks, int(self._progress.current_slots[worker.index]))
+            texts.append(
+                f"{worker} of {self._env_name} hangs {worker.doing}{work}, for more than {worker.seconds:g} s; it was "
+                f"killed. {shown}"
+            )
+        self.stop(_GRACE_SECONDS)
+        raise ChildEnvTimeout(
+            "\n\n".join(texts) + "\nIf it only needs longer, raise step_timeout, the time for one call of one slot. If "
+            "all slots of a worker share that time, fewer slots_per_task or more workers help, too."
+        )
+
+    # Ending.
+
+    def kill(self) -> None:
+        """Kill all workers without logging; waits raise `ChildLost`."""
+        self._quiet = True
+        for worker in self.living():
+            worker.process.kill()
+
+    def stop(self, patience: float) -> None:
+        """End all workers and their helpers: ask, after `patience` seconds (busy ones: fewer) terminate, then kill."""
+        if os.getpid() != self._owner:
+            return  # a process forked from the parent has a copy of this object, but these are not its children
+        workers = self.living()
+        deadline = monotonic() + patience
+        for worker in workers:
+            try:
+                worker.channel.send_some(encode(Close(self.generation)))
+            except OSError:
+                continue  # it is dead, as the wait finds at once
+        busy = [worker for worker in workers if worker.command is not None]
+        alive = wait_for_ends(busy, min(patience, _GRACE_SECONDS))
+        alive += wait_for_ends([worker for worker in workers if worker not in busy], deadline - monotonic())
+        for worker in alive:
+            worker.process.terminate()
+        alive = wait_for_ends(alive, _TERMINATE_SECONDS)
+        for worker in alive:
+            worker.process.kill()
+        wait_for_ends(alive, _KILL_SECONDS)
+        for worker in workers:
+            self._release(worker)
+        self._lost, self._failed = [], []
+        self._launcher.close()
+
+    def _release(self, worker: Worker) -> int | None:
+        """Remove a worker from the pool, release what it held, and return its exit code."""
+        for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
+            self._poll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
+        self.workers[worker.index] = None
+        return worker.process.reap()

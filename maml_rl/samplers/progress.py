@@ -1,0 +1,100 @@
+"""How far workers are, and how a worker that samples a phase reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.samplers.episode_arrays import Layout
+
+
+class Progress:
+    """How far each of W workers is, and which work the parent wants.
+
+    Args:
+        arrays: by the names of `layout`.
+
+    Attributes:
+        physics_seconds: (W,) seconds that each worker has spent stepping and resetting.
+        current_slots: (W,) slot, counted within the worker, that it works on; -1 for none or all of them.
+        heartbeats: (W,) time, on the monotonic clock, at which each worker began its latest reset or step of a phase
+            that it samples by itself.
+        steps: (W,) steps that it then had behind it; -1 for a reset.
+        generation: (1,) of the parent's current work; a worker that samples a phase of an earlier one stops.
+    """
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.physics_seconds, self.current_slots, self.heartbeats, self.steps, self.generation = arrays.values()
+
+    @staticmethod
+    def layout(num_workers: int) -> Layout:
+        """Return shape and type of each array."""
+        each = (num_workers,)
+        return {
+            "physics_seconds": (each, np.dtype(np.float64)),
+            "current_slots": (each, np.dtype(np.int64)),
+            "heartbeats": (each, np.dtype(np.float64)),
+            "steps": (each, np.dtype(np.int64)),
+            "generation": ((1,), np.dtype(np.int64)),
+        }
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return the progress of one worker, for threads of this process."""
+        return cls({name: np.zeros(shape, dtype) for name, (shape, dtype) in cls.layout(1).items()})
+
+
+class PhaseAbandonedError(Exception):
+    """The parent has abandoned the phase."""
+
+
+class ReportingEnv:
+    """An environment that reports progress before each reset and step, and stops when the phase is abandoned.
+
+    Args:
+        env: the environment itself.
+        progress: where to report it.
+        index: which worker.
+
+    Attributes:
+        env: the environment itself.
+    """
+
+    def __init__(self, env: MetaVectorEnv, progress: Progress, index: int) -> None:
+        self.env, self._index = env, index
+        self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
+        self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
+        self.observes_anywhere = env.observes_anywhere
+        self.physics_seconds = env.physics_seconds
+
+    def begin(self, generation: int) -> None:
+        """Begin work of the parent's `generation`."""
+        self._generation = generation
+
+    def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
+        """Report a reset, and carry it out; see `MetaVectorEnv`."""
+        self._report(-1)
+        self.env.reset_buffers(seeds)
+        self._progress[self._index] = 0
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Report a step, and start it; see `MetaVectorEnv`."""
+        self._report(self._steps)
+        self.env.step_send(index, actions)
+        self._steps += 1
+
+    def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
+        """Wait for the step; see `MetaVectorEnv`."""
+        return self.env.step_recv(timeout, indices)
+
+    def _report(self, steps: int) -> None:
+        if self._generations[0] != self._generation:
+            raise PhaseAbandonedError
+        self._steps = max(steps, 0)
+        self._progress[self._index] = steps
+        self._heartbeats[self._index] = monotonic()

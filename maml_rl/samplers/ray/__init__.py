@@ -1,0 +1,1 @@
+"""Sampling on a Ray cluster: the driver's side and that of the actors."""

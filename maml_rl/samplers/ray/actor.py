@@ -1,0 +1,306 @@
+"""The worker of a Ray cluster: it samples ranges of tasks by the loop that all workers run.
+
+Two threads use it, the one that works, and another which looks how far that is and abandons what is no longer wanted.
+"""
+
+import os
+import platform
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, NoReturn, cast
+
+import ray
+import torch
+from numpy.typing import NDArray
+
+from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.runs.system import package_versions
+from maml_rl.samplers.describing import describe_task
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.failures import Failed, failed
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.progress import PhaseAbandonedError, Progress, ReportingEnv
+from maml_rl.samplers.ray.source_digests import source_digest
+from maml_rl.samplers.rollout.loop import sample_phase
+
+# Slots are kept for so many different numbers of tasks: all units of a phase but the last have the same.
+_SIZES_KEPT = 2
+# Of these the results do not depend on what the versions are.
+_NO_MATTER = "mjbatch"
+# Begins the names of digests among the versions.
+CODE_OF = "code of "
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What an actor says of itself once it has started.
+
+    Attributes:
+        pid: its process.
+        node: id of its node.
+        address: of its node.
+        versions: of what results may depend on, the code of the package and of the user's modules included.
+    """
+
+    pid: int
+    node: str
+    address: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseData:
+    """A phase on its way through the object store, once for all actors.
+
+    Attributes:
+        version: number of the phase.
+        phase: of all tasks, without policy and parameters.
+        state: the policy's own parameters, and what else it computes with.
+        params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
+        timed: whether to measure where the time goes.
+    """
+
+    version: int
+    phase: Phase
+    state: dict[str, NDArray[Any]]
+    params: dict[str, NDArray[Any]] | None
+    timed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Episodes of a range of tasks.
+
+    Attributes:
+        episodes: without the steps past the longest.
+        seconds: of each stage, if they were measured.
+    """
+
+    episodes: EpisodeArrays
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A call has raised.
+
+    Attributes:
+        failure: what, and where.
+        steps: of the episodes that were behind it; None outside of them.
+        actor: which, in words.
+    """
+
+    failure: Failed
+    steps: int | None
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How far an actor is.
+
+    Attributes:
+        mark: other than before once it has moved on: number of its call, slot, and time of its latest step.
+        steps: that it had behind it then; None before the first reset.
+        slot: that it works on, counted over all slots of the phase; None if that is unknown.
+        task: of that slot, as text.
+        stack: of the thread that works, if it was asked for.
+    """
+
+    mark: tuple[int, int, float]
+    steps: int | None
+    slot: int | None
+    task: str | None
+    stack: str
+
+
+def own_versions(modules: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of what results may depend on in this process, and digests of source code.
+
+    Args:
+        modules: of the user, beside the package. One that is not here is left out: if it is needed, its import says so.
+    """
+    packages = {name: number for name, number in package_versions().items() if name not in _NO_MATTER}
+    digests = {f"{CODE_OF}{name}": source_digest(name) for name in ("maml_rl", *modules)}
+    return {
+        "Python": platform.python_version(),
+        **packages,
+        "torch": torch.__version__,
+        "CPU": platform.machine(),
+        **{name: digest for name, digest in digests.items() if digest is not None},
+    }
+
+
+def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Return the first difference between the versions of an actor and of the driver in words; "" if there is none."""
+    for name in {**ours, **theirs}:
+        here, there = ours.get(name, "none"), theirs.get(name, "none")
+        missing_module = name.startswith(CODE_OF) and name not in theirs
+        if here != there and not missing_module:
+            return f"{name} {there}, this process has {here}"
+    return ""
+
+
+class RolloutActor:
+    """Holds the environment and a copy of the policy, and carries out one call after the other.
+
+    Args:
+        slots_per_task: S.
+    """
+
+    _recipe: Recipe
+    _policy: Policy
+
+    def __init__(self, slots_per_task: int) -> None:
+        self._slots_per_task = slots_per_task
+        self._progress = Progress.here()
+        self._envs: dict[int, ReportingEnv] = {}
+        self._number, self._version, self._thread = -1, -1, 0
+        self._abandoned: set[int] = set()
+        self._tasks: tuple[Task, ...] = ()
+        self._first_slot = 0
+        self._lock = threading.Lock()
+
+    def carry_out(self, number: int, method: str, *arguments: Any) -> Any:
+        """Carry out a call.
+
+        Args:
+            number: of the call, larger than of the one before.
+            method: which.
+            arguments: of the method.
+
+        Returns:
+            What it returns, `Raised` if it raised, or None if the call was abandoned.
+        """
+        with self._lock:
+            self._number, self._thread = number, threading.get_ident()
+            self._progress.generation[0] = -1 if number in self._abandoned else number
+            self._abandoned = {each for each in self._abandoned if each > number}
+            self._progress.current_slots[0], self._progress.steps[0] = -1, -1
+            self._progress.heartbeats[0] = monotonic()
+        if self._progress.generation[0] < 0:
+            return None
+        try:
+            return getattr(self, method)(*arguments)
+        except PhaseAbandonedError:
+            return None
+        # Even SystemExit: an environment that calls sys.exit has failed, and the driver has to report it.
+        except BaseException as error:
+            failure = failed(number, error, self._slot(), self._first_slot, self._tasks)
+            self._drop_envs()
+            return Raised(failure, self._steps(), f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}")
+
+    # What the thread that works does.
+
+    def start(self, code: tuple[bytes, bytes, dict[str, str]]) -> Introduction:
+        """Unpack the recipe of the environment and the policy, unless the driver's versions, the third, are others."""
+        recipe, policy, versions = code
+        context = ray.get_runtime_context()
+        modules = [name.removeprefix(CODE_OF) for name in versions if name.startswith(CODE_OF)]
+        own = Introduction(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), own_versions(modules))
+        if not differing_version(own.versions, versions):
+            self._recipe, self._policy = ray.cloudpickle.loads(recipe), ray.cloudpickle.loads(policy)
+        return own
+
+    def describe(self) -> EnvDescription:
+        """Return what one slot is like."""
+        return EnvDescription.of(self._some_env().env)
+
+    def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool) -> list[Task]:
+        """Draw tasks of the family; see `RolloutBackend`."""
+        return self._some_env().env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+
+    def run(self, data: PhaseData, start: int, stop: int) -> Sampled:
+        """Sample the episodes of the tasks `start` to `stop` of a phase."""
+        if data.version != self._version:
+            with torch.no_grad():
+                for name, tensor in (*self._policy.named_parameters(), *self._policy.named_buffers()):
+                    tensor.copy_(torch.tensor(data.state[name]))
+            self._version = data.version
+        phase = data.phase.with_policy(self._policy, cast(Any, data.params)).part(slice(start, stop))
+        if phase.params is not None:
+            # The store's arrays are read-only, which tensors cannot be.
+            phase = replace(phase, params={name: torch.tensor(value) for name, value in phase.params.items()})
+        num_tasks, slots = stop - start, self._slots_per_task
+        env = self._env_of(num_tasks)
+        self._tasks = tuple(task for task in phase.tasks for _ in range(slots))
+        self._first_slot = start * slots
+        env.env.reset_task(self._tasks)
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env.env), *phase.sizes))
+        timer = StageTimer() if data.timed else NULL_TIMER
+        env.begin(self._number)
+        sample_phase(env, phase, arrays, timer)
+        episodes = arrays if arrays.lengths.max() == phase.horizon else arrays.copy()
+        return Sampled(episodes, timer.take())
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._drop_envs()
+
+    def _env_of(self, num_tasks: int) -> ReportingEnv:
+        """Return the slots of so many tasks."""
+        if num_tasks not in self._envs:
+            if len(self._envs) >= _SIZES_KEPT:
+                self._drop_envs()
+            made = self._recipe.make(num_tasks * self._slots_per_task, current_slots=self._progress.current_slots)
+            self._envs[num_tasks] = ReportingEnv(made, self._progress, 0)
+            self._progress.heartbeats[0] = monotonic()
+        return self._envs[num_tasks]
+
+    def _some_env(self) -> ReportingEnv:
+        return next(iter(self._envs.values()), None) or self._env_of(1)
+
+    def _drop_envs(self) -> None:
+        envs, self._envs = self._envs, {}
+        for each in envs.values():
+            with suppress(Exception):
+                each.env.close()
+
+    def _slot(self) -> int | None:
+        """Return which slot of the unit is being worked on, if that is known."""
+        slot = int(self._progress.current_slots[0])
+        return slot if slot >= 0 else 0 if len(self._tasks) == 1 else None
+
+    def _steps(self) -> int | None:
+        steps = int(self._progress.steps[0])
+        return None if steps < 0 else steps
+
+    # What the other thread does.
+
+    @ray.method(concurrency_group="control")
+    def look(self, with_stack: bool) -> Look:
+        """Return how far the call at hand is."""
+        progress, slot, tasks = self._progress, self._slot(), self._tasks
+        stack = ""
+        if with_stack and (frame := sys._current_frames().get(self._thread)) is not None:
+            stack = "".join(traceback.format_stack(frame))
+        return Look(
+            (self._number, int(progress.current_slots[0]), float(progress.heartbeats[0])),
+            self._steps(),
+            None if slot is None else self._first_slot + slot,
+            None if slot is None or slot >= len(tasks) else describe_task(tasks[slot]),
+            stack,
+        )
+
+    @ray.method(concurrency_group="control")
+    def abandon(self, numbers: tuple[int, ...]) -> None:
+        """Stop the calls of these numbers, at their next step if they have begun."""
+        with self._lock:
+            self._abandoned.update(numbers)
+            if self._number in numbers:
+                self._progress.generation[0] = -1
+
+    @ray.method(concurrency_group="control")
+    def leave(self) -> NoReturn:
+        """End this process, and what it has started, without the cluster's help."""
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise SystemExit

@@ -1,0 +1,188 @@
+"""The Ray backend: a phase is cut into units of work, ranges of whole tasks, which actors of a cluster sample."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import ray
+import torch
+from ray import cloudpickle
+
+from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.describing import describe_env
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.phase import WORKER_STAGES, Phase
+from maml_rl.samplers.placement import Placement
+from maml_rl.samplers.ray.actor import PhaseData, Sampled
+from maml_rl.samplers.ray.pool import RayPool
+from maml_rl.samplers.ray.worker import Unit
+from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
+
+# Units for each actor, where a unit takes at least so long. More of them even out, but each costs a loop of its own.
+_MOST_UNITS = 4
+_UNIT_SECONDS = 1.0
+
+
+class RayBackend(RolloutBackend):
+    """Samples on the actors of a Ray cluster, each of which has one CPU.
+
+    Args:
+        placement: the cluster, and how many of its CPUs.
+        recipe: what the environment is made from.
+        policy: of the phases.
+        slots_per_task: S.
+
+    Raises:
+        ConfigError: If the cluster cannot be reached, or is too small.
+        TypeError: If the environment or the policy cannot be pickled.
+    """
+
+    def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
+        name = describe_env(recipe.env)
+        code = (
+            _pickled(recipe, f"the environment {name}"),
+            _pickled(policy, f"the policy {type(policy).__name__}"),
+        )
+        if any(tensor.device.type != "cpu" for tensor in policy.parameters()):
+            code = code[0], cloudpickle.dumps(copy.deepcopy(policy).to("cpu"))
+        self._versions = itertools.count()
+        self._slot: EnvDescription | None = None
+        self._units_per_actor = 1
+        self._pool = RayPool(placement, name, code, slots_per_task)
+
+    @property
+    def pids(self) -> list[int]:
+        """See `RolloutBackend`."""
+        return self._pool.pids
+
+    def prepare(self, num_tasks: int) -> None:
+        """See `RolloutBackend`."""
+        self._pool.prepare(num_tasks)
+
+    def describe(self) -> EnvDescription:
+        """See `RolloutBackend`."""
+        if self._slot is None:
+            self._slot = self._ask(Unit("describe", ()), 1)
+        return self._slot
+
+    def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
+        """See `RolloutBackend`."""
+        tasks: list[Task] = self._ask(Unit("sample_tasks", (num_tasks, seed, evaluation)), num_tasks)
+        return tasks
+
+    def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
+        """See `RolloutBackend`."""
+        num_tasks = len(phase.tasks)
+        slot = self.describe()
+        if not len(self._pool):
+            self.prepare(num_tasks)
+        self._pool.warn_of_idle_cpus(num_tasks)
+        timed = timer is not NULL_TIMER
+        with timer.stage("assembly"):
+            data = ray.put(_phase_data(phase, next(self._versions), timed))
+            arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
+            units = [
+                Unit("run", (data, part.start, part.stop), part, phase.tasks[part])
+                for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
+            ]
+        timer.observe(WORKERS_PER_INFERENCE, 1)
+        started = monotonic()
+        for unit, reply in self._pool.results(units, timer):
+            assert isinstance(reply, Sampled)
+            with timer.stage("assembly"):
+                arrays.fill(unit.part, reply.episodes)
+        self._choose_units(monotonic() - started)
+        if timed:
+            # Actors run side by side: the driver has waited for the busiest.
+            busiest = self._pool.busiest_seconds
+            for stage in WORKER_STAGES:
+                timer.move("waiting", stage, busiest.get(stage, 0.0))
+        return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+
+    def kill(self) -> None:
+        """See `RolloutBackend`."""
+        self._pool.kill()
+
+    def close(self) -> None:
+        """See `RolloutBackend`."""
+        self._pool.close()
+
+    def _ask(self, unit: Unit, num_tasks: int) -> Any:
+        """Have one unit done, and return its result."""
+        self.prepare(num_tasks)
+        ((_, reply),) = self._pool.results([unit])
+        return reply
+
+    def _choose_units(self, seconds: float) -> None:
+        """Choose how many units each actor gets in the next phase, after one that took `seconds`."""
+        most = min(_MOST_UNITS, int(seconds / _UNIT_SECONDS))
+        # Another number means other sizes, for which new slots have to be made.
+        if most < self._units_per_actor or most >= 2 * self._units_per_actor:
+            self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
+
+
+def split_tasks(num_tasks: int, num_units: int) -> list[slice]:
+    """Return contiguous ranges of tasks, of one size but for the last.
+
+    Args:
+        num_tasks: M.
+        num_units: how many ranges there may be.
+    """
+    size = -(-num_tasks // max(1, num_units))
+    return [slice(start, min(start + size, num_tasks)) for start in range(0, num_tasks, size)]
+
+
+def _phase_data(phase: Phase, version: int, timed: bool) -> PhaseData:
+    """Return a phase as all actors get it, without the policy's code."""
+    policy = phase.policy
+    return PhaseData(
+        version,
+        phase.without_policy(),
+        _arrays({**dict(policy.named_parameters()), **dict(policy.named_buffers())}),
+        None if phase.params is None else _arrays(phase.params),
+        timed,
+    )
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+
+def _pickled(value: Any, name: str) -> bytes:
+    """Return an object as bytes, with the code of what no module of a worker could define.
+
+    Raises:
+        TypeError: If it cannot be pickled; the message names the part.
+    """
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    # A part's own __reduce__ may raise anything.
+    except Exception as error:
+        raise TypeError(
+            f"{_culprit(value, name)} cannot be pickled for Ray actors ({type(error).__name__}: {error}); pass plain "
+            "data, and make such an object where it is used"
+        ) from error
+    return pickled
+
+
+def _culprit(value: Any, name: str) -> str:
+    """Return the name of the innermost part that cannot be pickled."""
+    parts = list(value.items()) if isinstance(value, Mapping) else list(getattr(value, "__dict__", {}).items())
+    if dataclasses.is_dataclass(value):
+        parts = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+    for key, part in parts:
+        try:
+            cloudpickle.dumps(part)
+        except Exception:
+            return _culprit(part, name if key in ("_modules", "_parameters", "_buffers") else f"{name}.{key}")
+    return name

@@ -1,0 +1,278 @@
+"""The Ray cluster that this process is connected to, and what one run may have of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import ray
+
+from maml_rl.errors import ConfigError
+from maml_rl.samplers.placement import Placement
+
+_log = logging.getLogger("maml_rl")
+
+# How long a count of the cluster's CPUs holds: two questions to the head node take as long as a very short phase.
+_COUNT_SECONDS = 0.5
+# How long the cluster may take to answer at first.
+_CONNECT_SECONDS = 5.0
+_TICK_SECONDS = 0.1
+_CAUSES_SHOWN = 3
+
+
+class RayCluster:
+    """What one run may have of a cluster.
+
+    Args:
+        placement: the address of the cluster, and how many CPUs are wanted of it.
+
+    Attributes:
+        address: "host:port" of the head node.
+        cpus_per_actor: 1, but 0 for all but the first run of this process: they take turns, and share its CPUs.
+
+    Raises:
+        ConfigError: If the cluster cannot be reached.
+    """
+
+    # The process is connected once for all of them; the last one that leaves ends what the first one began.
+    _in_use: ClassVar[WeakSet[RayCluster]] = WeakSet()
+    _connected_here: ClassVar[bool] = False
+    # The cluster that was found when none was named, or "local" for one of this process's own. Samplers keep to it,
+    # whatever other clusters are started on this machine between them.
+    _found: ClassVar[str | None] = None
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._cpus, self._told, self._next_count = 0, -1, 0.0
+        # Ids of the nodes with a CPU for this run.
+        self._usable: list[str] = []
+        # Why this run does without a node, by its id.
+        self._refused: dict[str, str] = {}
+        if _connect(placement.ray_address, placement.ray_head_timeout):
+            RayCluster._connected_here = True
+        self.cpus_per_actor = 0 if self._in_use else 1
+        self._in_use.add(self)
+        try:
+            self.address: str = ray.get_runtime_context().gcs_address
+        except BaseException:
+            self.leave()
+            raise
+
+    @property
+    def nodes(self) -> dict[str, str] | None:
+        """The nodes that actors may be on, as a label selector; None for all."""
+        if not self.cpus_per_actor and self._usable:
+            # Ray would place actors that ask for no CPU on nodes that have none to share, as a head node often is.
+            return {"ray.io/node-id": f"in({','.join(self._usable)})"}
+        return {"ray.io/node-id": f"!in({','.join(sorted(self._refused))})"} if self._refused else None
+
+    @property
+    def refused(self) -> str:
+        """Why nodes are left out, in words; empty if none is."""
+        causes = list(dict.fromkeys(self._refused.values()))
+        more = f"; and {len(causes) - _CAUSES_SHOWN} more" if len(causes) > _CAUSES_SHOWN else ""
+        return "; ".join(causes[:_CAUSES_SHOWN]) + more
+
+    def count_is_due(self) -> bool:
+        """Return whether `count_cpus` would ask the head node."""
+        return monotonic() >= self._next_count
+
+    def count_cpus(self) -> int:
+        """Return how many CPUs there are for this run, and say so if that is less than was asked for.
+
+        Raises:
+            ConfigError: If it is, and `strict` is given.
+        """
+        if not self.count_is_due():
+            return self._cpus
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if self._refused or not self.cpus_per_actor:
+            each = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
+            cpus -= int(sum(each.get(node, 0) for node in self._refused))
+            self._usable = sorted(node for node, number in each.items() if number and node not in self._refused)
+        self._cpus = cpus
+        self._next_count = monotonic() + _COUNT_SECONDS
+        if self._placement.num_workers is not None and cpus < self._placement.num_workers:
+            message = (
+                f"num_workers={self._placement.num_workers}, but the Ray cluster at {self.address} has {cpus} CPUs"
+            )
+            if self._placement.strict:
+                without = f" without the nodes that are left out ({self.refused})" if self._refused else ""
+                raise ConfigError(
+                    f"{message}{without}; lower it, add nodes, or leave out strict to go on with what there is"
+                )
+            if cpus != self._told:
+                _log.warning("%s; it goes on with as many workers", message)
+        self._told = cpus
+        return cpus
+
+    def refuse(self, node: str, cause: str) -> bool:
+        """Do without a node from here on for a cause in words, and return whether that is new."""
+        if node in self._refused:
+            return False
+        self._refused[node] = cause
+        self._next_count = 0.0
+        return True
+
+    @staticmethod
+    def place_of(actor_id: str) -> tuple[str, str]:
+        """Return id and address of the node that an actor is or was on; "" for both if it never was on any."""
+        # Ray's public functions do not tell this of an actor that died before it could.
+        place = ray._private.state.actors(actor_id).get("Address", {})
+        return place.get("NodeID", ""), place.get("IPAddress", "")
+
+    @staticmethod
+    def has(node: str) -> bool:
+        """Return whether a node is alive, by its id."""
+        return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
+
+    def describe_cpus(self) -> str:
+        """Return how many CPUs the cluster has, and how many are free, in words."""
+        total, free = (int(each.get("CPU", 0)) for each in (ray.cluster_resources(), ray.available_resources()))
+        return f"the cluster at {self.address} has {total} CPUs, {free} of which are free"
+
+    def is_there(self, interrupted: Callable[[], bool]) -> bool:
+        """Return whether the head node answers; wait a while for it to come back, unless that is interrupted."""
+        until = monotonic() + self._placement.ray_head_timeout
+        while not _answers(self.address, 1.0):
+            if interrupted() or monotonic() >= until:
+                return False
+            sleep(_TICK_SECONDS)
+        return True
+
+    def leave(self) -> None:
+        """Want no more of the cluster. Safe to call twice."""
+        self._in_use.discard(self)
+        if not self._in_use and RayCluster._connected_here:
+            RayCluster._connected_here = False
+            ray.shutdown()
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's text, which is where Ray says what it is about."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _connect(address: str | None, seconds: float) -> bool:
+    """Connect this process to a cluster, unless it is, and return whether it was done here.
+
+    Args:
+        address: see `RayCluster`; "auto" is a cluster that is there already.
+        seconds: how long the node of this machine may take to join the cluster.
+
+    Raises:
+        ConfigError: If that is not possible.
+    """
+    if ray.is_initialized():
+        connected = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", "local", connected):
+            raise ConfigError(f"this process is connected to the Ray cluster at {connected}, not to {address}")
+        return False
+    found = os.environ.get("RAY_ADDRESS") or _last_cluster() if address in (None, "auto") else address
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        found = RayCluster._found or found
+    options: dict[str, Any] = {"logging_level": logging.ERROR}
+    if found is not None and found != "local":
+        if re.fullmatch(r"[^/\s]+:\d+", found) is None:
+            raise ConfigError(
+                f"expected the address of a Ray cluster as host:port, got {found!r}; run this on a machine of the "
+                "cluster, or by `ray job submit`"
+            )
+        if _answers(found, _CONNECT_SECONDS):
+            if not _is_node_of(found, seconds):
+                raise ConfigError(
+                    f"this machine is not a node of the Ray cluster at {found}; have it join with "
+                    f"`ray start --address {found} --num-cpus 0`, or run this on a node, or by `ray job submit`"
+                )
+            options["address"] = found
+        elif address is None and found == RayCluster._found:
+            raise ConfigError(
+                f"the Ray cluster at {found}, which this process has used so far, does not answer; start it again, or "
+                "name another by ray_address ('auto' for the one of this machine)"
+            )
+        elif address is not None or "RAY_ADDRESS" in os.environ:
+            raise ConfigError(
+                f"no Ray cluster answers at {found}; start one with `ray start --head`, or name another address"
+            )
+    elif address == "auto":
+        raise ConfigError("no Ray cluster runs on this machine; start one with `ray start --head`, or give its address")
+    if "address" not in options:
+        options |= {"address": "local", "include_dashboard": False}
+        _log.info("starting a Ray cluster on this machine, for this run")
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    # Ray draws the ports of a cluster that it starts from Python's global generator.
+    drawn = random.getstate()
+    try:
+        ray.init(**options)
+    # SystemExit: Ray's own way to say that it found nothing there.
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"cannot connect to the Ray cluster at {options['address']}: {last_line(error)}") from None
+    finally:
+        random.setstate(drawn)
+        # Ray puts a handler of its own in the place of the caller's.
+        if in_main_thread and before is not None:
+            signal.signal(signal.SIGTERM, before)
+    if address is None:
+        RayCluster._found = options["address"]
+    return True
+
+
+def _is_node_of(address: str, seconds: float) -> bool:
+    """Return whether a node of the cluster runs on this machine; wait a while for one that is starting.
+
+    Ray itself would wait for a minute, or abort this process.
+    """
+    until = monotonic() + seconds
+    while True:
+        try:
+            nodes = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=_CONNECT_SECONDS)
+            alive = {node.hex() for node, known in nodes.items() if known.state == known.ALIVE}
+            if alive & set(ray._private.services.find_node_ids()):
+                return True
+        # Ray knows best what is wrong with a connection, and its earlier versions lack a public way to ask this.
+        except Exception:
+            return True
+        if monotonic() >= until:
+            return False
+        sleep(_TICK_SECONDS)
+
+
+def _last_cluster() -> str | None:
+    """Return the address of the cluster that was last started or joined on this machine, if any was."""
+    # Where Ray itself looks.
+    in_environment = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR"))
+    file = Path(in_environment or "/tmp", "ray", "ray_current_cluster")
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _answers(address: str, seconds: float) -> bool:
+    """Return whether a server of gRPC, as Ray's head node has it, answers at "host:port"."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
+            if os.environ.get("RAY_USE_TLS") == "1":
+                # It would not answer in clear text.
+                return True
+            connection.settimeout(seconds)
+            # HTTP/2: a client's greeting with empty settings, to which a server replies with its own.
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            header = connection.recv(9)
+            return len(header) >= 4 and header[3] == 4
+    except (OSError, ValueError, OverflowError):
+        return False

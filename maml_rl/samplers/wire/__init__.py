@@ -1,1 +1,0 @@
-"""What both sides of the process boundary share: messages, shared memory, and words for both."""

@@ -1,0 +1,384 @@
+"""What the pool of Ray actors decides, tried on actors and a cluster that only note what they are told."""
+
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+
+from maml_rl.errors import ChildEnvError, ConfigError
+from maml_rl.samplers import ray_cluster, ray_pool
+from maml_rl.samplers.processes.commands import Failed
+from maml_rl.samplers.ray.actor import Introduction, Raised, own_versions
+from maml_rl.samplers.ray.cluster import RayCluster
+from maml_rl.samplers.ray.worker import Call, Unit
+
+pytestmark = pytest.mark.ray
+
+VERSIONS = own_versions()
+
+
+class Actor:
+    """Stands for an actor: keeps its calls, and counts how often somebody looks at them."""
+
+    def __init__(self, index: int) -> None:
+        self.actor_id, self.index = f"actor-{index}", index
+        self.known: Any = None
+        self.looks = 0
+        self.since = 0.0
+        self.seconds: dict[str, float] = {}
+        self._calls: deque[Call] = deque()
+
+    @property
+    def calls(self) -> deque[Call]:
+        self.looks += 1
+        return self._calls
+
+    def give(self, unit: Unit) -> None:
+        self._calls.append(Call(0, unit, None))
+        unit.copies += 1
+
+    def take_call(self) -> Call:
+        call = self._calls.popleft()
+        call.unit.copies -= 1
+        return call
+
+    def end(self) -> None:
+        pass
+
+    def abandon_done(self) -> None:
+        pass
+
+
+class Clusters:
+    """Stands for a cluster: nodes by id with their CPUs, on which actors are placed one after the other."""
+
+    address, cpus_per_actor, nodes = "head:6379", 1, None
+
+    def __init__(self, cpus: dict[str, int], strict: bool = False) -> None:
+        self.cpus, self.left_out, self.strict = cpus, {}, strict
+        self.places: dict[str, str] = {}
+        self.dead: set[str] = set()
+
+    def count_is_due(self) -> bool:
+        return False
+
+    def count_cpus(self) -> int:
+        found = sum(number for node, number in self.cpus.items() if node not in self.left_out)
+        if self.strict and self.left_out:
+            raise ConfigError("too few CPUs")
+        return found
+
+    def refuse(self, node: str, cause: str) -> bool:
+        is_new = node not in self.left_out
+        self.left_out.setdefault(node, cause)
+        return is_new
+
+    @property
+    def refused(self) -> str:
+        return "; ".join(self.left_out.values())
+
+    def place_of(self, actor_id: str) -> tuple[str, str]:
+        node = self.places.get(actor_id, "")
+        return node, f"10.0.0.{node}" if node else ""
+
+    def has(self, node: str) -> bool:
+        return node not in self.dead
+
+    def leave(self) -> None:
+        pass
+
+
+def pool_of(
+    cpus: dict[str, int], monkeypatch: pytest.MonkeyPatch, num_workers: int | None = None, **options: Any
+) -> tuple[Any, Clusters]:
+    cluster = Clusters(cpus, **options)
+    counted = iter(range(100_000))
+    monkeypatch.setattr(ray_pool, "RayCluster", lambda *arguments: cluster)
+    monkeypatch.setattr(ray_pool, "RayWorker", lambda *arguments, **rest: Actor(next(counted)))
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    pool = ray_pool.RayPool(
+        "'env'",
+        (b"\x80\x04N.", b"\x80\x04N."),
+        1,
+        num_workers=num_workers,
+        address=None,
+        strict=False,
+        step_timeout=1.0,
+        max_restarts=1,
+        start_timeout=30.0,
+        head_timeout=1.0,
+    )
+    return pool, cluster
+
+
+def introduce(pool: Any, actor: Any, node: str) -> None:
+    actor.take_call()
+    pool._began(actor, Introduction(1, node, f"10.0.0.{node}", VERSIONS))
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
+# Nodes on which actors do not start.
+
+
+def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, cluster = pool_of({"1": 1, "2": 2}, monkeypatch)
+    pool._hire(9)
+    healthy = pool._actors[0]
+    introduce(pool, healthy, "1")
+    failures = 0
+    while len(pool._actors) > 1:
+        actor = next(each for each in pool._actors if each.known is None)
+        cluster.places[actor.actor_id] = "2"
+        pool._lose(actor, "was lost: no torch")
+        failures += 1
+    # Two CPUs: both had begun to start there; max_restarts=1 allows the first failure.
+    assert failures == 3
+    assert list(cluster.left_out) == ["2"]
+    (warning,) = warnings_of(caplog)
+    assert "2 Ray actors died while they started on the node 10.0.0.2; the last was lost: no torch" in warning
+    assert "it goes on without that node" in warning
+
+
+def test_failed_starts_of_one_node_do_not_count_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, cluster = pool_of({str(number): 1 for number in range(6)}, monkeypatch)
+    pool._hire(6)
+    # Six failures, where one node may have one.
+    for number, actor in enumerate(list(pool._actors)):
+        cluster.places[actor.actor_id] = str(number)
+        pool._lose(actor, "was lost")
+    assert cluster.left_out == {}
+    assert len(pool._actors) == 6
+
+
+def test_starts_that_end_with_their_node_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, cluster = pool_of({"1": 1, "2": 4}, monkeypatch)
+    pool._hire(5)
+    cluster.dead.add("2")
+    for actor in pool._actors[1:]:
+        cluster.places[actor.actor_id] = "2"
+        pool._lose(actor, "was lost: its node was terminated")
+    assert (cluster.left_out, warnings_of(caplog)) == ({}, [])
+
+
+def test_no_node_left_is_one_error_with_all_causes_and_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch)
+    pool._hire(2)
+    one, two = list(pool._actors)
+    one.take_call()
+    pool._began(one, Introduction(1, "1", "10.0.0.1", {**VERSIONS, "gymnasium": "9.9.9"}))
+    cluster.places[two.actor_id] = "2"
+    two.take_call()
+    failure = Failed(0, "ModuleNotFoundError", "no my_family", "", "no module my_family", None, None)
+    with pytest.raises(ChildEnvError) as raised:
+        pool._began(two, Raised(failure, None, "actor"))
+    assert str(raised.value) == (
+        "no node of the Ray cluster is left: the Ray node 10.0.0.1 has gymnasium 9.9.9, this process has "
+        f"{VERSIONS['gymnasium']}; Ray actors cannot load 'env' or the policy on the node 10.0.0.2: no module "
+        "my_family; install what is missing on all nodes, or send it along with a runtime_env (docs/cluster.md)"
+    )
+    assert warnings_of(caplog) == []
+
+
+def test_strict_run_ends_when_a_node_has_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch, strict=True)
+    pool._hire(2)
+    actor = pool._actors[1]
+    actor.take_call()
+    with pytest.raises(ConfigError, match="too few CPUs"):
+        pool._began(actor, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
+    assert list(cluster.left_out) == ["2"]
+
+
+def test_node_with_other_code_of_the_same_version_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch)
+    pool._hire(2)
+    one, two = list(pool._actors)
+    introduce(pool, one, "1")
+    two.take_call()
+    pool._began(two, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
+    (warning,) = warnings_of(caplog)
+    assert f"10.0.0.2 has code of maml_rl 0123, this process has {VERSIONS['code of maml_rl']}; it" in warning
+    assert list(cluster.left_out) == ["2"]
+
+
+# CPUs and tasks.
+
+
+def test_cpus_that_no_task_can_use_are_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, _ = pool_of({"1": 64}, monkeypatch, num_workers=48)
+    for num_tasks in (48, 20, 20):
+        pool.warn_of_idle_cpus(num_tasks)
+    (warning,) = warnings_of(caplog)
+    assert "a phase has 20 tasks, each of which one actor samples, so that 28 of the 48 CPUs" in warning
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.5])
+def test_giving_units_looks_at_each_actor_a_few_times_however_many_there_are(
+    idle: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks(size: int) -> float:
+        pool, _ = pool_of({"1": size}, monkeypatch)
+        pool._hire(size)
+        for actor in pool._actors:
+            introduce(pool, actor, "1")
+        units = [Unit("run", ()) for _ in range(round(size * (1.0 - idle)))]
+        pool._open, pool._waiting = set(units), deque(units)
+        for actor in pool._actors:
+            actor.looks = 0
+        # Units that have been with an actor for long are given to those that are idle.
+        pool._durations = [0.0]
+        pool._assign()
+        assert sum(unit.copies for unit in units) == size
+        return sum(actor.looks for actor in pool._actors) / size
+
+    assert looks(800) <= 1.2 * looks(100)
+    assert looks(800) < 12
+
+
+# Which cluster.
+
+
+def test_cluster_of_this_machine_is_looked_for_where_ray_notes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ray._common.utils import get_ray_address_file
+
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for variable in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        file = Path(get_ray_address_file(None))
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{variable.lower()}:6379\n")
+        assert ray_cluster._last_cluster() == f"{variable.lower()}:6379"
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Clusters on this machine that only note who connects to them: those that answer, and the one last started."""
+    known = SimpleNamespace(answering={"one:1", "two:2"}, last="one:1", made=[])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(RayCluster, "_found", None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: known.made.append(options["address"]))
+    monkeypatch.setattr(ray_cluster, "_answers", lambda address, seconds: address in known.answering)
+    monkeypatch.setattr(ray_cluster, "_is_node_of", lambda address, seconds: True)
+    monkeypatch.setattr(ray_cluster, "_last_cluster", lambda: known.last)
+    return known
+
+
+def test_program_without_an_address_stays_with_its_cluster_when_another_is_started(connections: Any) -> None:
+    ray_cluster._connect(None, 1.0)
+    connections.last = "two:2"
+    ray_cluster._connect(None, 1.0)
+    assert connections.made == ["one:1", "one:1"]
+    ray_cluster._connect("auto", 1.0)
+    assert connections.made[-1] == "two:2"
+    connections.answering.remove("one:1")
+    with pytest.raises(ConfigError, match=r"one:1, which this process has used so far, does not answer.*ray_address"):
+        ray_cluster._connect(None, 1.0)
+
+
+def test_program_that_began_with_a_cluster_of_its_own_stays_with_its_own(connections: Any) -> None:
+    connections.last = None
+    ray_cluster._connect(None, 1.0)
+    connections.last = "two:2"
+    ray_cluster._connect(None, 1.0)
+    assert connections.made == ["local", "local"]
+
+
+def test_machine_that_is_not_a_node_is_refused_with_the_remedy(
+    connections: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_is_node_of", lambda address, seconds: False)
+    with pytest.raises(
+        ConfigError, match=r"not a node of the Ray cluster at one:1; have it join with `ray start --add"
+    ):
+        ray_cluster._connect("one:1", 1.0)
+    assert connections.made == []
+
+
+@pytest.mark.parametrize(("here", "is_node"), [({"aa"}, True), ({"bb"}, False), ({"cc"}, False), (set(), False)])
+def test_node_of_the_cluster_that_is_alive_on_this_machine_makes_it_part_of_it(
+    here: set[str], is_node: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, dead = (SimpleNamespace(state=state, ALIVE=0) for state in (0, 1))
+    nodes = {bytes.fromhex("aa"): alive, bytes.fromhex("bb"): dead}
+    client = SimpleNamespace(get_all_node_info=lambda timeout: nodes)
+    monkeypatch.setattr(ray._raylet, "GcsClient", lambda address: client)
+    monkeypatch.setattr(ray._private.services, "find_node_ids", lambda: here)
+    started = time.monotonic()
+    assert ray_cluster._is_node_of("one:1", 0.3) is is_node
+    assert (time.monotonic() - started >= 0.3) is not is_node
+
+
+# Nodes for actors that ask for no CPU.
+
+
+def test_actors_that_ask_for_no_cpu_stay_off_nodes_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {"NodeID": "head", "Alive": True, "Resources": {"memory": 1.0}},
+        {"NodeID": "worker", "Alive": True, "Resources": {"CPU": 2.0}},
+        {"NodeID": "other", "Alive": True, "Resources": {"CPU": 1.0}},
+        {"NodeID": "gone", "Alive": False, "Resources": {"CPU": 8.0}},
+    ]
+    monkeypatch.setattr(ray_cluster, "_connect", lambda address, seconds: False)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    training, evaluating = (RayCluster(None, None, False, 1.0) for _ in range(2))
+    try:
+        assert (training.count_cpus(), training.nodes) == (3, None)
+        assert (evaluating.count_cpus(), evaluating.cpus_per_actor) == (3, 0)
+        assert evaluating.nodes == {"ray.io/node-id": "in(other,worker)"}
+        assert evaluating.refuse("other", "it has other versions")
+        assert (evaluating.count_cpus(), evaluating.nodes) == (2, {"ray.io/node-id": "in(worker)"})
+    finally:
+        evaluating.leave()
+        training.leave()
+
+
+@pytest.mark.parametrize("name", ["ray_start_timeout", "ray_head_timeout"])
+def test_limits_that_are_not_positive_are_refused_before_anything_starts(name: str) -> None:
+    from maml_rl import MultiTaskSampler
+    from maml_rl.policies import NormalMLPPolicy
+
+    with pytest.raises(ValueError, match=f"{name} must be a positive number of seconds, got 0"):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray", **{name: 0.0})
+    assert not ray.is_initialized()
+
+
+def test_start_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, cluster = pool_of({"1": 1}, monkeypatch)
+    cluster.describe_cpus = lambda: "the cluster is full"  # type: ignore[attr-defined]
+    pool._hire(1)
+    pool._look_after_starts(29.0)
+    with pytest.raises(ConfigError, match=r"0 of 1 Ray actors have started after 30 s.*raise ray_start_timeout=30$"):
+        pool._look_after_starts(30.0)
+
+
+def test_head_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, cluster = pool_of({"1": 1}, monkeypatch)
+    cluster.is_there = lambda interrupted: False  # type: ignore[attr-defined]
+    with pytest.raises(ChildEnvError, match=r"is gone: it does not answer for ray_head_timeout=1 s; start a cluster"):
+        pool._require_cluster()

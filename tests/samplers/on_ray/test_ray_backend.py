@@ -1,0 +1,376 @@
+"""The Ray backend on a real cluster of three nodes: the episodes of this process, whatever happens to actors."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import psutil
+import ray
+import torch
+from cluster_on_this_machine import STORE, actor_processes, cluster_of, connected_to
+from faulty_sampler import digests, faulty_sampler
+
+from maml_rl import LinearFeatureBaseline, MultiTaskSampler
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
+from maml_rl.policies import MemoryPolicy, NormalMLPPolicy
+from maml_rl.profiling import StageTimer
+from maml_rl.samplers import PopulationEvaluator
+from maml_rl.samplers.ray.backend import split_tasks
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+
+NUM_TASKS = 5
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with cluster_of(3, 2, 2) as running, connected_to(running):
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(cluster: Any) -> Iterator[None]:
+    """The cluster stays; no actor may."""
+    yield
+    # Ray kills them by a message to each, which a process that was paged out takes its time to read.
+    _, alive = psutil.wait_procs(actor_processes(), timeout=60)
+    assert not alive
+
+
+def make_sampler(backend: str, fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
+    num_workers = 0 if backend == "in-process" else 2
+    return faulty_sampler(fault, backend=backend, **{"num_workers": num_workers, **options})
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    return digests(make_sampler("in-process"), NUM_TASKS)
+
+
+# The same episodes.
+
+
+def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
+    policy = NormalMLPPolicy(2, 2, (8,))
+    with (
+        torch.random.fork_rng(),
+        MultiTaskSampler(
+            "2DNavigation-v0",
+            {},
+            4,
+            policy,
+            LinearFeatureBaseline(2),
+            seed=3,
+            num_workers=num_workers,
+            backend=backend,
+            max_episode_steps=20,
+            **options,
+        ) as sampler,
+    ):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.copy_(torch.randn_like(parameter) * 0.1)
+        found = []
+        for num_tasks in (9, 9, 4):
+            train_episodes, valid_episodes = sampler.sample(sampler.sample_tasks(num_tasks), 1, 0.1)
+            found += [train_episodes[0].digest(), valid_episodes.digest()]
+            # The next phase has other parameters.
+            with torch.no_grad():
+                policy.get_parameter("mu.bias").add_(0.1)
+        return found
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
+def test_digests_are_those_of_the_backend_in_this_process(num_workers: int) -> None:
+    assert navigation("ray", num_workers) == navigation("in-process", 0)
+
+
+def test_waves_of_episodes_are_the_same() -> None:
+    assert navigation("ray", 2, slots_per_task=2) == navigation("in-process", 0, slots_per_task=2)
+
+
+def test_shorter_episodes_of_some_units_are_padded_as_in_this_process() -> None:
+    # A chain of bandit-like episodes: some end early, each unit at another step.
+    def found(backend: str, num_workers: int) -> list[str]:
+        policy = NormalMLPPolicy(11, 3, (4,))
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.fill_(0.05)
+        with MultiTaskSampler(
+            "HopperRandParams-v5", {}, 1, policy, seed=1, num_workers=num_workers, backend=backend, max_episode_steps=60
+        ) as sampler:
+            episodes = sampler.rollout(sampler.sample_tasks(4))
+            assert len(set(episodes.lengths.ravel().tolist())) > 1
+            return [episodes.digest()]
+
+    assert found("ray", 4) == found("in-process", 0)
+
+
+def test_population_gets_the_same_returns() -> None:
+    def returns(**options: Any) -> list[float]:
+        policy = NormalMLPPolicy(2, 2, (4,))
+        with PopulationEvaluator("2DNavigation-v0", policy, seed=1, max_episode_steps=10, **options) as evaluator:
+            weights = torch.linspace(-1.0, 1.0, 6 * evaluator.size).reshape(6, -1).numpy()
+            return [float(each) for _ in range(2) for each in evaluator.evaluate(weights)]
+
+    assert returns(num_workers=2, backend="ray") == returns(num_workers=0)
+
+
+class Counting(MemoryPolicy):
+    """Acts by how many steps it has done in its trial."""
+
+    noise_kind, noise_size = "normal", 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((1,), 0.01))
+
+    def initial_memory(self, num: int) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(num, 1),)
+
+    def act(self, observations: Any, noise: Any, memory: Any = (), params: Any = None) -> Any:
+        (steps,) = memory
+        return self.scale * steps + 0.0 * noise, (steps + 1,)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
+    def found(**options: Any) -> Any:
+        with MultiTaskSampler(
+            "2DNavigation-v0",
+            {},
+            3,
+            Counting(),
+            seed=0,
+            slots_per_task=1,
+            max_episode_steps=4,
+            observe_last=True,
+            reset_memory_each_episode=reset,
+            record_memory=True,
+            **options,
+        ) as sampler:
+            return sampler.rollout_trials(sampler.sample_tasks(5))
+
+    episodes, expected = found(backend="ray", num_workers=2), found(num_workers=0)
+    assert episodes.digest() == expected.digest()
+    assert bool((episodes.actions[:, 0, 1] == 0.0).all()) == reset
+    assert torch.equal(episodes.memory[0], expected.memory[0])
+
+
+def test_stages_are_timed_in_the_actors() -> None:
+    timer = StageTimer()
+    with make_sampler("ray", timer=timer) as sampler:
+        sampler.rollout(sampler.sample_tasks(NUM_TASKS))
+    seconds = timer.take()
+    assert all(seconds[stage] > 0.0 for stage in ("physics", "inference", "assembly", "waiting"))
+
+
+@pytest.mark.parametrize(("num_tasks", "num_units", "sizes"), [(40, 8, [5] * 8), (5, 4, [2, 2, 1]), (2, 9, [1, 1])])
+def test_units_are_contiguous_and_of_few_sizes(num_tasks: int, num_units: int, sizes: list[int]) -> None:
+    parts = split_tasks(num_tasks, num_units)
+    assert [part.stop - part.start for part in parts] == sizes
+    assert [number for part in parts for number in range(part.start, part.stop)] == list(range(num_tasks))
+
+
+def test_episodes_leave_the_object_store_at_once() -> None:
+    policy = NormalMLPPolicy(2, 2, (4,))
+    with MultiTaskSampler(
+        "2DNavigation-v0", {}, 400, policy, seed=0, num_workers=2, backend="ray", max_episode_steps=500
+    ) as sampler:
+        tasks = sampler.sample_tasks(8)
+        for _ in range(8):
+            # 8 x 500 x 400 steps of 20 bytes: 32 MB a phase, 256 MB in all.
+            episodes = sampler.rollout(tasks)
+        assert episodes.num_steps == 8 * 500 * 400 or episodes.num_steps > 0
+        used = sum(
+            node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]
+        ) - ray.available_resources().get("object_store_memory", 0)
+        assert used < STORE
+
+
+# Faults.
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [("kill", "make"), ("kill", "sample_tasks"), ("segfault", "reset_task"), ("kill", "reset"), ("exit", 3)],
+)
+def test_episodes_are_bit_identical_after_an_actor_died(
+    fault: str, place: Any, undisturbed: list[str], tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    assert (
+        digests(make_sampler("ray", {"fault": fault, "place": place, "marker": str(marker)}), NUM_TASKS) == undisturbed
+    )
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang_with_gil", "stop"])
+def test_episodes_are_bit_identical_after_an_actor_hung(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(marker)}, num_workers=1, step_timeout=2.0)
+    assert digests(sampler, NUM_TASKS) == undisturbed
+    assert marker.exists()
+
+
+def test_idle_actors_that_die_are_replaced(undisturbed: list[str]) -> None:
+    with make_sampler("ray") as sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        found = [sampler.rollout(tasks).digest()]
+        for pid in sampler.pids:
+            os.kill(pid, signal.SIGKILL)
+        found.append(sampler.rollout(tasks).digest())
+    assert found == undisturbed
+
+
+def test_slow_actor_does_not_hold_back_the_others(undisturbed: list[str], tmp_path: Path) -> None:
+    # It hangs for as long as the phase takes, far below its time limit; another samples its tasks.
+    marker = tmp_path / "marker"
+    with make_sampler("ray", {"fault": "hang", "place": 2, "marker": str(marker)}, step_timeout=200.0) as sampler:
+        wait_until(lambda: (sampler.prepare(NUM_TASKS), len(sampler.pids) == 2)[-1])
+        assert digests(sampler, NUM_TASKS) == undisturbed
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(("fault", "error"), [("kill", ChildEnvError), ("hang", ChildEnvTimeout)])
+def test_task_that_ends_every_actor_is_named(fault: str, error: type[ChildEnvError]) -> None:
+    with make_sampler("in-process") as sampler:
+        goal = sampler.sample_tasks(NUM_TASKS)[2]["goal"]
+    options = {"max_restarts": 2, "step_timeout": 2.0}
+    with make_sampler("ray", {"fault": fault, "place": 1, "slot_task": goal}, **options) as sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        with pytest.raises(
+            error, match=rf"3 Ray actors were lost with the tasks {{'goal': {goal}}}, more than"
+        ) as raised:
+            sampler.rollout(tasks)
+        if fault == "hang":
+            assert "in step 1" in str(raised.value)
+            assert "_hang" in str(raised.value)
+
+
+@pytest.mark.parametrize("place", ["make", "sample_tasks", "reset_task", "reset", 4])
+def test_exception_of_an_environment_comes_at_once_with_its_traceback(place: Any) -> None:
+    with make_sampler("ray", {"fault": "raise", "place": place}) as sampler:
+        with pytest.raises(ChildEnvError, match=r"RuntimeError.*out of fuel") as raised:
+            sampler.rollout(sampler.sample_tasks(NUM_TASKS))
+        assert "in _raise" in str(raised.value)
+        assert raised.value.summary.startswith("RuntimeError in tests/samplers/faulty_env.py, line")
+        if place == 4:
+            assert "in step 4" in str(raised.value)
+            assert "in slot " in str(raised.value)
+            assert "with the task {'goal': " in str(raised.value)
+
+
+@pytest.mark.parametrize("fault", ["raise_unpicklable", "raise_huge", "leave"])
+def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
+    sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(tmp_path / "marker")})
+    with sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        with pytest.raises(ChildEnvError, match=r"UnpicklableError|RuntimeError|SystemExit") as raised:
+            sampler.rollout(tasks)
+        assert len(str(raised.value)) < 20_000
+        # It goes on as if nothing had happened.
+        assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
+
+
+def test_another_thread_can_interrupt() -> None:
+    with make_sampler("ray", {"fault": "hang", "place": 1}, step_timeout=200.0) as sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        sampler.prepare(NUM_TASKS)
+        timer = threading.Timer(0.5, sampler.interrupt, kwargs={"now": True})
+        timer.start()
+        with pytest.raises(RuntimeError, match="interrupted by another thread"):
+            sampler.rollout(tasks)
+        # It may still be killing actors.
+        timer.join()
+
+
+# Nodes.
+
+
+def wait_until(condition: Any) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_nodes_that_join_are_used_and_nodes_that_leave_are_done_without(cluster: Any, undisturbed: list[str]) -> None:
+    with make_sampler("ray", num_workers=None) as sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        found = {sampler.rollout(tasks).digest()}
+        node = cluster.add_node(num_cpus=1, object_store_memory=STORE, resources={"late": 1})
+        try:
+            wait_until(lambda: (sampler.prepare(20), len(sampler.pids) == 8)[-1])
+            sampler.seek(0)
+            found.add(sampler.rollout(tasks).digest())
+        finally:
+            cluster.remove_node(node, allow_graceful=False)
+        sampler.seek(0)
+        found.add(sampler.rollout(tasks).digest())
+        assert len(found) == 1
+        assert found.pop() == undisturbed[0]
+        # Ray counts the CPUs of a node that has gone for some seconds more, which the next tests would see.
+        wait_until(lambda: ray.cluster_resources()["CPU"] == 7)
+
+
+def test_more_workers_than_cpus_are_said_and_done_without(
+    undisturbed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert digests(make_sampler("ray", num_workers=9), NUM_TASKS) == undisturbed
+    assert "num_workers=9, but the Ray cluster at" in caplog.text
+    assert "has 7 CPUs; it goes on with as many workers" in caplog.text
+
+
+def test_more_workers_than_cpus_are_refused_if_the_number_is_strict() -> None:
+    with pytest.raises(ConfigError, match=r"num_workers=9, but the Ray cluster at \S+ has 7 CPUs; lower it, add nodes"):
+        make_sampler("ray", num_workers=9, strict=True)
+
+
+# What is refused.
+
+
+def test_policy_that_cannot_be_pickled_is_refused_with_the_name_of_the_attribute() -> None:
+    policy = NormalMLPPolicy(2, 2, (4,))
+    policy.layer1.guard = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"the policy NormalMLPPolicy\.layer1\.guard cannot be pickled for Ray actors"):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy, backend="ray")
+
+
+def test_environment_that_cannot_be_pickled_is_refused_with_the_name_of_the_argument() -> None:
+    with pytest.raises(TypeError, match=r"the environment '2DNavigation-v0'\.env_kwargs\.low cannot be pickled"):
+        MultiTaskSampler("2DNavigation-v0", {"low": threading.Lock()}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray")
+
+
+def test_lambda_as_nonlinearity_goes_to_the_actors_by_value() -> None:
+    policy = NormalMLPPolicy(2, 2, (4,), lambda units: torch.relu(units))
+    with MultiTaskSampler(
+        "2DNavigation-v0", {}, 2, policy, seed=0, num_workers=1, backend="ray", max_episode_steps=3
+    ) as sampler:
+        assert sampler.rollout(sampler.sample_tasks(2)).num_steps == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recv_timeout": 1.0}, "recv_timeout and backend='ray' exclude each other: they share memory"),
+        ({"num_groups": 2}, "num_groups and backend='ray' exclude each other"),
+        ({"inference": "central"}, "inference='central' and backend='ray' exclude each other"),
+        ({"start_method": "fork"}, "leave it out"),
+        ({"device": "meta"}, "acts on the CPU"),
+        ({"num_workers": 0}, "num_workers must be an integer of at least 1, got 0"),
+        ({"step_timeout": 0.0}, "step_timeout must be a positive number"),
+    ],
+)
+def test_modes_that_need_this_machine_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_sampler("ray", **options)

@@ -1,0 +1,101 @@
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from maml_rl.samplers.wire import source_digests
+
+import maml_rl
+from maml_rl.samplers.ray.source_digests import modules_of_user, source_digest
+
+# A family whose class is in one module of a package, with what it imports in two others outside of it.
+FILES = {
+    "digested/__init__.py": "",
+    "digested/family.py": "import digested_beside\nfrom digested_with import shift\n\n\nclass Family:\n    pass\n",
+    "digested/unused.py": "NUMBER = 1\n",
+    "digested_beside.py": "NUMBER = 2\n",
+    "digested_with.py": "def shift(number):\n    return number + 1\n",
+}
+
+
+def write(folder: Path, **changes: str) -> Path:
+    for name, text in {**FILES, **{name.replace("__", "/") + ".py": text for name, text in changes.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text.encode())
+    return folder
+
+
+@pytest.fixture
+def digest_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], str | None]]:
+    """Digests a module as another process would that has it in a folder."""
+
+    def digest(folder: Path, name: str) -> str | None:
+        with monkeypatch.context() as context:
+            context.syspath_prepend(str(folder))
+            return source_digest.__wrapped__(name)
+
+    yield digest
+    source_digest.cache_clear()
+    source_digests._is_installed.cache_clear()
+
+
+def test_digest_does_not_depend_on_place_compiled_files_or_line_ends(
+    digest_at: Callable[[Path, str], str | None], tmp_path: Path
+) -> None:
+    here, there = write(tmp_path / "here"), write(tmp_path / "there" / "deeper")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(there)], check=True)
+    for file in there.rglob("*.py"):
+        file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert digest_at(here, "digested") == digest_at(there, "digested") is not None
+    assert digest_at(here, "digested_with") == digest_at(there, "digested_with") is not None
+
+
+@pytest.mark.parametrize("changed", ["digested__family", "digested__unused", "digested__new"])
+def test_digest_of_a_package_depends_on_every_file_of_it(
+    changed: str, digest_at: Callable[[Path, str], str | None], tmp_path: Path
+) -> None:
+    here, there = write(tmp_path / "here"), write(tmp_path / "there", **{changed: "NUMBER = 3\n"})
+    assert digest_at(here, "digested") != digest_at(there, "digested")
+
+
+def test_names_of_files_are_part_of_the_digest(digest_at: Callable[[Path, str], str | None], tmp_path: Path) -> None:
+    here, there = write(tmp_path / "here"), write(tmp_path / "there")
+    (there / "digested" / "unused.py").rename(there / "digested" / "renamed.py")
+    assert digest_at(here, "digested") != digest_at(there, "digested")
+
+
+@pytest.mark.parametrize("name", ["nowhere_at_all", "nowhere.at.all", "sys"])
+def test_what_has_no_source_has_no_digest(name: str) -> None:
+    assert source_digest.__wrapped__(name) is None
+
+
+def test_package_itself_has_a_digest() -> None:
+    assert source_digest("maml_rl") == source_digest.__wrapped__(maml_rl.__name__) is not None
+
+
+def test_modules_behind_a_pickle_are_those_of_the_user_and_what_they_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(write(tmp_path)))
+    from digested.family import Family
+
+    try:
+        expected = ["digested", "digested_beside", "digested_with"]
+        assert modules_of_user([cloudpickle.dumps({"env": Family, "size": 3})]) == expected
+        # As in what an id is registered with.
+        assert modules_of_user([cloudpickle.dumps("digested.family:Family")]) == expected
+    finally:
+        source_digest.cache_clear()
+        source_digests._is_installed.cache_clear()
+        for name in [name for name in sys.modules if name.startswith("digested")]:
+            del sys.modules[name]
+
+
+def test_package_and_libraries_are_not_modules_of_the_user() -> None:
+    from maml_rl.policies import NormalMLPPolicy
+
+    assert (
+        modules_of_user([cloudpickle.dumps(NormalMLPPolicy(2, 2, (4,))), cloudpickle.dumps(["__main__", "ray"])]) == []
+    )

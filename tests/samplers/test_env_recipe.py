@@ -1,0 +1,100 @@
+"""What a child is to make its environment from is checked in the parent, before any process starts."""
+
+import pickle
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from faulty_env import FaultyEnv
+
+from maml_rl.envs import make_vector_env
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
+
+
+class InstanceOfSomething:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not me")
+
+
+@pytest.mark.parametrize(
+    ("env", "env_kwargs", "message"),
+    [
+        (lambda: FaultyEnv(), {}, "environment callable .*<lambda> cannot be pickled.*top level.*or an id"),
+        (FaultyEnv(), {}, "got the environment .*pass its id, its class, or a function"),
+        (3, {}, "registered id or a callable.*got 3"),
+        (FaultyEnv, {"marker": InstanceOfSomething()}, "environment argument 'marker' cannot be pickled.*not me"),
+        (partial(FaultyEnv, marker=InstanceOfSomething()), {}, "environment callable faulty_env.FaultyEnv cannot be"),
+    ],
+)
+def test_what_cannot_cross_to_a_child_is_refused_before_any_process_starts(
+    env: Any, env_kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "maml_rl.samplers.processes.launcher.Launcher.launch", lambda self: pytest.fail("a process started")
+    )
+    with pytest.raises(TypeError, match=message):
+        ParallelVectorEnv(env, env_kwargs, 2, 2)
+
+
+def test_vector_environment_in_place_of_an_id_is_refused() -> None:
+    vector_env = make_vector_env("2DNavigation-v0", {}, 1)
+    with pytest.raises(TypeError, match="itself, which cannot cross"):
+        ParallelVectorEnv(vector_env, {}, 2, 2)  # type: ignore[arg-type]
+    vector_env.close()
+
+
+def test_environment_that_only_the_parent_has_registered_can_be_made_elsewhere() -> None:
+    gymnasium.register("Elsewhere-v0", FaultyEnv, max_episode_steps=9)
+    recipe = Recipe.of("Elsewhere-v0", {"place": "nowhere"}, None).pickled()
+    del gymnasium.registry["Elsewhere-v0"]
+    vector_env = pickle.loads(recipe).make(2)
+    assert vector_env.num_envs == 2
+    assert vector_env.max_episode_steps == 9
+    vector_env.close()
+    del gymnasium.registry["Elsewhere-v0"]
+
+
+@pytest.mark.parametrize("name", ["Newcomer-v0", "newcomer:Newcomer-v0"])
+def test_module_that_registers_its_id_itself_is_imported_elsewhere_without_a_warning(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = 'gymnasium.register("Newcomer-v0", entry_point="newcomer:FaultyEnv", max_episode_steps=9)'
+    (tmp_path / "newcomer.py").write_text(f"import gymnasium\nfrom faulty_env import FaultyEnv\n\n{register}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_module("newcomer")
+    recipe = Recipe.of(name, {"place": "nowhere"}, None).pickled()
+    # As in a child that has imported nothing yet.
+    del gymnasium.registry["Newcomer-v0"], sys.modules["newcomer"]
+    vector_env = pickle.loads(recipe).make(2)
+    assert vector_env.max_episode_steps == 9
+    vector_env.close()
+    del gymnasium.registry["Newcomer-v0"], sys.modules["newcomer"]
+
+
+def test_registration_that_cannot_be_pickled_is_named() -> None:
+    gymnasium.register("Lambda-v0", lambda: FaultyEnv())
+    with pytest.raises(TypeError, match="what 'Lambda-v0' is registered with cannot be pickled"):
+        ParallelVectorEnv("Lambda-v0")
+    del gymnasium.registry["Lambda-v0"]
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, partial], ids=["class", "partial"])
+def test_environment_of_a_notebook_is_refused_with_the_remedy(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FaultyEnv, "__module__", "__main__")
+    recipe = Recipe.of(wrap(FaultyEnv), {}, 5)
+    # The main module of a parallel test run has no file.
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+    recipe.require_importable()
+    message = r"needs FaultyEnv, which workers.*notebook.*move it to a module.*num_workers=0 or start_method='fork'"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
+    with pytest.raises(TypeError, match=message):
+        recipe.require_importable()
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(TypeError, match=message):
+        recipe.require_importable()
