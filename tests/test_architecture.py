@@ -26,6 +26,7 @@ ROOMS = (
     "profiling",
     "functional",
     "seeding",
+    "checksums",
     "errors",
 )
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
+from maml_rl.checksums import check_sum
 from maml_rl.config.yaml_source import Mapping, read_mapping, suggest
 from maml_rl.errors import ConfigError
 
@@ -352,8 +353,10 @@ def load_config(path: str | Path) -> Config:
     """Read a config from YAML, or from a run's `config.json`.
 
     Raises:
-        ConfigError: If the file cannot be read, or is no valid config; the message names file, line and key.
+        ConfigError: If the file cannot be read, is no valid config, or is not as its run wrote it; the message names
+            file, line and key.
     """
+    check_sum(Path(path))
     return Config.from_mapping(read_mapping(path))
 
 

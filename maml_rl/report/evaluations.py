@@ -2,7 +2,6 @@
 
 import json
 import logging
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,8 +162,13 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 columns="episode" if "columns" in arrays and str(arrays["columns"]) == "episode" else "step",
             )
             evaluation.repetition_returns()
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        return None, [f"{path} cannot be read ({error}); `test.py --overwrite --output {path}` writes it again."]
+            # What is read is compared with its checksum. An entry with an altered name would look like a missing one.
+            for name in arrays:
+                arrays[name]
+    # What zipfile, zlib and NumPy raise is as different as the damage.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return None, [f"{path} cannot be read ({reason}); `test.py --overwrite --output {path}` writes it again."]
     if evaluation.env_name != run.config.env_name or evaluation.returns.ndim != 3 or not len(tasks):
         return None, [f"{path} is no evaluation of this run; `test.py --overwrite --output {path}` makes one."]
     return evaluation, []
