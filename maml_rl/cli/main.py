@@ -174,32 +174,44 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -> int:
     """List the trained policies that come with the package, or add one, and return the exit code."""
-    parser = Parser(prog=prog, description="List the trained policies that come with the package.")
-    parser.add_argument("--add", type=file_path, metavar="RUN", help="evaluate the policy of this run, and add it")
-    parser.add_argument("--name", type=utf8, help="of the policy to add")
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["add"]:
+        return _run_zoo_add(arguments[1:], f"{prog} add")
+    parser = Parser(
+        prog=prog,
+        description=f"List the trained policies that come with the package. {prog} add RUN --name NAME adds one.",
+    )
+    add_log_level(parser)
+    return run_command(parser, arguments, _zoo)
+
+
+def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
+    parser = Parser(prog=prog, description="Evaluate the policy of a run on new tasks, and add it to the zoo.")
+    parser.add_argument("run", type=file_path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--name", type=utf8, required=True, help="of the policy in the zoo")
     parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (the default), 'best', or a number")
     parser.add_argument("--tasks", type=positive, default=40, help="new tasks to evaluate it on (default: 40)")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
     parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
     add_log_level(parser)
-    return run_command(parser, arguments, _zoo)
+    return run_command(parser, arguments, _zoo_add)
+
+
+def _zoo_add(options: Namespace) -> None:
+    from maml_rl.experiment.zoo import add_to_zoo
+
+    folder = add_to_zoo(
+        options.run,
+        options.name,
+        options.checkpoint,
+        num_tasks=options.tasks,
+        overwrite=options.overwrite,
+        num_workers=options.num_workers,
+    )
+    print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
 
 
 def _zoo(options: Namespace) -> None:
-    if (options.add is None) != (options.name is None):
-        raise ConfigError("--add RUN and --name NAME go together; give both, or none for the list")
-    if options.add is not None:
-        from maml_rl.experiment.zoo import add_to_zoo
-
-        folder = add_to_zoo(
-            options.add,
-            options.name,
-            options.checkpoint,
-            num_tasks=options.tasks,
-            overwrite=options.overwrite,
-            num_workers=options.num_workers,
-        )
-        print(f"added {folder}")
     policies = zoo()
     rows = [("name", "tasks", "algorithm", "iterations", "return after 0, 1, ... inner steps on new tasks")]
     for name, folder in policies.items():
