@@ -1,13 +1,14 @@
 """What all commands share: a parser, the log on standard error, errors as one line and an exit code."""
 
 import argparse
+import errno
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -24,20 +25,33 @@ _SHOWN = 80
 
 
 class Ended(KeyboardInterrupt):
-    """SIGTERM, which is handled as Ctrl-C is."""
+    """SIGTERM, or SIGHUP of a terminal that is gone; they are handled as Ctrl-C is.
 
-    exit_code = 128 + signal.SIGTERM
+    Args:
+        number: of the signal.
+
+    Attributes:
+        exit_code: of the command.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
 
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Have SIGTERM end the work in the block as Ctrl-C does; the second of these signals ends the process at once."""
-    ends = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Ended}
+    """Have SIGTERM and SIGHUP end the work in the block as Ctrl-C does; a second signal ends the process at once.
+
+    A second SIGHUP does not: both the system and the shell send one when a terminal is closed.
+    """
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
+    ends = [signal.SIGINT, signal.SIGTERM, *([] if hangup is None else [hangup])]
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        for each in ends:
-            signal.signal(each, signal.SIG_DFL)
-        raise ends[signal.Signals(number)]
+        for each in replaced:
+            signal.signal(each, signal.SIG_IGN if each == number == hangup else signal.SIG_DFL)
+        raise KeyboardInterrupt if number == signal.SIGINT else Ended(number)
 
     # What is ignored, as in the background, stays so; and Python lets no other thread than the main one do this.
     usual = signal.default_int_handler, signal.SIG_DFL
@@ -119,7 +133,9 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
     except KeyboardInterrupt as interrupt:
-        print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
+        # A terminal that was closed takes no more words.
+        with suppress(OSError):
+            print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
         return interrupt.exit_code if isinstance(interrupt, Ended) else INTERRUPTED
     except (ConfigError, CheckpointError, TaskError) as error:
         print(f"{parser.prog}: error: {_printable(str(error))}", file=sys.stderr)
@@ -129,6 +145,8 @@ def run_command(
         return FAILED
     except OSError as error:
         where = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where += "; make room there, and try again"
         print(f"{parser.prog}: error: {_printable(f'{error.strerror or error}{where}')}", file=sys.stderr)
         return FAILED
     return 0

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -42,7 +43,9 @@ class TrainingProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._bar.close()
+        # A terminal that was closed must not hide why training has ended.
+        with suppress(OSError):
+            self._bar.close()
 
     def __call__(self, metrics: Metrics) -> None:
         """Show one more iteration."""

@@ -5,8 +5,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from maml_rl.config.reference import describe_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable, check_writable
-from maml_rl.runs.numbered import new_folder, newest_path, next_path
+from maml_rl.runs.numbered import new_file, new_folder, newest_path
 
 # torch is imported inside the commands: a spawned worker imports this module again, and must stay light.
 
@@ -47,7 +47,7 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
         type=file_path,
         help="where the run goes (default: runs/<name of the config>, with a new number)",
     )
-    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, or start it")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
     parser.add_argument("--profile", action="store_true", help="record the share of time of each stage")
     parser.add_argument(
@@ -180,9 +180,9 @@ def _train(options: argparse.Namespace) -> None:
     check_creatable(options.output_folder, "--output-folder")
     with new_folder(options.output_folder) if new else nullcontext(options.output_folder) as folder:
         options.output_folder = folder
-        _check_run_folders(options, begun)
+        _check_run_folders(options)
         if options.seeds is None:
-            progress = _train_one(config, folder, options, device, resume=options.resume)
+            progress = _train_one(config, folder, options, device)
             print(progress.summary())
             if options.profile:
                 print(progress.profile())
@@ -196,28 +196,26 @@ def _train(options: argparse.Namespace) -> None:
         print(f"  {_command(options, 'report')} {folder}")
 
 
-def _check_run_folders(options: argparse.Namespace, begun: Sequence[Path]) -> None:
+def _check_run_folders(options: argparse.Namespace) -> None:
     """Refuse folders of runs that cannot be written, or that hold other runs, before the first run is trained."""
     from maml_rl.runs.run_folder import check_run_folder
 
     if options.seeds is not None:
-        _check_seeds(options, begun)
+        _check_seeds(options)
     for run in _run_folders(options).values():
-        resume = options.resume and (options.seeds is None or run / "config.json" in begun)
-        check_run_folder(run, resume=resume, overwrite=options.overwrite)
+        check_run_folder(run, resume=options.resume, overwrite=options.overwrite)
 
 
 def _train_seeds(config: Config, options: argparse.Namespace, device: Any) -> None:
     runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
     for number, (seeded, run) in enumerate(runs, start=1):
-        resume = options.resume and (run / "config.json").is_file()
-        progress = _train_one(seeded, run, options, device, resume=resume)
+        progress = _train_one(seeded, run, options, device)
         print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
         if options.profile:
             print(progress.profile())
 
 
-def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any, *, resume: bool) -> Any:
+def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any) -> Any:
     """Train with one seed, and return the progress that was made."""
     from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -230,7 +228,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
             config,
             folder,
             device=device,
-            resume=resume,
+            resume=options.resume,
             overwrite=options.overwrite,
             profile=options.profile,
             on_iteration=progress,
@@ -251,7 +249,7 @@ class _Seeds(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
 
 
-def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
+def _check_seeds(options: argparse.Namespace) -> None:
     if options.seed is not None:
         raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
     for seed in options.seeds:
@@ -260,8 +258,6 @@ def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
     folder = options.output_folder
     if (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
-    if options.resume and not begun:
-        raise ConfigError(f"there is no run of these --seeds to resume in {folder}; start them without --resume")
 
 
 def _how_to_go_on(options: argparse.Namespace) -> str:
@@ -282,6 +278,7 @@ def _test(options: argparse.Namespace) -> None:
     config_path = _chosen_config(options)
     if config_path is None:
         raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
+    is_named = options.output is not None
     _check_outputs(options, config_path)
     for name in ("save_tasks", "num_batches", "training_tasks"):
         if options.tasks is not None and getattr(options, name):
@@ -311,7 +308,12 @@ def _test(options: argparse.Namespace) -> None:
         experiment.restore(options.checkpoint, config_path.parent)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
-    with logging_redirect_tqdm(), tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar:
+    with (
+        ending_in_order(),
+        _reserved_output(options, number=not is_named) as output,
+        logging_redirect_tqdm(),
+        tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar,
+    ):
         evaluation = evaluate(
             experiment,
             num_batches=num_batches,
@@ -323,8 +325,7 @@ def _test(options: argparse.Namespace) -> None:
             on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
             on_batch=lambda _: bar.update(),
         )
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    evaluation.save(options.output)
+        evaluation.save(output)
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
     if options.training_tasks:
         kind += " as in training"
@@ -335,7 +336,7 @@ def _test(options: argparse.Namespace) -> None:
         episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
-    print(f"{evaluation.scope()}; saved with the tasks in {options.output}")
+    print(f"{evaluation.scope()}; saved with the tasks in {output}")
 
 
 def _config_to_train(options: argparse.Namespace) -> Path:
@@ -363,7 +364,7 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
     if options.output is None:
         # Reports take evaluation.npz of a run for its tests.
         file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"
-        options.output = _default_output(config_path, file, overwrite=options.overwrite)
+        options.output = _default_output(config_path, file)
         check_creatable(options.output.parent, "--output")
     used = {"--config": config_path, "--tasks": options.tasks}
     for option, path in named.items():
@@ -374,7 +375,7 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
             if other != option and file is not None and os.path.realpath(file) == os.path.realpath(path):
                 raise ConfigError(f"{option} and {other} name the same file, {path}; choose another {option}")
         if path.exists() and not options.overwrite:
-            raise ConfigError(f"{path} exists; replace it with --overwrite, or choose another {option}")
+            raise _exists(path, option)
 
 
 def _check_has_policy(config_path: Path, choice: str) -> None:
@@ -438,10 +439,29 @@ def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
     return (resume and newest_path(folder)) or folder
 
 
-def _default_output(config_path: Path, file: str, *, overwrite: bool) -> Path:
+def _default_output(config_path: Path, file: str) -> Path:
     """Return the file of results that name none: `file` in the run's folder, or named after the config."""
-    path = config_path.parent / file if _is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
-    return path if overwrite else next_path(path)
+    return config_path.parent / file if _is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
+
+
+@contextmanager
+def _reserved_output(options: argparse.Namespace, *, number: bool) -> Iterator[Path]:
+    """Reserve the name of the results, so that of two tests at once neither replaces what the other has measured."""
+    if options.overwrite:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        yield options.output
+        return
+    with ExitStack() as stack:
+        try:
+            output = stack.enter_context(new_file(options.output, number=number))
+        except FileExistsError:
+            # Another process was faster.
+            raise _exists(options.output, "--output") from None
+        yield output
+
+
+def _exists(path: Path, option: str) -> ConfigError:
+    return ConfigError(f"{path} exists; replace it with --overwrite, or choose another {option}")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -301,15 +301,22 @@ def test_check_env_says_what_the_sampler_needs_beside(
     assert "no policy for the action space Discrete(2, start=1)" in last
 
 
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, console.Ended)])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, console.Ended), (signal.SIGHUP, console.Ended)],
+)
 def test_first_signal_ends_the_work_and_a_second_one_the_process(number: int, kind: type[BaseException]) -> None:
-    ends = signal.SIGINT, signal.SIGTERM
+    ends = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = [signal.getsignal(each) for each in ends]
     with console.ending_in_order():
         with pytest.raises(KeyboardInterrupt) as raised:
             signal.raise_signal(number)
         assert type(raised.value) is kind
-        assert [signal.getsignal(each) for each in ends] == [signal.SIG_DFL] * 2
+        # Of SIGHUP two come.
+        ignored = [signal.SIGHUP] if number == signal.SIGHUP else []
+        assert [signal.getsignal(each) for each in ends] == [
+            signal.SIG_IGN if each in ignored else signal.SIG_DFL for each in ends
+        ]
     assert [signal.getsignal(each) for each in ends] == before
 
 
