@@ -89,6 +89,15 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says that a run is trusted."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the modules that the run names, though somebody else may have made them: this executes their code",
+    )
+
+
 def placement(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the options of `add_placement` say, as settings of a config; where a run was trained says nothing."""
     given = options.backend or "auto", options.num_workers, options.ray_address, bool(options.strict)

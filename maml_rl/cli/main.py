@@ -21,6 +21,7 @@ from maml_rl.cli.console import (
     Parser,
     add_log_level,
     add_placement,
+    add_trust,
     file_path,
     not_negative,
     placement,
@@ -99,6 +100,7 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
         "--videos", type=not_negative, default=2, help="tasks to make videos of; 0 for none (default: 2)"
     )
     add_placement(parser)
+    add_trust(parser)
     add_log_level(parser)
     return run_command(parser, arguments, _report)
 
@@ -114,6 +116,7 @@ def _report(options: Namespace) -> None:
         task_file=None if isinstance(options.tasks, int) else options.tasks,
         num_videos=options.videos,
         placement=placement(options),
+        trust=options.trust,
     )
     print(f"the report is {path}; open it in any browser")
 

@@ -16,6 +16,7 @@ from maml_rl.cli.console import (
     Parser,
     add_log_level,
     add_placement,
+    add_trust,
     ending_in_order,
     file_path,
     not_negative,
@@ -30,11 +31,13 @@ from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable, check_writable
 from maml_rl.runs.numbered import new_folder, newest_path, next_path
+from maml_rl.runs.trust import check_code
 
 # torch is imported inside the commands: a spawned worker imports this module again, and must stay light.
 
 # Before the names of the options that are settings of the algorithm.
 _ALGORITHM = "algorithm_setting_"
+_YAML = ".yaml", ".yml"
 _DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
 
 
@@ -97,7 +100,10 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
         del known[place : place + (1 if "=" in option else 2)]
     options, _ = parser.parse_known_args(known)
     try:
-        name = options.algorithm or load_config(_config_to_train(options)).algorithm
+        config_path = _config_to_train(options)
+        config = _overridden(load_config(config_path), {"algorithm": options.algorithm})
+        _check_code(config, config_path, options)
+        name = config.algorithm
         settings = find_metalearner(name).Settings
     except ValueError:
         # The command itself says what is wrong with its config.
@@ -161,6 +167,7 @@ def _add_config(parser: argparse.ArgumentParser, meaning: str, default: str | No
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
+    add_trust(parser)
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
     parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
     add_log_level(parser)
@@ -175,7 +182,9 @@ def _train(options: argparse.Namespace) -> None:
         options.output_folder = _default_folder(config_path, config.method, resume=options.resume)
     begun = _begun(options)
     if options.resume and begun and given is None:
-        config = _overridden(load_config(begun[0]), _settings(options))
+        config_path = begun[0]
+        config = _overridden(load_config(config_path), _settings(options))
+    _check_code(config, config_path, options)
     device = _device(options)
     check_creatable(options.output_folder, "--output-folder")
     with new_folder(options.output_folder) if new else nullcontext(options.output_folder) as folder:
@@ -289,6 +298,7 @@ def _test(options: argparse.Namespace) -> None:
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = _overridden(load_config(config_path), {name: getattr(options, name) for name in names})
     config = config.override(placement(options))
+    _check_code(config, config_path, options)
     num_steps = config.test_steps if options.num_steps is None else options.num_steps
     if config.method == "oracle" and num_steps:
         raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
@@ -336,6 +346,12 @@ def _test(options: argparse.Namespace) -> None:
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
     print(f"{evaluation.scope()}; saved with the tasks in {options.output}")
+
+
+def _check_code(config: Config, config_path: Path, options: argparse.Namespace) -> None:
+    """Refuse code that a run names unless it is trusted; a YAML file is of the user's own choice."""
+    if not options.trust and config_path.suffix not in _YAML:
+        check_code(config, "add --trust", samples=True)
 
 
 def _config_to_train(options: argparse.Namespace) -> Path:

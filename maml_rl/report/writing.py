@@ -35,6 +35,7 @@ def write_report(
     num_videos: int = 2,
     num_workers: int | None = None,
     placement: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Path:
     """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
 
@@ -55,6 +56,9 @@ def write_report(
         num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
         placement: other settings of a config that say where its episodes are sampled: "backend", "num-workers",
             "ray-address", "strict".
+        trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
+            Without it nothing of the kind is imported, be it installed or not; such policies are shown as far as their
+            files tell, and not tried.
 
     Returns:
         The file.
@@ -67,7 +71,7 @@ def write_report(
     _check_output(path)
     held_out = None if task_file is None else Path(task_file)
     if held_out is not None:
-        _check_tasks(held_out, groups)
+        _check_tasks(held_out, groups, trust=trust)
     results: list[GroupResult] = []
     films: list[Markup | None] = []
     for group in groups:
@@ -77,6 +81,7 @@ def write_report(
             num_workers=num_workers,
             placement=placement,
             task_file=held_out,
+            trust=trust,
             # The policies of one family, which are compared, begin alike.
             with_untrained=all(
                 earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
@@ -105,16 +110,19 @@ def _data(results: Sequence[GroupResult]) -> dict[str, str]:
     return dict(zip(_DATA, tables, strict=True))
 
 
-def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
-    """Refuse tasks that are of no use to any of the groups."""
+def _check_tasks(path: Path, groups: Sequence[RunGroup], *, trust: bool) -> None:
+    """Refuse tasks that are of no use to any of the groups that are tried."""
     errors = []
     for group in groups:
+        if not trust and group.config.named_code():
+            continue
         try:
             make_experiment(group.config).load_tasks(path)
             return
         except MamlRLError as error:
             errors.append(error)
-    raise errors[0]
+    if errors:
+        raise errors[0]
 
 
 def _default_output(runs: Sequence[str | Path]) -> Path:
@@ -133,5 +141,5 @@ def _check_output(path: Path) -> None:
         if not re.search(f'name="generator" content="{re.escape(GENERATOR)}"', head):
             raise ConfigError(f"{path} exists and is no report; choose another --output")
     for data in map(path.with_suffix, _DATA):
-        if data.exists() and not data.read_bytes().startswith(f"{FIRST_COLUMN},".encode()):
+        if data.exists() and not re.match(rb"%b[,\r\n]" % FIRST_COLUMN.encode(), data.read_bytes()):
             raise ConfigError(f"{data} exists and is no report's; move it, or choose another --output")
