@@ -67,6 +67,8 @@ def write_report(
         ConfigError: If there is no run among the folders, the output exists and is no report, or the tasks fit no run.
     """
     groups, notices = read_runs(runs)
+    # Before any work: what is wrong here is wrong for all runs.
+    groups[0].config.override(dict(placement or {}))
     path = Path(output) if output is not None else _default_output(runs)
     _check_output(path)
     held_out = None if task_file is None else Path(task_file)

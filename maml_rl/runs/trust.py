@@ -18,8 +18,7 @@ from contextlib import suppress
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from maml_rl.config.config import Config
 from maml_rl.runs.atomic_files import replace_file
@@ -154,4 +153,4 @@ def _editable(package: str, sites: list[Path]) -> Iterator[Path]:
         with suppress(ValueError, KeyError, TypeError):
             origin = json.loads(distribution.read_text("direct_url.json") or "{}")
             if origin["dir_info"]["editable"] and origin["url"].startswith("file:"):
-                yield Path(url2pathname(urlsplit(origin["url"]).path)).resolve()
+                yield Path(unquote(urlsplit(origin["url"]).path)).resolve()
