@@ -3,7 +3,7 @@
 import json
 import logging
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def evaluate_group(
     task_file: Path | None = None,
     with_untrained: bool = True,
     trust: bool = False,
+    on_run: Callable[[], object] = lambda: None,
 ) -> tuple[GroupResult, list[str]]:
     """Adapt the policies of a group to new tasks; what `test.py` has left in a run's folder is taken as it is.
 
@@ -88,6 +89,7 @@ def evaluate_group(
         task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
         with_untrained: whether to try the initial policy, too, unless it is an oracle's.
         trust: whether to import modules that the runs name; without it, their policies are not tried.
+        on_run: is called when a run is about to be tried.
 
     Returns:
         The results, and sentences about runs that could not be tried.
@@ -99,6 +101,7 @@ def evaluate_group(
     notices: list[str] = []
     sampled = untrained = held_out = None
     for run in group.runs:
+        on_run()
         evaluation, complaint = _saved_evaluation(run)
         notices += complaint
         code = {} if trust else run.config.named_code()

@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ _DATA = ".training.csv", ".returns.csv"
 # The mark of a report is near its beginning.
 _HEAD = 2_000
 
+OnPart = Callable[[str, int, int], object]
+
 logger = logging.getLogger(__name__)
 
 
@@ -36,6 +39,7 @@ def write_report(
     num_workers: int | None = None,
     placement: Mapping[str, Any] | None = None,
     trust: bool = False,
+    on_part: OnPart = lambda what, done, total: None,
 ) -> Path:
     """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
 
@@ -59,6 +63,8 @@ def write_report(
         trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
             Without it nothing of the kind is imported, be it installed or not; such policies are shown as far as their
             files tell, and not tried.
+        on_part: is given what is about to be done, and how many of how many parts are done: a run is a part, and a
+            video.
 
     Returns:
         The file.
@@ -76,7 +82,9 @@ def write_report(
         _check_tasks(held_out, groups, trust=trust)
     results: list[GroupResult] = []
     films: list[Markup | None] = []
+    total, done = sum(len(group.runs) + num_videos for group in groups), 0
     for group in groups:
+        parts = count(done)
         result, complaints = evaluate_group(
             group,
             num_tasks=num_tasks,
@@ -84,6 +92,7 @@ def write_report(
             placement=placement,
             task_file=held_out,
             trust=trust,
+            on_run=lambda parts=parts: on_part("trying policies", next(parts), total),  # type: ignore[misc]
             # The policies of one family, which are compared, begin alike.
             with_untrained=all(
                 earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
@@ -91,10 +100,19 @@ def write_report(
             ),
         )
         notices += complaints
-        film, complaints = videos(result.sampled, num_videos) if result.sampled is not None else (None, [])
+        film, complaints = None, []
+        if result.sampled is not None:
+            film, complaints = videos(
+                result.sampled,
+                num_videos,
+                lambda parts=parts: on_part("drawing videos", next(parts), total),  # type: ignore[misc]
+            )
         notices += complaints
+        # Without pictures, or with a fault, a group has fewer videos.
+        done += len(group.runs) + num_videos
         results.append(result)
         films.append(film)
+    on_part("writing the page", total, total)
     notices = list(dict.fromkeys(notices))
     for notice in notices:
         logger.warning("%s", notice)
