@@ -11,6 +11,8 @@ from torch import Tensor
 from maml_rl.envs.spaces import is_image
 from maml_rl.episode.task_episodes import Baseline, BatchEpisodes, TaskEpisodes
 
+__all__ = ["LinearFeatureBaseline", "ZeroBaseline", "make_baseline"]
+
 Self = TypeVar("Self", bound="LinearFeatureBaseline")
 
 _TIME_FEATURES = 4
@@ -289,3 +291,7 @@ def _solve(features: Tensor, targets: Tensor, count: Tensor, reg_coeff: float) -
             break
         ridge = torch.where(unsolved[:, None, None], (10.0 * ridge).clamp(min=_FIRST_RAISE), ridge)
     return weights.squeeze(-1)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

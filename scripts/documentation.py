@@ -87,7 +87,7 @@ def with_settings(markdown: str) -> str:
 def table_of(settings: list[Setting]) -> str:
     """Return a table of settings in Markdown."""
     rows = [
-        f"| `{setting.key}` | {setting.meaning} | {setting.allowed} "
+        f"| `{setting.key}` | {setting.meaning} | `{setting.allowed}` "
         f"| {'required' if setting.default is None else f'`{setting.default}`'} |"
         for setting in settings
     ]

@@ -44,6 +44,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return judge((yield))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Training with own code is written down below the home folder; of tests, in a folder that is theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def opengl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips a test where nothing can be drawn; there is no screen for the others."""

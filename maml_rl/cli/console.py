@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+from maml_rl.config.config import Config
+from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -73,6 +75,20 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Refuse unknown arguments; of an option, with the one that is meant."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            names = [each.partition("=")[0] for each in unknown if each.startswith("--")]
+            hint = suggest(names[0], list(self._option_string_actions)) if names else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options
+
+    def is_unknown_with_value(self, argument: str) -> bool:
+        """Tell whether an argument is --NAME=VALUE of an option that there is not."""
+        name, equals, _ = argument.partition("=")
+        return bool(equals) and name.startswith("--") and name not in self._option_string_actions
+
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the arguments, and exit."""
         self.exit(BAD_INPUT, f"{self.prog}: error: {_printable(message)} (--help lists the options)\n")
@@ -90,7 +106,11 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where environments are."""
-    parser.add_argument("--backend", help="in-process, processes, ray, or auto (the default): one of the first two")
+    parser.add_argument(
+        "--backend",
+        choices=get_args(Config.model_fields["backend"].annotation),
+        help="where environments are; auto (the default): in processes, or in this one if there are no workers",
+    )
     parser.add_argument(
         "--num-workers", type=not_negative, help="worker processes or Ray actors (default: one per core; 0: none)"
     )
@@ -100,6 +120,15 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="refuse a Ray cluster with fewer CPUs than workers, in place of going on with fewer",
+    )
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says that a run is trusted."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the modules that the run names, though somebody else may have made them: this executes their code",
     )
 
 
@@ -123,6 +152,7 @@ def run_command(
         command: is given the options.
         when_interrupted: says what to do after Ctrl-C.
     """
+    _open_closed_streams()
     options = parser.parse_args(arguments)
     try:
         with _log_to_standard_error(parser.prog, options.log_level):
@@ -150,6 +180,19 @@ def run_command(
         print(f"{parser.prog}: error: {_printable(f'{error.strerror or error}{where}')}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _open_closed_streams() -> None:
+    """Lead standard streams that are closed, as after `>&-`, nowhere: the next file would take their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            # Not by the number, which a file may have taken while libraries were loaded. It stays open to the end.
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _printable(text: str) -> str:

@@ -109,6 +109,28 @@ class TrainingProgress:
         return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
 
 
+class ReportProgress:
+    """A progress bar over the parts of a report: policies to try, videos to draw."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] = tqdm(total=1, unit="part", dynamic_ncols=True, disable=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show what is about to be done, after `done` of `total` parts."""
+        self._bar.total = total
+        self._bar.set_description_str(what, False)
+        self._bar.update(done - self._bar.n)
+        self._bar.refresh()
+
+
 def _returns(metrics: Metrics) -> list[float]:
     """Return the mean returns from before adaptation to after it; a single one where training does not adapt."""
     return [metrics[key] for key in return_keys(metrics)]

@@ -337,6 +337,17 @@ class Config(SettingsModel):
         """Tell whether `override` has replaced a hyphenated key."""
         return (key,) in self._source.origins
 
+    def named_code(self) -> dict[str, str]:
+        """Return the values of those keys that name a module to import, as "module:name", by key."""
+        distribution = (self.tasks or {}).get("distribution")
+        values = {
+            "env-name": self.env_name,
+            "algorithm": self.algorithm,
+            "policy": self.policy,
+            f"{TASKS}.distribution": distribution,
+        }
+        return {key: value for key, value in values.items() if isinstance(value, str) and ":" in value}
+
     def to_json(self) -> str:
         """Write every setting, defaults included, as JSON that `load_config` reads."""
         values = self.model_dump(mode="json", by_alias=True)

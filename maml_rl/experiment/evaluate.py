@@ -69,6 +69,12 @@ class Evaluation:
     repetitions: int = 1
     columns: Columns = "step"
 
+    def __repr__(self) -> str:
+        num_tasks, _, batch_size = self.returns.shape
+        means = ", ".join(f"{mean:.4g}" for mean in self.returns.mean(axis=(0, 2), dtype=np.float64))
+        counted = "0, 1, ... steps" if self.columns == "step" else "each episode of the trial"
+        return f"Evaluation({self.env_name}, M={num_tasks}, B={batch_size}, mean returns after {counted}: {means})"
+
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
         means: NDArray[np.float64] = self.returns.mean(axis=2, dtype=np.float64)

@@ -17,12 +17,19 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
 from maml_rl.runs.run_folder import CONFIG
+from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def load_policy(run: str | Path, checkpoint: str | Path | int = "last", device: torch.device | str = "cpu") -> Policy:
+def load_policy(
+    run: str | Path,
+    checkpoint: str | Path | int = "last",
+    device: torch.device | str = "cpu",
+    *,
+    trust: bool = False,
+) -> Policy:
     """Load the policy of a training run, or one that comes with the package.
 
     Args:
@@ -30,19 +37,25 @@ def load_policy(run: str | Path, checkpoint: str | Path | int = "last", device: 
         checkpoint: "last"; "best", by the evaluations of the run if it has any, otherwise by its returns in training; a
             number of iterations; or the folder of a checkpoint.
         device: where the policy goes.
+        trust: whether to import modules that the run names, though they are neither installed nor known from training
+            on this machine. To import a module is to execute it.
 
     Returns:
         The policy; its attribute `trained_with` is the config of the run, and `adaptation_rule` the inner loop that
         `adapt_to_task` takes.
 
     Raises:
-        ConfigError: If the folder is no run, the zoo has no such policy, or the environment cannot be made.
+        ConfigError: If the folder is no run, the zoo has no such policy, the environment cannot be made, or the run
+            needs `trust`.
         CheckpointError: If the checkpoint is missing, broken, or of another architecture.
     """
     folder = find_run(run)
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
-    experiment = make_experiment(load_config(folder / CONFIG), device)
+    config = load_config(folder / CONFIG)
+    if not trust:
+        check_code(config, "pass trust=True to load_policy")
+    experiment = make_experiment(config, device)
     experiment.restore(checkpoint, folder)
     policy = experiment.policy
     policy.trained_with, policy.adaptation_rule = experiment.config, experiment.test_rule

@@ -28,6 +28,7 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, RunFolder
+from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.task_distributions.task_files import save_tasks
 
@@ -80,6 +81,7 @@ def train(
     """
     experiment = make_experiment(config, device, num_workers=num_workers)
     config = experiment.config
+    remember_code(config)
     num_steps = 0 if experiment.metalearner.rule is None else config.training_steps
     experiment.check_memory(config.meta_batch_size, num_steps, 1 + min(config.prefetch, config.num_batches))
     held_out = _held_out_tasks(experiment, Path(folder), resume=resume)

@@ -62,9 +62,8 @@ def add_to_zoo(
     _check_name(name, overwrite=overwrite)
     folder = find_run(run)
     config = load_config(folder / CONFIG)
-    for key, value in (("env-name", config.env_name), ("algorithm", config.algorithm), ("policy", config.policy or "")):
-        if ":" in value:
-            raise ConfigError(f"{key} {value!r} of {folder} is no part of the package, so others could not load it")
+    for key, value in config.named_code().items():
+        raise ConfigError(f"{key} {value!r} of {folder} is no part of the package, so others could not load it")
     # Where the run was sampled and when it was evaluated is of no use here, and may name what others do not have.
     defaults = {str(field.alias): field.default for name, field in Config.model_fields.items() if name in _NOT_KEPT}
     trained_with = load_system(folder)

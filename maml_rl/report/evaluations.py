@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,8 @@ def evaluate_group(
     placement: Mapping[str, Any] | None = None,
     task_file: Path | None = None,
     with_untrained: bool = True,
+    trust: bool = False,
+    on_run: Callable[[], object] = lambda: None,
 ) -> tuple[GroupResult, list[str]]:
     """Adapt the policies of a group to new tasks; what `test.py` has left in a run's folder is taken as it is.
 
@@ -85,6 +87,8 @@ def evaluate_group(
         placement: see `write_report`.
         task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
         with_untrained: whether to try the initial policy, too, unless it is an oracle's.
+        trust: whether to import modules that the runs name; without it, their policies are not tried.
+        on_run: is called when a run is about to be tried.
 
     Returns:
         The results, and sentences about runs that could not be tried.
@@ -96,9 +100,17 @@ def evaluate_group(
     notices: list[str] = []
     sampled = untrained = held_out = None
     for run in group.runs:
+        on_run()
         evaluation, complaint = _saved_evaluation(run)
         notices += complaint
-        if task_file is not None:
+        code = {} if trust else run.config.named_code()
+        if code:
+            if (num_tasks or task_file is not None) and evaluation is None:
+                notices.append(
+                    f"The policy of {run.path} was not tried on new tasks: it needs {' and '.join(code.values())}, and "
+                    f"a report imports nothing that a run names; add --trust, or measure it with `test.py {run.path}`."
+                )
+        elif task_file is not None:
             try:
                 held_out = make_experiment(run.config).load_tasks(task_file)
             except MamlRLError as error:
@@ -106,7 +118,7 @@ def evaluate_group(
                 continue
             if evaluation is not None and not same_tasks(evaluation.tasks, held_out):
                 evaluation = None
-        if (num_tasks or held_out) and (evaluation is None or sampled is None):
+        if not code and (num_tasks or held_out) and (evaluation is None or sampled is None):
             logger.info("trying the policy of %s on %d tasks", run.path, len(held_out or ()) or num_tasks)
             try:
                 tried = _evaluate(run, held_out or num_tasks, settings, trained=True)

@@ -170,6 +170,13 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self.task_distribution = task_distribution
         self._closed = self._interrupted = False
 
+    def __repr__(self) -> str:
+        horizon = self._recipe.max_episode_steps
+        limit = "" if horizon is None else f", T={horizon}"
+        state = "closed" if self._closed else f"iteration {self.iteration}, phase {self.phase}"
+        name = env_id(self._recipe.env) or "of one's own"
+        return f"MultiTaskSampler({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
+
     def prepare(self, num_tasks: int) -> None:
         """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are there."""
         self._replay(lambda: self._backend.prepare(check_count("num_tasks", num_tasks)))

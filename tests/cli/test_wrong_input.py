@@ -268,7 +268,7 @@ ENVIRONMENT_CASES: list[Case] = [
     (check_env("two\nlines"), ["two\\nlines"]),
     (check_env("\x1b[31mred"), ["\\x1b[31mred"]),
     (train("--env-name", "json:Foo-v0"), ["unknown family 'Foo-v0'"]),
-    (train("--env-name", ""), ["expected text"]),
+    (train("--env-name", ""), ["--env-name", "expected a value, got an empty text"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["no task family", "sample_tasks"]),
     # Arguments that the config has for its own family.
@@ -546,6 +546,24 @@ VALUE_CASES: list[Case] = [
     (train("--fast-lr", "\udcff"), ["--fast-lr", "no valid YAML"]),
     (train("--fast-lr", "["), ["--fast-lr", "no valid YAML"]),
     (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
+    # One option is one value, whatever lines it has.
+    (train("--gamma", "0.5\nseed: 3"), ["--gamma", "expected one value", "'seed'"]),
+    (train("--env-kwargs", "{}\nseed: 3"), ["--env-kwargs", "expected one value", "'seed'"]),
+    *[
+        (train(f"--{key}={value}"), [f"--{key}", "expected a value, got an empty text"])
+        for key in ("tasks", "policy", "gamma", "max-episode-steps", "max-kl")
+        for value in ("", " ", "# nothing")
+    ],
+    (evaluate("--fast-lr="), ["--fast-lr", "expected a value, got an empty text"]),
+    *[
+        (command, ["--backend", "'zz'"])
+        for command in (["report", "run", "--backend", "zz"], evaluate("--backend", "zz"))
+    ],
+    (train("--num-batchs", "3"), ["--num-batchs", "did you mean '--num-batches'"]),
+    (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
+    (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
+    (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
+    (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
 ]
 
 

@@ -189,3 +189,17 @@ def test_settings_of_the_algorithm_are_rows_of_their_own(navigation_runs: Path, 
     assert '<tr class="changed"><th>cg-iters</th><td><code>2</code>' in settings
     assert "<tr><th>max-kl</th><td><code>0.01</code>" in settings
     assert "algorithm-settings" not in settings
+
+
+def test_report_tells_which_of_its_parts_is_next(tmp_path: Path, navigation_runs: Path) -> None:
+    parts: list[tuple[str, int, int]] = []
+    write_report(
+        [navigation_runs],
+        tmp_path / "report.html",
+        num_tasks=2,
+        num_workers=0,
+        num_videos=1,
+        on_part=lambda *part: parts.append(part),
+    )
+    # Two runs; navigation has no videos.
+    assert parts == [("trying policies", 0, 3), ("trying policies", 1, 3), ("writing the page", 3, 3)]
