@@ -138,3 +138,10 @@ def test_editable_install_is_a_path_that_type_checkers_read(built: tuple[Path, Z
     (path_file,) = (name for name in editable.namelist() if name.endswith(".pth"))
     assert editable.read(path_file).decode().strip() == str(sources)
     assert not any(name.endswith(".py") for name in editable.namelist())
+
+
+def test_tensorboard_is_an_extra_that_training_and_tests_install() -> None:
+    assert "tensorboard" not in {Requirement(line).name for line in PROJECT["dependencies"]}
+    extras = PROJECT["optional-dependencies"]
+    assert all("tensorboard" in {Requirement(line).name for line in extras[name]} for name in ("tensorboard", "dev"))
+    assert "tensorboard" in {pin.name for pin in pins()}
