@@ -175,7 +175,7 @@ def test_search_finds_cuda_without_a_server(browser: Browser, site: Path) -> Non
         ("callback", "faq.html", "on_iteration"),
         ("plot", "faq.html", "maml-rl report"),
         ("hyperparameters", "faq.html", "fast-lr"),
-        ("bibtex", "algorithms/promp.html", "rothfuss2019promp"),
+        ("BibTeX", "cite.html", "@software{maml_rl"),
     ],
 )
 def test_search_has_a_useful_section_for_a_word(site: Path, word: str, page: str, content: str) -> None:
