@@ -146,7 +146,7 @@ def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_pages_open_in_a_browser(browser: Browser, site: Path) -> None:
     for path in sorted(site.rglob("*.html")):
         if path.stem == "404":  # It knows its place on a server alone.
