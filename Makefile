@@ -37,12 +37,12 @@ $(TRAIN_READY): pyproject.toml constraints.txt
 	@echo 'setting up $(VENV), which takes a few minutes once'
 	@$(PYTHON) -m venv --clear $(VENV)
 	@scripts/install-torch $(RUN)
-	@$(INSTALL) --editable '.[fast,report]'
+	@$(INSTALL) --editable '.[fast,report,tensorboard]'
 	@touch $@
 
 $(READY): $(TRAIN_READY)
 	@echo 'adding what tests and documentation need to $(VENV)'
-	@$(INSTALL) --editable '.[fast,report,$(EXTRAS)]'
+	@$(INSTALL) --editable '.[fast,report,tensorboard,$(EXTRAS)]'
 	@touch $@
 
 train: $(TRAIN_READY) ## meta-train the default experiment (2D navigation) and print where the results are
@@ -85,7 +85,7 @@ format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff format .
 
 lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
-	$(LOCK) $(addprefix --extra ,fast report docs examples bench ray dev) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,fast report tensorboard docs examples bench ray dev) --output-file constraints.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
 	$(LOCK) $(addprefix --extra ,metaworld report dev) --output-file constraints-metaworld.txt pyproject.toml
 

@@ -257,7 +257,7 @@ def _check_made(env: Any, options: Namespace) -> None:
         check_meta_env(made, make_another=lambda: _make_env(options.env, _kwargs(options.env_kwargs)))
 
     for check, promises in (
-        (check_task, "tasks are drawn, set, kept over resets, and refused where malformed"),
+        (check_task, "tasks are drawn, set, and kept over resets"),
         (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
     ):
         try:

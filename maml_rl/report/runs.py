@@ -13,7 +13,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.metalearners.metalearner import Columns
 from maml_rl.runs.metrics import Metrics, MetricsFile, describe_damage, inspect_metrics
-from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS, load_system
+from maml_rl.runs.run_folder import CONFIG, METRICS, load_system
 
 # Runs that differ in nothing else are the same experiment.
 _NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints", "evaluate-every"}
@@ -193,11 +193,6 @@ def _shortcomings(run: Run, num_damaged: int) -> list[str]:
         notices.append(f"{run.path} has no finished iteration in {METRICS}, so it has no curves; {resume}.")
     elif run.finished + num_damaged < wanted:
         notices.append(f"{run.path} is unfinished, {run.finished} of {wanted} iterations are done; {resume}.")
-    if not any((run.path / EVENTS).glob("*tfevents*")):
-        notices.append(
-            f"{run.path} has no TensorBoard events, which this report does not need; to look at later runs in "
-            "TensorBoard, `pip install tensorboard` before training."
-        )
     return notices
 
 

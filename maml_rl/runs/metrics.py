@@ -73,7 +73,9 @@ class MetricsLog:
 
 
 class EventLog:
-    """Scalars for TensorBoard, or nothing, after one warning, where TensorBoard is not installed.
+    """Scalars for TensorBoard, or nothing, after one message, where TensorBoard is not installed.
+
+    The message is a warning where an interrupted run has events already, which then end.
 
     Args:
         folder: where the events go.
@@ -84,7 +86,13 @@ class EventLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            logger.warning("TensorBoard is not installed: no events are written; `pip install tensorboard` for them")
+            level = logging.WARNING if folder.is_dir() and any(folder.iterdir()) else logging.INFO
+            remedy = "`pip install 'maml-rl[tensorboard]'` for them"
+            logger.log(
+                level,
+                "TensorBoard is not installed: metrics.jsonl gets the metrics, events are not written; %s",
+                remedy,
+            )
             self._writer = None
             return
         self._folder = folder

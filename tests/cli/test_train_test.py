@@ -244,7 +244,7 @@ def test_training_without_tensorboard_says_so_once_and_goes_on(
     assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--num-workers", "0"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("train.py: TensorBoard is not installed")
-    assert "pip install tensorboard" in line
+    assert "pip install 'maml-rl[tensorboard]'" in line
     assert lines_in(tmp_path / "run" / "metrics.jsonl") == 4
 
 

@@ -78,6 +78,8 @@ def hostile_run(request: pytest.FixtureRequest, place: Path, honest_run: Path) -
     value = {"distribution": "evil:Split"} if request.param == "tasks" else "evil:Thing-v0"
     text = config.override({request.param: value if request.param != "policy" else "evil:Thing"}).to_json()
     (run / "config.json").write_text(text)
+    # Who can write the config can write its checksum, or leave it out.
+    (run / "SHA256SUMS").unlink()
     return run
 
 

@@ -23,8 +23,6 @@ def write_run(folder: Path, returns: list[float | None], *, num_batches: int | N
         for index, value in enumerate(returns)
     ]
     (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
-    (folder / "tensorboard").mkdir()
-    (folder / "tensorboard" / "events.out.tfevents.1").touch()
     return folder
 
 
@@ -158,13 +156,6 @@ def test_run_without_metrics_is_read_with_a_notice(tmp_path: Path) -> None:
     assert len(group.curve("return/step_0").mean) == 0
     assert "no finished iteration" in notice
     assert "--resume" in notice
-
-
-def test_run_without_tensorboard_events_says_what_to_install(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [1.0])
-    (folder / "tensorboard" / "events.out.tfevents.1").unlink()
-    _, (notice,) = read_runs([folder])
-    assert "pip install tensorboard" in notice
 
 
 def test_folder_that_is_no_run_is_passed_over_with_a_notice(tmp_path: Path) -> None:

@@ -169,12 +169,17 @@ def test_events_hold_the_numbers_and_a_resumed_run_hides_what_it_repeats(
     assert sorted(events.Tags()["scalars"]) == ["return/step_0", "train/kl"]
 
 
-def test_without_tensorboard_there_is_one_warning_and_no_error(
+def test_without_tensorboard_one_message_names_the_extra_and_warns_where_events_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    log = EventLog(tmp_path)
-    log.write({"iteration": 0, "kl": 0.5})
-    log.close()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "events.out.tfevents.1").touch()
+    with caplog.at_level("INFO", "maml_rl"):
+        for name in ("new", "resumed"):
+            log = EventLog(tmp_path / name)
+            log.write({"iteration": 0, "kl": 0.5})
+            log.close()
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert all("pip install 'maml-rl[tensorboard]'" in message for message in caplog.messages)
+    assert not (tmp_path / "new").exists()
