@@ -203,8 +203,9 @@ class TrialPPO:
         if value_lambda is not None:
             errors = trials.advantages(known, self._gamma, value_lambda)
         targets = (known + errors) / unit
-        left = functional.masked_mean((returns - known).square(), mask)
-        explained = float(1.0 - left / _variance(returns, mask).clamp(min=1e-12))
+        left, spread = functional.masked_mean((returns - known).square(), mask), _variance(returns, mask)
+        # Of returns that are all the same there is nothing to explain.
+        explained = float(1.0 - left / spread) if spread > 0.0 else 0.0
         advantages = functional.masked_normalize(advantages, mask)
         self.reward_variance.add(float(_variance(trials.rewards, mask)))
         variance = mask.new_tensor(self.reward_variance.mean).expand_as(mask)

@@ -187,7 +187,7 @@ def test_a_first_batch_without_reward_does_not_set_the_units_of_later_ones() -> 
     learner = make_learner(make_policy(predict_rewards=True), **settings)
     learner.update(Batch([without_rewards(make_episodes(EPISODES))]))
     metrics = learner.update(Batch([make_episodes(EPISODES, seed=1)]))
-    # In units of the returns and of the rewards' variance both losses are of order 1: in frozen ones they are above 1e5.
+    # In units of the returns and of the rewards' variance both losses are of order 1, where frozen ones gave 1e5.
     assert abs(metrics["loss/before"]) < 10.0
     assert metrics["explained_rewards"] > -10.0
     # Nor does a later batch without reward.
