@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -74,7 +75,8 @@ class AdaptationRule:
             parameters, entropy, parts of the policy, and its samples with rewards, advantages and mask.
 
     Raises:
-        ValueError: If step sizes by name come with `parameters`.
+        ValueError: If step sizes by name come with `parameters`, or a step size is not a number of at least 0. Tensors,
+            which may be learned, are not checked.
         TypeError: If the inner loss does not take one argument.
 
     Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400, whose published protocol halves once
@@ -91,6 +93,7 @@ class AdaptationRule:
         if isinstance(step_size, Mapping) and parameters is not None:
             raise ValueError("step sizes by name say already which parameters are adapted; leave out `parameters`")
         _check_inner_loss(inner_loss)
+        _check_step_size(step_size)
         self._step_size = step_size
         self.halve, self.inner_loss = halve, inner_loss
         self.parameters = None if parameters is None else tuple(parameters)
@@ -140,6 +143,8 @@ class AdaptationRule:
         """Return the same rule with another step size, schedule or loss; None leaves what there is."""
         if inner_loss is not None:
             _check_inner_loss(inner_loss)
+        if step_size is not None:
+            _check_step_size(step_size)
         rule = copy.copy(self)
         rule._step_size = self._step_size if step_size is None else step_size
         rule.halve, rule.inner_loss = halve or self.halve, inner_loss or self.inner_loss
@@ -202,6 +207,7 @@ def adapt(
     loss, size = rule.inner_loss, rule.step_size(step)
     check_advantages(episodes, "episodes")
     policy = as_policy(policy, episodes.observations.shape[3:])
+    policy.check_observations(episodes.observations)
     only = getattr(policy, "adapts_only", ())
     if only and not (isinstance(size, Mapping) and size.keys() <= set(only)):
         raise ValueError(
@@ -209,7 +215,8 @@ def adapt(
             f"that it was trained with, or one with parameters={list(only)}"
         )
     with torch.set_grad_enabled(torch.is_grad_enabled() if create_graph is None else create_graph):
-        start = {name: param.to(episodes.device) for name, param in _start(policy, params).items()}
+        given = _start(policy, None) if params is None else policy.check_parameters(params)
+        start = {name: param.to(episodes.device) for name, param in given.items()}
         stacked = policy.stack_parameters(len(episodes), start)
         learned = size.values() if isinstance(size, Mapping) else ()
         if not any(isinstance(x, Tensor) and x.requires_grad for x in (*stacked.values(), *learned)):
@@ -425,6 +432,17 @@ def flat_step_size(step_size: StepSize, layout: ParameterLayout, like: Tensor) -
         size = step_size.get(name, 0.0)
         view.copy_(size.detach() if isinstance(size, Tensor) else view.new_tensor(size))
     return flat
+
+
+def _check_step_size(step_size: Any) -> None:
+    sizes: list[Any] = [step_size]
+    if isinstance(step_size, Mapping):
+        sizes = [size for size in step_size.values() if not isinstance(size, Tensor)]
+    elif isinstance(step_size, Sequence) and not isinstance(step_size, str):
+        sizes = list(step_size)
+    for size in sizes:
+        if not isinstance(size, int | float) or isinstance(size, bool) or not 0.0 <= size < math.inf:
+            raise ValueError(f"a step size must be a number of at least 0, got {size!r}")
 
 
 def _check_inner_loss(loss: InnerLoss) -> None:

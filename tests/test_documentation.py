@@ -34,12 +34,21 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 # Their blocks need nothing but each other, and a run in runs/maml/2d-navigation.
-RUN_PAGES = ("concepts.md", "families.md", "gpu.md", "index.md", "memory.md", "migrating.md", "task-distributions.md")
+RUN_PAGES = (
+    "concepts.md",
+    "families.md",
+    "gpu.md",
+    "index.md",
+    "memory.md",
+    "migrating.md",
+    "task-distributions.md",
+)
 # Their blocks are scripts, and need packages that are no extras of ours; they are run where these are installed.
 SCRIPTS = [
     ("experiment-tracking.md", "mlflow"),
     ("experiment-tracking.md", "wandb"),
     ("hyperparameter-search.md", "optuna"),
+    ("other-libraries.md", "stable_baselines3"),
 ]
 # What a page loads by itself; links that are followed by a click may lead anywhere.
 LOADED = re.compile(r'<(?:script|img|iframe|source|video)[^>]* src="?([^" >]+)|<link[^>]* rel="?stylesheet[^>]*>')

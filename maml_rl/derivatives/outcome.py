@@ -54,8 +54,9 @@ class PhaseOutcome:
         """
         self._require_whole()
         outputs = call_submodule(self.policy, name, self.params, self.samples.observations.flatten(1, 2))
-        outputs = outputs.unflatten(1, self.log_probs.shape[1:])
-        return outputs.squeeze(-1) if outputs.dim() > self.log_probs.dim() and outputs.shape[-1] == 1 else outputs
+        outputs = outputs.reshape(*self.log_probs.shape, *outputs.shape[2:])
+        single = outputs.dim() > self.log_probs.dim() and outputs.shape[-1] == 1
+        return outputs.squeeze(-1) if single else outputs
 
     def _require_whole(self) -> None:
         if not self.params:

@@ -197,8 +197,8 @@ def drop_advantages(episodes: TaskEpisodes) -> TaskEpisodes:
     return episodes
 
 
-def other_loss(log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
-    return -(log_probs.exp() * samples.advantages * samples.mask).sum((1, 2))
+def other_loss(outcome: PhaseOutcome) -> torch.Tensor:
+    return -(outcome.log_probs.exp() * outcome.samples.advantages * outcome.samples.mask).sum((1, 2))
 
 
 def test_episodes_that_do_not_fit_are_refused() -> None:
