@@ -49,6 +49,7 @@ SCRIPTS = [
     ("experiment-tracking.md", "mlflow"),
     ("experiment-tracking.md", "wandb"),
     ("hyperparameter-search.md", "optuna"),
+    ("other-libraries.md", "stable_baselines3"),
 ]
 # What a page loads by itself; links that are followed by a click may lead anywhere.
 LOADED = re.compile(r'<(?:script|img|iframe|source|video)[^>]* src="?([^" >]+)|<link[^>]* rel="?stylesheet[^>]*>')

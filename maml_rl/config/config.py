@@ -151,6 +151,10 @@ class Config(SettingsModel):
         Annotated[tuple[ConvLayer, ...], Field(strict=False)] | None,
         Field(description="for images: filters, kernel size and stride of each convolution; null: 4 x 4, then 2 x 2"),
     ] = None
+    image_scale: Annotated[
+        Positive | None,
+        Field(description="what images are divided by, 10 for MiniGrid's; null: the largest number of their space"),
+    ] = None
     nonlinearity: Annotated[
         Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
     ] = "tanh"

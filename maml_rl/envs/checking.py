@@ -35,7 +35,7 @@ def require_meta_env(env: Any) -> None:
 
     Raises:
         TypeError: If it is no `gymnasium.Env`, a method is missing, or a space is not supported; the message lists all
-            that is missing.
+            that is missing. Or if a wrapper such as `NormalizeObservation` keeps running statistics.
     """
     if not isinstance(env, gymnasium.Env):
         name = getattr(env, "__name__", type(env).__name__)
@@ -43,6 +43,27 @@ def require_meta_env(env: Any) -> None:
     missing = list(_what_is_missing(env))
     if missing:
         raise TypeError(f"{type(env.unwrapped).__name__} is no task family: {'; '.join(missing)}")
+    if stateful := list(_what_keeps_statistics(env)):
+        raise TypeError(
+            f"{type(env.unwrapped).__name__} is wrapped in {', '.join(stateful)}, whose running statistics make an "
+            "episode depend on those before it in its slot; normalize within the policy, or set the wrapper's "
+            "update_running_mean to False"
+        )
+
+
+def require_task_methods(env_class: type[gymnasium.Env[Any, Any]], env_id: str = "") -> None:
+    """Refuse a class of environments without the methods of a task family.
+
+    Args:
+        env_class: of the environment without wrappers.
+        env_id: what it is registered as; "" if it is not.
+
+    Raises:
+        TypeError: If one is missing; the message lists all that are.
+    """
+    missing = [f"it lacks {duty}" for name, duty in _DUTIES.items() if not hasattr(env_class, name)]
+    if missing and not hasattr(env_class, "__getattr__"):
+        raise TypeError(f"{env_id or env_class.__name__} is no task family: {'; '.join(missing)}")
 
 
 def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
@@ -58,6 +79,14 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             flattener_for(space) if kind == "observation" else array_layout(space)
         except TypeError as error:
             yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
+
+
+def _what_keeps_statistics(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+    """Name the wrappers whose running statistics make an episode depend on those before it in the same slot."""
+    while isinstance(env, gymnasium.Wrapper):
+        if getattr(env, "update_running_mean", False):
+            yield type(env).__name__
+        env = env.env
 
 
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:

@@ -112,12 +112,17 @@ def adapt_to_task(
         raise ConfigError(
             "the policy is an oracle, which observes its task and has nothing to adapt to; load that of another run"
         )
-    if rule is None and config is policy.trained_with:
-        rule = policy.adaptation_rule
-        if rule is None:
-            raise ConfigError(
-                f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps; let it act"
-            )
+    if policy.has_memory:
+        raise ConfigError(
+            f"{type(policy).__name__} has a memory, which adapts while it acts, and takes no gradient steps; let it "
+            "act in the task with choose_with_memory, or with sampler.rollout_trials"
+        )
+    if policy.trained_with is not None and policy.adaptation_rule is None:
+        raise ConfigError(
+            f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps; let it act with choose, "
+            "or load one of another algorithm"
+        )
+    rule = policy.adaptation_rule if rule is None and policy.trained_with is not None else rule
     rule = (rule or AdaptationRule(config.fast_lr)).replace(step_size=step_size)
     same_family = config.env_name == env_name
     device = next(policy.parameters()).device

@@ -30,6 +30,7 @@ from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, RunFolder
 from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.task_distributions.task_files import save_tasks
 
 logger = logging.getLogger(__name__)
@@ -270,7 +271,10 @@ def _iterate(
     batch, got = collected.batch, perf_counter()
     spread = policy_spread(metalearner.policy, batch.phases[0])
     updating = perf_counter()
-    logs = metalearner.update(batch)
+    # Keyed by the iteration, so that a resumed run draws the same. Learners that draw nothing are as they would be.
+    stream = torch_seed(StreamKey(experiment.config.seed, Purpose.LEARNER_UPDATE, iteration))
+    with seeded_torch(stream, experiment.device):
+        logs = metalearner.update(batch)
     updated = perf_counter()
     metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in batch.phases)}
     infos = metalearner.infos(batch)

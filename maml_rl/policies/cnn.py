@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from maml_rl.envs.arguments import check_positive
 from maml_rl.envs.spaces import is_image
 from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, StackedLayer, find_nonlinearity
 from maml_rl.policies.policy import DistributionParams, Params, Policy
@@ -36,6 +37,7 @@ class CNNPolicy(Policy):
         conv_layers: filters, kernel size and stride of each convolution.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         seed: of the initial weights of the convolutions; the global random state does not change.
+        image_scale: what images are divided by.
 
     Attributes:
         layer_widths: numbers for one observation in each layer, the image first.
@@ -54,8 +56,10 @@ class CNNPolicy(Policy):
         nonlinearity: str | Nonlinearity = "relu",
         *,
         seed: int = 0,
+        image_scale: float = 255.0,
     ) -> None:
         super().__init__()
+        self.image_scale = check_positive("image_scale", image_scale)
         self.observation_shape, self.conv_layers = tuple(observation_shape), tuple(conv_layers)
         shapes = _conv_shapes(self.observation_shape, self.conv_layers)
         self.layer_widths = [channels * height * width for channels, height, width in shapes]
@@ -146,7 +150,7 @@ class CNNPolicy(Policy):
             params = [param.unsqueeze(0) for param in params]
         dtype = params[0].dtype if params else torch.float32
         # Numbers first: images of a phase may lie in any order, and as bytes they would be copied once more.
-        units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / 255.0)
+        units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / self.image_scale)
         units = units.reshape(lead[0] if stacked else 1, -1, *self.observation_shape)
         if _channels_first(self.observation_shape):
             units = units.movedim(2, -1)

@@ -26,13 +26,14 @@ def get_policy_for_env(
     init_std: float = 1.0,
     min_std: float = 1e-6,
     conv_layers: Sequence[ConvLayer] | None = None,
+    image_scale: float | None = None,
 ) -> MLPPolicy | CNNPolicy:
     """Make the policy that fits the spaces of `env`.
 
     Gaussian for Box actions, categorical for Discrete and MultiDiscrete ones, Bernoulli for MultiBinary ones.
-    Images (Boxes of bytes from 0 to 255 on three axes) go through convolutions. Other Box observations are flattened,
-    Discrete ones become one-hot vectors; those of several parts are taken as `gymnasium.wrappers.FlattenObservation`
-    and the sampler give them.
+    Images (Boxes of bytes from 0 to one largest number on three axes) go through convolutions. Other Box observations
+    are flattened, Discrete ones become one-hot vectors; those of several parts are taken as
+    `gymnasium.wrappers.FlattenObservation` and the sampler give them.
 
     Args:
         env: an environment, a vector environment, a sampler: whatever has `single_observation_space` and
@@ -44,11 +45,18 @@ def get_policy_for_env(
         min_std: the deviation of a Gaussian policy never falls below it.
         conv_layers: filters, kernel size and stride of each convolution, for images; by default two that take
             patches of 4 x 4, then of 2 x 2, where they fit.
+        image_scale: what images are divided by; None for the largest number of their space. Give it where the space
+            says 255 and the symbols end before, as 10 for MiniGrid.
 
     Raises:
-        TypeError: If a space is not supported.
-        ValueError: If the convolutions do not fit the images.
+        TypeError: If a space is not supported, or `hidden_sizes` is not a sequence.
+        ValueError: If the convolutions do not fit the images, or `image_scale` comes without images.
     """
+    if isinstance(hidden_sizes, int) or not all(isinstance(size, int | np.integer) for size in hidden_sizes):
+        raise TypeError(
+            "hidden_sizes must be a sequence of whole numbers, one for each hidden layer, as (64, 64) or (64,); got "
+            f"{hidden_sizes!r}"
+        )
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
     common: dict[str, Any] = {"hidden_sizes": hidden_sizes, "nonlinearity": nonlinearity, "seed": seed}
     try:
@@ -60,7 +68,10 @@ def get_policy_for_env(
         layers = fitting_conv_layers(flat.shape) if conv_layers is None else tuple(conv_layers)
         head = _perceptron(action_space, conv_output_size(flat.shape, layers), init_std, min_std, common)
         # A seed of its own: weights from the stream of the head would repeat its.
-        return CNNPolicy(flat.shape, head, layers, nonlinearity, seed=seed + 2**32)
+        scale = float(flat.high.max()) if image_scale is None else image_scale
+        return CNNPolicy(flat.shape, head, layers, nonlinearity, seed=seed + 2**32, image_scale=scale)
+    if image_scale is not None:
+        raise ValueError(f"image_scale is for images, and the observations are {observation_space}; leave it out")
     if isinstance(flat, spaces.Discrete):
         input_size, common["observation_start"] = int(flat.n), int(flat.start)
     else:

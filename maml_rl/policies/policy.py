@@ -71,7 +71,27 @@ class Policy(nn.Module, ABC):
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
-        return self.distribution_from(self.distribution_parameters(observations, params))
+        return self.distribution_from(self.distribution_parameters(self.check_observations(observations), params))
+
+    def check_observations(self, observations: Tensor | ArrayLike) -> Tensor:
+        """Return observations as a tensor on the policy's device, where they are arrays.
+
+        Args:
+            observations: (..., *observation shape).
+
+        Raises:
+            ValueError: If they are of another shape than the policy's.
+        """
+        if not isinstance(observations, Tensor):
+            device = next((param.device for param in self.parameters()), torch.device("cpu"))
+            observations = torch.as_tensor(np.asarray(observations), device=device)
+        shape = getattr(self, "observation_shape", None)
+        if shape and tuple(observations.shape[-len(shape) :]) != tuple(shape):
+            raise ValueError(
+                f"the policy is for observations of shape {tuple(shape)}, got observations of shape "
+                f"{tuple(observations.shape)}; make it for the environment with get_policy_for_env"
+            )
+        return observations
 
     @abstractmethod
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
@@ -279,6 +299,7 @@ class Policy(nn.Module, ABC):
 
     def log_prob(self, observations: Tensor, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""
+        observations = self.check_observations(observations)
         return self.log_prob_from(self.distribution_parameters(observations, params), actions)
 
     def update_params(
@@ -307,6 +328,25 @@ class Policy(nn.Module, ABC):
             for (name, param), gradient in zip(start.items(), gradients, strict=True)
         }
 
+    def check_parameters(self, params: Mapping[str, Tensor | ArrayLike]) -> dict[str, Tensor]:
+        """Return parameters as tensors; arrays get the type and device of the policy's own.
+
+        Args:
+            params: by name.
+
+        Raises:
+            ValueError: If they are not those of the policy, by their names.
+        """
+        own = dict(self.named_parameters())
+        if params.keys() != own.keys():
+            raise ValueError(f"expected parameters {sorted(own)}, got {sorted(params)}")
+        return {
+            name: value
+            if isinstance(value := params[name], Tensor)
+            else torch.as_tensor(np.asarray(value), dtype=param.dtype, device=param.device)
+            for name, param in own.items()
+        }
+
     def stack_parameters(self, num_tasks: int, params: Params | None = None) -> dict[str, Tensor]:
         """Return one contiguous copy of the parameters per task; gradients flow through it.
 
@@ -321,10 +361,7 @@ class Policy(nn.Module, ABC):
             ValueError: If a name or shape does not fit the policy.
         """
         own = dict(self.named_parameters())
-        if params is None:
-            params = own
-        if params.keys() != own.keys():
-            raise ValueError(f"expected parameters {sorted(own)}, got {sorted(params)}")
+        params = own if params is None else self.check_parameters(params)
         return {name: _stack(name, params[name], tuple(own[name].shape), num_tasks) for name in own}
 
 
