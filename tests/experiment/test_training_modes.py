@@ -33,7 +33,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}])
+@pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}, {"inference": "central"}])
 def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(**mode), tmp_path, num_workers=2)
     assert untimed(tmp_path) == untimed(undisturbed)
@@ -90,15 +90,17 @@ def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float,
     return learned(tmp_path_factory.mktemp("learned") / "run")
 
 
+# The first four need not learn by day: three have the bits of the default, by the test above, and the fourth waits longer
+# than the fifth.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
-        {"inference": "central"},
-        {"inference": "worker"},
-        {"num_groups": 2},
+        pytest.param({"inference": "central"}, marks=pytest.mark.nightly),
+        pytest.param({"inference": "worker"}, marks=pytest.mark.nightly),
+        pytest.param({"num_groups": 2}, marks=pytest.mark.nightly),
+        pytest.param({"recv_timeout": 0.1}, marks=pytest.mark.nightly),
         {"recv_timeout": 0.0001},
-        {"recv_timeout": 0.1},
         {"prefetch": 1},
     ],
     ids=str,
