@@ -47,6 +47,15 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 @pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start by fork unless a test says otherwise: a fork server first imports torch, which takes two seconds.
+
+    For tests that are not about how workers start.
+    """
+    monkeypatch.setattr("maml_rl.samplers.parent.vector_env.START_METHODS", ("fork", "forkserver", "spawn"))
+
+
+@pytest.fixture
 def opengl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips a test where nothing can be drawn; there is no screen for the others."""
     if ctypes.util.find_library("EGL") is None:

@@ -90,8 +90,8 @@ def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float,
     return learned(tmp_path_factory.mktemp("learned") / "run")
 
 
-# The first four need not learn by day: three have the bits of the default, by the test above, and the fourth waits longer
-# than the fifth.
+# The first four need not learn by day: three have the bits of the default, as a test above shows, and the fourth waits
+# longer than the fifth.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
