@@ -1,6 +1,8 @@
 """Every test is run by some part of `.ci/run`, and every part by a workflow."""
 
+import os
 import re
+import subprocess
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +21,7 @@ def selected(target: str, marked: dict[str, bool]) -> bool:
 
 
 def parts() -> set[str]:
-    return set(re.findall(r"^        (\w+)\) ", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE))
+    return set(re.findall(r"^        (\w+)\)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def test_every_test_is_run_by_day_or_by_night() -> None:
@@ -46,3 +48,47 @@ def test_every_part_is_a_job_of_a_workflow() -> None:
     assert parts() == {*by_day.split(), "nightly"}
     for part in parts():
         assert re.search(rf"^#   {part}\b", script, re.MULTILINE), f"the head of .ci/run does not describe {part}"
+
+
+def run_parts(folder: Path, *names: str, failing: str = "none") -> tuple[int, list[str], str]:
+    """Run parts where `make` only writes down what it is asked for; return the exit code, that, and standard error."""
+    log = folder / "log"
+    log.write_text("")
+    programs = {
+        ".ci/run": (ROOT / ".ci" / "run").read_text(encoding="utf-8"),
+        "bin/make": '#!/bin/sh\necho "$MAML_RL_NO_SKIPS $*" >> "$LOG"\n[ "$1" != "$FAILING" ]\n',
+        "scripts/install-system-packages": "#!/bin/sh\n",
+        ".venv/bin/python": "#!/bin/sh\n",
+    }
+    for name, text in programs.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "LOG": str(log), "FAILING": failing}
+    ended = subprocess.run([".ci/run", *names], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    return ended.returncode, log.read_text().splitlines(), ended.stderr
+
+
+def test_parts_are_done_in_the_order_given_and_refuse_skips(tmp_path: Path) -> None:
+    code, asked, _ = run_parts(tmp_path, "style", "ray", "metaworld", "test", "nightly")
+    assert code == 0
+    assert asked == [
+        "1 lint types",
+        "1 test-ray",
+        "1 test-metaworld",
+        "1 test",
+        *("1 install", "1 test-nightly"),
+    ]
+
+
+def test_part_that_fails_ends_the_whole(tmp_path: Path) -> None:
+    code, asked, _ = run_parts(tmp_path, "nightly", "ray", failing="install")
+    assert code != 0
+    assert asked == ["1 install"]
+
+
+def test_unknown_part_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    code, asked, errors = run_parts(tmp_path, "lint")
+    assert (code, asked) == (2, [])
+    assert "unknown part 'lint'; use style, test, metaworld, ray, pythons or nightly" in errors
