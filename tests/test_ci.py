@@ -75,9 +75,9 @@ def test_parts_are_done_in_the_order_given_and_refuse_skips(tmp_path: Path) -> N
     assert code == 0
     assert asked == [
         "1 lint types",
-        "1 test-ray",
-        "1 test-metaworld",
-        "1 test",
+        "1 test-ray ARGS=--durations=15",
+        "1 test-metaworld ARGS=--durations=15",
+        "1 test ARGS=--durations=15",
         *("1 install", "1 test-nightly"),
     ]
 
