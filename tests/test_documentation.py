@@ -1,6 +1,7 @@
 """The documentation is built as `make docs` does it; what it shows is run, or stands in an example that is."""
 
 import ast
+import fcntl
 import json
 import os
 import re
@@ -101,12 +102,19 @@ def documentation() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, which the first test process that needs it builds for all of them."""
     pytest.importorskip("mkdocs")
-    folder = tmp_path_factory.mktemp("documentation") / "site"
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "site"
+    with (shared / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+            command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+            ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+            assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     return folder
 
 
