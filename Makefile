@@ -11,16 +11,15 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt
 TRAIN_READY := $(VENV)/.ready-to-train
 READY := $(VENV)/.ready
-# Meta-World needs another MuJoCo than the extra fast.
+# Meta-World needs another MuJoCo than the extra fast. Its benchmark draws a chart.
 METAWORLD_VENV ?= .venv-metaworld
 METAWORLD_RUN := $(METAWORLD_VENV)/bin/python
 METAWORLD_READY := $(METAWORLD_VENV)/.ready
-# The other tests do without Ray.
-RAY_VENV ?= .venv-ray
+RAY_READY := $(VENV)/.ready-ray
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast test-metaworld test-ray lint types docs format lock clean
+.PHONY: help install install-metaworld train test test-fast test-metaworld test-ray test-nightly lint types docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -37,37 +36,46 @@ $(TRAIN_READY): pyproject.toml constraints.txt
 	@echo 'setting up $(VENV), which takes a few minutes once'
 	@$(PYTHON) -m venv --clear $(VENV)
 	@scripts/install-torch $(RUN)
-	@$(INSTALL) --editable '.[fast,report]'
+	@$(INSTALL) --editable '.[fast,report,tensorboard]'
 	@touch $@
 
 $(READY): $(TRAIN_READY)
 	@echo 'adding what tests and documentation need to $(VENV)'
-	@$(INSTALL) --editable '.[fast,report,$(EXTRAS)]'
+	@$(INSTALL) --editable '.[fast,report,tensorboard,$(EXTRAS)]'
 	@touch $@
 
 train: $(TRAIN_READY) ## meta-train the default experiment (2D navigation) and print where the results are
 	$(RUN) train.py $(ARGS)
 
-test: $(READY) ## run the whole test suite
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+test: $(READY) ## run the test suite
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not nightly and not ray' $(ARGS)
 
 test-fast: $(READY) ## run the tests that take little time, in less than a minute
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow' $(ARGS)
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not nightly and not ray' $(ARGS)
 
 $(METAWORLD_READY): pyproject.toml constraints-metaworld.txt
 	@$(PYTHON) -m venv --clear $(METAWORLD_VENV)
 	@scripts/install-torch $(METAWORLD_RUN)
-	@$(METAWORLD_RUN) -m pip install --quiet --constraint constraints-metaworld.txt --editable '.[metaworld,report,dev]'
+	@$(METAWORLD_RUN) -m pip install --quiet --constraint constraints-metaworld.txt --editable '.[metaworld,report,test]' matplotlib
 	@touch $@
+
+install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of Meta-World
 
 test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
 	$(METAWORLD_RUN) -c 'import metaworld'
 	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal -m metaworld $(ARGS)
 
-test-ray: ## run the tests that start a Ray cluster, in an environment of its own
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=docs,dev,ray $(RAY_VENV)/.ready
-	$(RAY_VENV)/bin/python -c 'import ray'
-	$(RAY_VENV)/bin/python -m pytest -m ray $(ARGS)
+$(RAY_READY): $(READY)
+	@$(INSTALL) --editable '.[ray]'
+	@touch $@
+
+# The tests of a file share a cluster, so a file stays on one worker.
+test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to .venv for them
+	$(RUN) -c 'import ray'
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile -m 'ray and not nightly' $(ARGS)
+
+test-nightly: $(RAY_READY) ## run the tests that repeat others at a larger scale
+	$(RUN) -m pytest -m nightly $(ARGS)
 
 lint: $(READY) ## check the style
 	$(RUN) -m ruff check .
@@ -85,9 +93,9 @@ format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff format .
 
 lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
-	$(LOCK) $(addprefix --extra ,fast report docs examples bench ray dev) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,fast report tensorboard docs examples bench ray dev) --output-file constraints.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
 	$(LOCK) $(addprefix --extra ,metaworld report dev) --output-file constraints-metaworld.txt pyproject.toml
 
-clean: ## remove .venv and the caches; runs stay
-	rm -rf $(VENV) $(METAWORLD_VENV) $(RAY_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info
+clean: ## remove the virtual environments and the caches; runs stay
+	rm -rf $(VENV) $(METAWORLD_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

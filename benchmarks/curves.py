@@ -1,6 +1,5 @@
 """Draws the learning curves of runs: `python -m benchmarks.curves RUN [RUN ...] --chart curves.png`."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.cli.console import Parser
+
 _COLORS = ("#8a8f98", "#1f6fb2", "#c2571a", "#2c8a57")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the metrics of every run and draw its panels."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, or metrics files")
     parser.add_argument("--chart", type=Path, required=True, help="the picture to write")
     parser.add_argument("--titles", nargs="+", help="one for each run; the folders' names by default")

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from maml_rl.cli.console import Parser
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
+from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.meta_objective import MetaObjective
@@ -102,7 +104,7 @@ def _objective(learner: MAMLTRPO, batch: Batch) -> MetaObjective:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=(__doc__ or "").partition(":")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--config", default="finn2017/2d-navigation", help="name or path of a config of MAML-TRPO")
@@ -110,7 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the trainings")
     parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
     options = parser.parse_args(arguments)
-    config = load_config(find_config(options.config)).override({"num-workers": options.num_workers})
+    try:
+        config = load_config(find_config(options.config)).override({"num-workers": options.num_workers})
+    except ConfigError as error:
+        parser.error(str(error))
     found = [step for seed in options.seeds for step in steps(config.override({"seed": seed}), options.updates)]
     print("| iterations | promised | gained | KL | gained on other episodes | KL there |")
     print("|---:|---:|---:|---:|---:|---:|")

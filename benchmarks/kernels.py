@@ -26,8 +26,7 @@ from torch.func import functional_call, vmap
 from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, chosen, common_options, finish, progress
-from maml_rl import MultiTaskSampler
-from maml_rl.adaptation import reinforce
+from maml_rl import MultiTaskSampler, functional
 from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs import make_vector_env
@@ -151,13 +150,16 @@ def _updating(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[
         "torch.func.linearize": lambda parameters: TracedLinearization(policy, layout, samples, parameters),
     }
 
+    def loss(log_probs: Tensor) -> Tensor:
+        return functional.reinforce_loss(log_probs, samples.advantages, samples.mask)
+
     def repeated(at: Callable[[Tensor], Linearization]) -> Callable[[], None]:
         def run() -> None:
             workspace = Workspace()
             with torch.no_grad():
                 for _ in range(options.tasks):
                     linearization = at(start)
-                    linearization.differentiate(lambda log_probs: reinforce(log_probs, samples), workspace, twice=True)
+                    linearization.differentiate(loss, workspace, twice=True)
                     for _ in range(options.products):
                         product = linearization.hessian_product(vectors, workspace)
                         product = linearization.fisher_product(product, workspace)

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl import MultiTaskSampler, load_policy
+from maml_rl.cli.console import Parser
 from maml_rl.config import Config
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.policies import Policy
@@ -207,7 +208,7 @@ PROBLEMS = {problem.name: problem for problem in PUBLISHED}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the CSV file lacks, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", metavar="ROW", default=list(PROBLEMS), help="to measure (default: all)")
     parser.add_argument("--trials", type=int, default=1000, help="tasks that each algorithm meets (default: 1000)")
     parser.add_argument("--tuning-trials", type=int, default=300, help="tasks of each value of a grid (default: 300)")

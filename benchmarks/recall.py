@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from maml_rl import MultiTaskSampler
+from maml_rl.cli.console import Parser
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.episode.trials import Trials
 from maml_rl.policies import GRUPolicy
@@ -65,7 +66,7 @@ def explained(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[200, 400, 600], help="when to say what is explained")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measuring import Samples, describe
+from maml_rl.cli.console import Parser
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +81,7 @@ class Report:
 
 def common_options(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count")
     parser.add_argument("--warmup", type=int, default=1, help="rounds before them")
     parser.add_argument(

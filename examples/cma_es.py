@@ -2,7 +2,7 @@
 
 Every generation is one call, in which all candidates act in parallel in the workers.
 
-    pip install 'maml-rl[examples]'
+    pip install -e '.[examples]'
     python examples/cma_es.py --env HalfCheetahDir-v5 --task '{"direction": 1}'
 
 Source: Hansen 2016, The CMA evolution strategy: a tutorial, https://arxiv.org/abs/1604.00772

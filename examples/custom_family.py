@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         TramEnv,
         batch_size=10,
         policy=policy,
-        baseline=LinearFeatureBaseline(2),
+        baseline=LinearFeatureBaseline.for_space(env.observation_space),
         seed=0,
         num_workers=options.num_workers,
         max_episode_steps=50,

@@ -3,12 +3,12 @@
 Public names are loaded on first use, so that worker processes, which only step environments, never load torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from maml_rl import envs as envs
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from maml_rl.adaptation import AdaptationRule as AdaptationRule
     from maml_rl.adaptation import adapt as adapt
     from maml_rl.baseline import LinearFeatureBaseline as LinearFeatureBaseline
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from maml_rl.samplers import MultiTaskSampler as MultiTaskSampler
     from maml_rl.samplers.population import PopulationEvaluator as PopulationEvaluator
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "AdaptationRule": "maml_rl.adaptation",
@@ -53,7 +53,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'maml_rl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(_importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -11,6 +11,8 @@ Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -23,6 +25,7 @@ from maml_rl.derivatives import (
     ChunkWorkers,
     Linearization,
     ParameterLayout,
+    PhaseOutcome,
     PolicyOnSamples,
     Samples,
     Workspace,
@@ -30,16 +33,33 @@ from maml_rl.derivatives import (
 )
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Params, Policy, as_policy
+from maml_rl.policies.policy import check_observations, check_parameters
 
-# (log_probs (M, T, B), something with advantages and mask (M, T, B)) -> one loss per task, (M,).
-InnerLoss = Callable[[Tensor, Any], Tensor]
+# What the policy does on the samples of M tasks -> one loss per task, (M,).
+InnerLoss = Callable[[PhaseOutcome], Tensor]
 # One for all parameters; or by name, for those that are adapted, each as a tensor that broadcasts to the parameter.
 StepSize: TypeAlias = float | Mapping[str, float | Tensor]
 
 
-def reinforce(log_probs: Tensor, samples: Any) -> Tensor:
-    """Return the inner loss of MAML, -mean(log pi(a|s) * A) over the real steps of each task."""
-    return functional.reinforce_loss(log_probs, samples.advantages, samples.mask)
+def of_log_probs(loss: InnerLoss) -> InnerLoss:
+    """Mark an inner loss that reads nothing but `log_probs` and `samples` of an outcome.
+
+    The derivatives of the package's multi-layer perceptrons are then computed by hand, which is faster. Without the
+    mark a loss may use the distribution, the parameters and parts of the policy as well.
+    """
+    loss.__dict__["of_log_probs"] = True
+    return loss
+
+
+def is_of_log_probs(loss: InnerLoss) -> bool:
+    """Tell whether a loss is marked by `of_log_probs`."""
+    return getattr(loss, "of_log_probs", False) is True
+
+
+@of_log_probs
+def reinforce(outcome: PhaseOutcome) -> Tensor:
+    """Return the inner loss of MAML, -mean(log pi(a|s) * A) over the real steps of each task, (M,)."""
+    return functional.reinforce_loss(outcome.log_probs, outcome.samples.advantages, outcome.samples.mask)
 
 
 class AdaptationRule:
@@ -52,10 +72,13 @@ class AdaptationRule:
         step_size: one for all steps, one for each, or by parameter name (parameters without one are not adapted).
         halve: "never"; "once" for half the size from the second step on; "always" for half the size of the step before.
         parameters: names of the parameters that are adapted; None for all.
-        inner_loss: maps log-probabilities (M, T, B), and something with advantages and mask, to one loss per task.
+        inner_loss: maps a `PhaseOutcome` of M tasks to one loss per task, (M,): its log-probabilities, distribution,
+            parameters, entropy, parts of the policy, and its samples with rewards, advantages and mask.
 
     Raises:
-        ValueError: If step sizes by name come with `parameters`.
+        ValueError: If step sizes by name come with `parameters`, or a step size is not a number of at least 0. Tensors,
+            which may be learned, are not checked.
+        TypeError: If the inner loss does not take one argument.
 
     Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400, whose published protocol halves once
     """
@@ -70,6 +93,8 @@ class AdaptationRule:
     ) -> None:
         if isinstance(step_size, Mapping) and parameters is not None:
             raise ValueError("step sizes by name say already which parameters are adapted; leave out `parameters`")
+        _check_inner_loss(inner_loss)
+        _check_step_size(step_size)
         self._step_size = step_size
         self.halve, self.inner_loss = halve, inner_loss
         self.parameters = None if parameters is None else tuple(parameters)
@@ -117,6 +142,10 @@ class AdaptationRule:
         inner_loss: InnerLoss | None = None,
     ) -> AdaptationRule:
         """Return the same rule with another step size, schedule or loss; None leaves what there is."""
+        if inner_loss is not None:
+            _check_inner_loss(inner_loss)
+        if step_size is not None:
+            _check_step_size(step_size)
         rule = copy.copy(self)
         rule._step_size = self._step_size if step_size is None else step_size
         rule.halve, rule.inner_loss = halve or self.halve, inner_loss or self.inner_loss
@@ -158,7 +187,7 @@ def adapt(
         step_size: of the step, in place of a rule.
         rule: inner loss, step sizes and parameters.
         step: which of the rule's steps this is, from 0.
-        inner_loss: maps log-probabilities (M, T, B) and `episodes` to one loss per task; by default the rule's.
+        inner_loss: see `AdaptationRule`; by default the rule's.
         first_order: treat the inner gradient as a constant when differentiating the result.
         create_graph: whether the result is differentiable with respect to `params`; by default wherever torch
             records gradients and they ask for them. Without, the step is computed in chunks of tasks on all cores.
@@ -175,9 +204,11 @@ def adapt(
         raise TypeError("adapt expects either a step_size or a rule")
     rule = as_rule(step_size) if step_size is not None else rule
     assert rule is not None
-    loss, size = inner_loss or rule.inner_loss, rule.step_size(step)
+    rule = rule.replace(inner_loss=inner_loss)
+    loss, size = rule.inner_loss, rule.step_size(step)
     check_advantages(episodes, "episodes")
     policy = as_policy(policy, episodes.observations.shape[3:])
+    check_observations(policy, episodes.observations)
     only = getattr(policy, "adapts_only", ())
     if only and not (isinstance(size, Mapping) and size.keys() <= set(only)):
         raise ValueError(
@@ -185,7 +216,8 @@ def adapt(
             f"that it was trained with, or one with parameters={list(only)}"
         )
     with torch.set_grad_enabled(torch.is_grad_enabled() if create_graph is None else create_graph):
-        start = {name: param.to(episodes.device) for name, param in _start(policy, params).items()}
+        given = _start(policy, None) if params is None else check_parameters(policy, params)
+        start = {name: param.to(episodes.device) for name, param in given.items()}
         stacked = policy.stack_parameters(len(episodes), start)
         learned = size.values() if isinstance(size, Mapping) else ()
         if not any(isinstance(x, Tensor) and x.requires_grad for x in (*stacked.values(), *learned)):
@@ -194,7 +226,9 @@ def adapt(
         samples = Samples.of(episodes, slice(None), dtype=dtype, device=episodes.device)
         # Without gradients of their own, parameters are adapted all the same, by learned step sizes.
         stacked = {name: x if x.requires_grad else x.detach().requires_grad_() for name, x in stacked.items()}
-        losses = loss(policy.log_prob(samples.observations, samples.actions, stacked), samples)
+        distribution = policy.distribution_parameters(samples.observations, stacked)
+        log_probs = policy.distributions.log_prob(distribution, samples.actions)
+        losses = loss(PhaseOutcome(policy, samples, stacked, distribution, log_probs))
         return descend(losses, stacked, size, first_order=first_order)
 
 
@@ -336,7 +370,8 @@ class InnerLoop:
     Args:
         steps: for each inner step the policy on its episodes.
         step_sizes: one for each: a number, or (D,) one for each parameter.
-        inner_loss: see `adapt`.
+        inner_loss: see `AdaptationRule`; one that is not `of_log_probs` needs steps that are differentiated
+            automatically.
         first_order: take every Hessian, and so J - I, for zero.
     """
 
@@ -380,7 +415,7 @@ class InnerLoop:
         self, step: PolicyOnSamples, linearization: Linearization, workspace: Workspace, *, twice: bool = False
     ) -> Tensor:
         return linearization.differentiate(
-            lambda log_probs: self._inner_loss(log_probs, step.samples), workspace, twice=twice
+            lambda log_probs: self._inner_loss(linearization.outcome(step.samples, log_probs)), workspace, twice=twice
         )[1]
 
 
@@ -398,6 +433,29 @@ def flat_step_size(step_size: StepSize, layout: ParameterLayout, like: Tensor) -
         size = step_size.get(name, 0.0)
         view.copy_(size.detach() if isinstance(size, Tensor) else view.new_tensor(size))
     return flat
+
+
+def _check_step_size(step_size: Any) -> None:
+    sizes: list[Any] = [step_size]
+    if isinstance(step_size, Mapping):
+        sizes = [size for size in step_size.values() if not isinstance(size, Tensor)]
+    elif isinstance(step_size, Sequence) and not isinstance(step_size, str):
+        sizes = list(step_size)
+    for size in sizes:
+        if not isinstance(size, int | float) or isinstance(size, bool) or not 0.0 <= size < math.inf:
+            raise ValueError(f"a step size must be a number of at least 0, got {size!r}")
+
+
+def _check_inner_loss(loss: InnerLoss) -> None:
+    try:
+        inspect.signature(loss).bind(None)
+    except TypeError:
+        raise TypeError(
+            f"an inner loss takes one argument, a PhaseOutcome with log_probs, samples, distribution and params; "
+            f"{getattr(loss, '__qualname__', repr(loss))} takes {inspect.signature(loss)}"
+        ) from None
+    except ValueError:
+        pass  # What is written in C has no signature.
 
 
 def _check_names(names: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -419,7 +477,8 @@ def _adapt_in_chunks(
 
     def adapt_chunk(tasks: slice, workspace: Workspace) -> Tensor:
         samples = Samples.of(episodes, tasks, dtype=start.dtype, device=start.device)
-        return InnerLoop([PolicyOnSamples(policy, layout, samples)], [size], inner_loss).run(start[tasks], workspace)
+        step = PolicyOnSamples(policy, layout, samples, automatic=not is_of_log_probs(inner_loss))
+        return InnerLoop([step], [size], inner_loss).run(start[tasks], workspace)
 
     samples_per_task = episodes.rewards.shape[1] * episodes.rewards.shape[2]
     with ChunkWorkers(start.device) as workers:

@@ -8,8 +8,10 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from maml_rl.envs.spaces import is_image
+from maml_rl.envs.spaces import flat_observation_space, is_image
 from maml_rl.episode.task_episodes import Baseline, BatchEpisodes, TaskEpisodes
+
+__all__ = ["LinearFeatureBaseline", "ZeroBaseline", "make_baseline"]
 
 Self = TypeVar("Self", bound="LinearFeatureBaseline")
 
@@ -44,6 +46,8 @@ class LinearFeatureBaseline:
 
     Integer observations without axes become one-hot vectors when `input_size` is more than 1; others are flattened.
     Images are averaged over the cells of a grid, of 8 x 8 cells if that gives no more than 256 numbers, else of fewer.
+
+    `for_space` makes one for any environment.
 
     Args:
         input_size: number of entries of an observation, or of categories; for images it follows from their shape.
@@ -81,6 +85,23 @@ class LinearFeatureBaseline:
         self.reg_coeff = reg_coeff
         self._weights: Tensor | None = None
         self._scale: Tensor | None = None
+
+    @classmethod
+    def for_space(cls: type[Self], observation_space: gymnasium.Space[Any], reg_coeff: float = 1e-5) -> Self:
+        """Make the baseline for the observations of a space, images included.
+
+        Args:
+            observation_space: of one environment, as `env.observation_space`, `sampler.single_observation_space`.
+            reg_coeff: weight of the ridge.
+
+        Raises:
+            ValueError: If the observations have too many entries.
+            TypeError: If the space is not supported.
+        """
+        space = flat_observation_space(observation_space)
+        if is_image(space):
+            return cls(image_shape=space.shape, reg_coeff=reg_coeff)
+        return cls(gymnasium.spaces.flatdim(space), reg_coeff)
 
     @property
     def feature_size(self) -> int:
@@ -235,9 +256,7 @@ def make_baseline(kind: str, observation_space: gymnasium.Space[Any]) -> Baselin
         return ZeroBaseline()
     if kind != "linear":
         raise ValueError(f"unknown baseline {kind!r}; expected 'linear' or 'zero'")
-    if is_image(observation_space):
-        return LinearFeatureBaseline(image_shape=observation_space.shape)
-    return LinearFeatureBaseline(gymnasium.spaces.flatdim(observation_space))
+    return LinearFeatureBaseline.for_space(observation_space)
 
 
 def _of_tasks(tensor: Tensor, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
@@ -289,3 +308,7 @@ def _solve(features: Tensor, targets: Tensor, count: Tensor, reg_coeff: float) -
             break
         ridge = torch.where(unsolved[:, None, None], (10.0 * ridge).clamp(min=_FIRST_RAISE), ridge)
     return weights.squeeze(-1)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

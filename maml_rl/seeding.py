@@ -8,11 +8,16 @@ without one generator object per environment.
 Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 Noise = Literal["normal", "uniform"]
 
@@ -41,6 +46,8 @@ class Purpose(IntEnum):
     POPULATION_TASKS = 8
     POPULATION_RESET = 9
     POPULATION_ACTIONS = 10
+    LEARNER_CONSTRUCTION = 11
+    LEARNER_UPDATE = 12
 
 
 class StreamKey(NamedTuple):
@@ -81,6 +88,45 @@ def generator(key: StreamKey) -> np.random.Generator:
     # NumPy's Philox is twice as wide. The key goes in as it is: a SeedSequence would hash it, and drop trailing zeros.
     wide_key = np.array([seed << 32 | purpose_and_phase, iteration << 32 | task], np.uint64)
     return np.random.Generator(np.random.Philox(key=wide_key, counter=np.array([0, 0, 0, episode], np.uint64)))
+
+
+def torch_seed(key: StreamKey) -> int:
+    """Return the seed of a torch generator for `key`.
+
+    Raises:
+        ValueError: If an entry of the key is out of range.
+    """
+    return int(generator(key).integers(2**63))
+
+
+@contextmanager
+def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
+    """Have all that is drawn from torch's global generators within the block come from `seed`; restore them after it.
+
+    For code of users, such as a constructor of a network, that knows no other generator. The generators are those of
+    the CPU and of `device`. They belong to the process: another thread must not draw from them meanwhile.
+
+    Args:
+        seed: integer in [0, 2**63).
+        device: where the code draws, besides the CPU.
+    """
+    # Workers, which never load torch, import this module.
+    import torch
+
+    device = torch.device(device)
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    before = [each.get_state() for each in generators]
+    try:
+        for each in generators:
+            each.manual_seed(seed)
+        yield
+    finally:
+        for each, state in zip(generators, before, strict=True):
+            each.set_state(state)
 
 
 def check_seed(seed: int | np.integer) -> int:

@@ -2,7 +2,9 @@
 
 MkDocs calls the functions `on_...`. Formulas become MathML, which browsers set by themselves. Diagrams, blocks of
 Mermaid, become the pictures that `scripts/draw_diagrams.py` has drawn from them. A comment `<!-- settings: KEYS -->`
-becomes a table of these settings, read from the config's model, so that the page cannot differ from the code.
+becomes a table of these settings, read from the config's model, so that the page cannot differ from the code. A comment
+`<!-- rows of NAME in PAGE -->` becomes the rows of another page's tables that begin with this name. A number keeps its
+unit and its interval on its line.
 """
 
 import hashlib
@@ -25,10 +27,23 @@ LOG = logging.getLogger("mkdocs.hooks.documentation")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# What is no text of a page: elements whose spaces mean something, and tags.
+_NO_TEXT = re.compile(
+    r"(<(?:pre|code|math|script|style|svg)\b.*?</(?:pre|code|math|script|style|svg)>|<[^>]*>)", re.DOTALL
+)
+_CELL = re.compile(r"<td( [^>]*)?>([^<]*)</td>")
+_UNIT = re.compile(
+    r"(?<=\d) (?=(?:[kM]|[mµ]?s|[kKMG]B|%|hours?|minutes?|seconds?|steps?|tasks?|episodes?|cores?|units?)\b|%|±|x )"
+)
+_RANGE = re.compile(r"\[-?[\d.]+, -?[\d.]+\]")
+_WORDS_OF_NUMBERS = {"to", "k", "M", "KB", "MB", "GB", "s", "ms", "µs", "x"}
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 _SETTINGS = re.compile(r"^<!-- settings: (.*) -->$", re.MULTILINE)
 _ALGORITHM_SETTINGS = re.compile(r"^<!-- settings of (\S+) -->$", re.MULTILINE)
 _TASK_SETTINGS = re.compile(r"^<!-- settings of tasks (\S+) -->$", re.MULTILINE)
+_ROWS = re.compile(r"^<!-- rows of (\S+) in (\S+) -->$", re.MULTILINE)
+_SECTION = re.compile(r"^## (.*)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
+_TABLE = re.compile(r"^(\|.*\|)\n\|[-:| ]+\|\n((?:\|.*\|\n?)+)", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -87,11 +102,52 @@ def with_settings(markdown: str) -> str:
 def table_of(settings: list[Setting]) -> str:
     """Return a table of settings in Markdown."""
     rows = [
-        f"| `{setting.key}` | {setting.meaning} | {setting.allowed} "
+        f"| `{setting.key}` | {setting.meaning} | `{setting.allowed}` "
         f"| {'required' if setting.default is None else f'`{setting.default}`'} |"
         for setting in settings
     ]
     return "\n".join(["| key | meaning | range | default |", "|---|---|---|---|", *rows])
+
+
+def with_rows(markdown: str, docs: Path = DOCS) -> str:
+    """Put tables in the place of the comments that ask for the rows of one name on another page, a row a section.
+
+    The first table of every section of that page counts, and the section's title takes the place of the name. Warns
+    where there is no such row.
+    """
+
+    def to_table(match: re.Match[str]) -> str:
+        name, page = match.groups()
+        lines: list[str] = []
+        for title, text in _SECTION.findall((docs / page).read_text(encoding="utf-8")):
+            table = _TABLE.search(text)
+            rows = [row for row in table[2].splitlines() if row.startswith(f"| {name} |")] if table else []
+            if table and rows:
+                columns = table[1].count("|") - 2
+                lines = lines or [table[1].replace("| |", "| family |", 1), "|---|" + "---:|" * columns]
+                lines.append(rows[0].replace(name, title, 1))
+        if not lines:
+            LOG.warning(f"{page} has no row of {name}")
+        return "\n".join(lines)
+
+    return _ROWS.sub(to_table, markdown)
+
+
+def with_unbroken_numbers(page_html: str) -> str:
+    """Keep a number and its unit on one line, the numbers of an interval, too, and the cells of numbers of a table."""
+
+    def to_cell(match: re.Match[str]) -> str:
+        attributes, text = match[1] or "", match[2]
+        words = re.findall(r"[^\W\d_]+", text)
+        if re.search(r"\d", text) and len(text) < 32 and set(words) <= _WORDS_OF_NUMBERS:
+            return f'<td class="number"{attributes}>{text}</td>'
+        return match[0]
+
+    def unbroken(text: str) -> str:
+        return _RANGE.sub(lambda match: match[0].replace(" ", "\u00a0"), _UNIT.sub("\u00a0", text))
+
+    parts = _NO_TEXT.split(_CELL.sub(to_cell, page_html))
+    return "".join(part if index % 2 else unbroken(part) for index, part in enumerate(parts))
 
 
 def with_formulas(page_html: str) -> str:
@@ -106,9 +162,9 @@ def with_formulas(page_html: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Called with every page before it is rendered."""
-    return with_settings(with_pictures(markdown, page.file.src_uri))
+    return with_rows(with_settings(with_pictures(markdown, page.file.src_uri)))
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Called with every page after it was rendered."""
-    return with_formulas(html)
+    return with_unbroken_numbers(with_formulas(html))

@@ -6,7 +6,9 @@ import random
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 # Two test processes share two cores; torch reads this when it is first imported.
@@ -44,6 +46,23 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return judge((yield))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Training with own code is written down below the home folder; of tests, in a folder that is theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start by fork unless a test says otherwise: a fork server first imports torch, which takes two seconds.
+
+    For tests that are not about how workers start.
+    """
+    monkeypatch.setattr("maml_rl.samplers.processes.vector_env.START_METHODS", ("fork", "forkserver", "spawn"))
+
+
 @pytest.fixture
 def opengl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips a test where nothing can be drawn; there is no screen for the others."""
@@ -76,13 +95,25 @@ def _multiprocessing_helpers() -> set[int]:
     return {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
 
 
+def _descendants() -> set[psutil.Process]:
+    """Return all processes below this one.
+
+    Most tests have none, which Linux says at once; psutil looks at every process of the machine.
+    """
+    children = list(Path("/proc/self/task").glob("*/children"))
+    with suppress(OSError):  # Of a thread that has ended meanwhile.
+        if children and not any(path.read_text() for path in children):
+            return set()
+    return set(psutil.Process().children(recursive=True))
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    children = set(psutil.Process().children(recursive=True))
+    children = _descendants()
     states = _random_states()
     yield
     changed = [name for name, state in _random_states().items() if states.get(name, state) != state]
-    started = set(psutil.Process().children(recursive=True)) - children
+    started = _descendants() - children
     left = [process for process in started if process.pid not in _multiprocessing_helpers()]
     _, alive = psutil.wait_procs(left, timeout=5)
     for process in alive:

@@ -152,8 +152,8 @@ def test_another_inner_loss_is_what_is_descended() -> None:
             policy,
             episodes,
             step_size=0.15,
-            inner_loss=lambda log_probs, samples: (
-                -2.0 * (log_probs * samples.advantages).sum((1, 2)) / samples.mask.sum((1, 2))
+            inner_loss=lambda outcome: (
+                -2.0 * (outcome.log_probs * outcome.samples.advantages).sum((1, 2)) / outcome.samples.mask.sum((1, 2))
             ),
             create_graph=create_graph,
         )

@@ -29,6 +29,7 @@ ROOMS = (
     "profiling",
     "functional",
     "seeding",
+    "checksums",
     "errors",
 )
 
@@ -125,8 +126,14 @@ def test_circle_is_found() -> None:
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
     graph = files()
-    assert graph["maml_rl.samplers.placement"] >= {"maml_rl.samplers.backend", "maml_rl.samplers.ray.backend"}
+    assert graph["maml_rl.samplers.make_backend"] >= {"maml_rl.samplers.backend", "maml_rl.samplers.ray.backend"}
     assert circle(graph) == []
+
+
+def test_ray_does_without_child_processes() -> None:
+    of_ray = {module: imported for module, imported in files().items() if module.startswith("maml_rl.samplers.ray")}
+    assert len(of_ray) > 4
+    assert not [module for module, imported in of_ray.items() if any("samplers.processes" in each for each in imported)]
 
 
 @pytest.mark.parametrize("floor", ["samplers", "envs", "policies"])

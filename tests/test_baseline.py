@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maml_rl.baseline import LinearFeatureBaseline, ZeroBaseline, make_baseline
+from maml_rl.envs.spaces import flat_observation_space
 from maml_rl.episode import BatchEpisodes, TaskEpisodes
 
 
@@ -313,3 +314,26 @@ def test_state_of_a_fitted_baseline_predicts_the_same_in_another():
     assert torch.equal(other(episodes), fitted(episodes))
     with pytest.raises(ValueError, match="observations of 4 entries"):
         LinearFeatureBaseline(4).load_state_dict(fitted.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("space", "input_size"),
+    [
+        (spaces.Box(-1.0, 1.0, (2, 3)), 6),
+        (spaces.Discrete(5), 5),
+        (spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0.0, 1.0, (2,))}), 5),
+        (spaces.Box(0, 255, (32, 32, 1), np.uint8), 64),
+        (spaces.Box(0, 10, (7, 7, 3), np.uint8), 192),
+    ],
+    ids=str,
+)
+def test_baseline_for_a_space_takes_its_observations(space: Any, input_size: int) -> None:
+    baseline = LinearFeatureBaseline.for_space(space)
+    assert baseline.input_size == input_size
+    flat = flat_observation_space(space)
+    observations = np.zeros((1, 4, 2, *(flat.shape or ())), flat.dtype)
+    ends = np.ones((1, 2), bool)
+    episodes = TaskEpisodes(
+        observations, np.zeros((1, 4, 2)), np.ones((1, 4, 2)), 4 * np.ones((1, 2)), ~ends, ends, observations[:, 0]
+    )
+    assert episodes.compute_advantages(baseline, gamma=0.9).isfinite().all()

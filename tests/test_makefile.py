@@ -56,14 +56,26 @@ def test_training_installs_what_it_needs_and_tests_add_the_rest(make: Make) -> N
     code, told, errors = make("train")
     assert (code, errors) == (0, [])
     assert told[-1] == "train.py"
-    assert told[-2].endswith("--editable .[fast,report]")
+    assert told[-2].endswith("--editable .[fast,report,tensorboard]")
     code, told, _ = make("test")
     assert code == 0
     assert not any("-m venv" in line for line in told)
-    assert told[-2].endswith("--editable .[fast,report,docs,dev]")
+    assert told[-2].endswith("--editable .[fast,report,tensorboard,docs,dev]")
     assert told[-1].startswith("-m pytest")
     code, told, _ = make("train")
     assert told == ["train.py"]
+
+
+def test_ray_is_added_to_the_environment_of_the_other_tests(make: Make) -> None:
+    code, told, errors = make("test-ray")
+    assert (code, errors) == (0, [])
+    assert sum(line.startswith("-m venv --clear") for line in told) == 1
+    assert told[-3].endswith("--editable .[ray]")
+    assert told[-2:] == ["-c import ray", told[-1]]
+    assert "-m ray and not nightly" in told[-1]
+    code, told, _ = make("test")
+    assert code == 0
+    assert [line.partition(" --")[0] for line in told] == ["-m pytest"]
 
 
 @pytest.mark.parametrize("refused", ["--editable", "install --quiet --constraint"])
@@ -103,6 +115,6 @@ def test_without_a_driver_torch_for_cpus_is_taken_or_the_other_announced(make: M
 
 def test_help_lists_every_target() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
-    tests = ("test", "test-fast", "test-metaworld", "test-ray")
-    for target in ("install", "train", *tests, "lint", "types", "docs", "format", "lock", "clean"):
+    tests = ("test", "test-fast", "test-metaworld", "test-ray", "test-nightly")
+    for target in ("install", "install-metaworld", "train", *tests, "lint", "types", "docs", "format", "lock", "clean"):
         assert f"  make {target} " in shown

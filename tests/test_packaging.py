@@ -72,7 +72,7 @@ def test_environment_of_metaworld_differs_only_in_what_metaworld_needs() -> None
     usual, with_metaworld = ({pin.name: pin for pin in pins(lock)} for lock in ("constraints.txt", METAWORLD_LOCK))
     others = {name for name, pin in with_metaworld.items() if name in usual and pin.specifier != usual[name].specifier}
     assert others == {"mujoco"}
-    assert set(with_metaworld) - set(usual) == {"metaworld", "scipy"}
+    assert set(with_metaworld) - set(usual) == {"metaworld"}
     (needed,) = (Requirement(line) for line in PROJECT["optional-dependencies"]["metaworld"])
     assert needed.specifier == with_metaworld["metaworld"].specifier
 
@@ -138,3 +138,26 @@ def test_editable_install_is_a_path_that_type_checkers_read(built: tuple[Path, Z
     (path_file,) = (name for name in editable.namelist() if name.endswith(".pth"))
     assert editable.read(path_file).decode().strip() == str(sources)
     assert not any(name.endswith(".py") for name in editable.namelist())
+
+
+def test_tensorboard_is_an_extra_that_training_and_tests_install() -> None:
+    assert "tensorboard" not in {Requirement(line).name for line in PROJECT["dependencies"]}
+    extras = PROJECT["optional-dependencies"]
+    assert all("tensorboard" in {Requirement(line).name for line in extras[name]} for name in ("tensorboard", "dev"))
+    assert "tensorboard" in {pin.name for pin in pins()}
+
+
+def test_changelog_has_the_form_of_keep_a_changelog_and_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert versions[:2] == ["Unreleased", maml_rl.__version__]
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= {
+        "Added",
+        "Changed",
+        "Deprecated",
+        "Removed",
+        "Fixed",
+        "Security",
+    }
+    for target in re.findall(r"\]\((docs/[\w./-]+)", text):
+        assert (ROOT / target).is_file(), target

@@ -1,4 +1,4 @@
-"""The commands of the README and of the documentation run in order, twice, and leave nothing outside `runs/`."""
+"""The commands of the README and the documentation run in order, by night twice, and leave nothing outside `runs/`."""
 
 import re
 import runpy
@@ -66,8 +66,9 @@ def files(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_commands_of_the_pages_run_in_order_twice_and_write_to_runs_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("repetitions", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_commands_of_the_pages_run_in_order_and_write_to_runs_alone(
+    repetitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
     for name in ("benchmarks", "configs", "docs", "examples"):
@@ -78,7 +79,7 @@ def test_commands_of_the_pages_run_in_order_twice_and_write_to_runs_alone(
     shown = [line for page in pages() for line in commands(page) if not any(kind.match(line) for kind in left_out)]
     new = [command for command in shown if re.search(r"\btrain\b", command) and "--overwrite" not in command]
     assert len(shown) > 15
-    for repetition in (1, 2):
+    for repetition in range(1, repetitions + 1):
         for command in shown:
             run(command, monkeypatch)
         assert files(tmp_path) == before

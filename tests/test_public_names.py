@@ -43,3 +43,23 @@ def test_public_name_is_what_it_looks_like(module: str, name: str) -> None:
         assert ismodule(value)
     else:
         assert isfunction(value)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "maml_rl",
+        *(f"maml_rl.{name}" for name in ["samplers", "envs", "policies", "metalearners", "episode", "baseline"]),
+    ],
+)
+def test_completion_shows_the_interface_and_nothing_else(module: str) -> None:
+    found = import_module(module)
+    shown = {name for name in dir(found) if not name.startswith("__")}
+    assert shown == set(found.__all__)
+    assert all(hasattr(found, name) for name in shown)
+
+
+@pytest.mark.parametrize("module", ["maml_rl", "maml_rl.samplers"])
+@pytest.mark.parametrize("stray", ["Any", "TYPE_CHECKING", "import_module"])
+def test_lazy_packages_have_no_stray_names(module: str, stray: str) -> None:
+    assert not hasattr(import_module(module), stray)

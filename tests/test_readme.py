@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
+from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.cli import main as cli
 from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +61,47 @@ def test_sampler_is_imported_as_shown(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert re.fullmatch(r"tensor\(-?[\d.]+\) tensor\(-?[\d.]+\)\n", ended.stdout)
+
+
+@pytest.mark.timeout(60)
+def test_family_passes_the_check_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "push.py").write_text(python_block("class PushEnv("))
+    assert "`maml-rl check-env push:PushEnv`" in README
+    assert cli.main(["check-env", "push:PushEnv"]) == 0
+    assert "ok: tasks are drawn, set, and kept over resets" in capsys.readouterr().out
+    sampler = MultiTaskSampler(
+        import_module("push").PushEnv,
+        batch_size=2,
+        policy=get_policy_for_env(import_module("push").PushEnv()),
+        max_episode_steps=100,
+        num_workers=0,
+    )
+    with sampler:
+        assert sampler.rollout(sampler.sample_tasks(3)).rewards.shape == (3, 100, 2)
+
+
+def test_examples_that_need_an_extra_say_so() -> None:
+    extras = "cma|matplotlib|stable_baselines3"
+    rows = [line for line in README.splitlines() if re.match(r"\| \[[\w.]+\]\(examples/", line)]
+    assert len(rows) > 5
+    for row in rows:
+        path = re.findall(r"\((examples/[\w.]+)\)", row)[0]
+        text = (ROOT / path).read_text(encoding="utf-8")
+        needed = bool(re.search(rf'^[ "]*(?:import|from) (?:{extras})\b', text, re.MULTILINE))
+        assert needed == ("'.[examples]'" in row), row
+        assert not needed or "examples]" in text, path
+
+
+def test_pictures_come_first_and_are_there() -> None:
+    before, _, _ = README.partition("## Install")
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", before)
+    assert len(pictures) == 2
+    assert all((ROOT / picture).is_file() for picture in pictures)
+    assert len(re.findall("^- ", before, re.MULTILINE)) == 3
 
 
 @pytest.mark.parametrize("line", command_lines())

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 
@@ -39,7 +38,7 @@ class OwnSampler:
         self.workload = workload
         env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
         self._policy = policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
-        self._baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+        self._baseline = LinearFeatureBaseline.for_space(env.single_observation_space)
         env.close()
         self.sampler = MultiTaskSampler(
             workload.env,

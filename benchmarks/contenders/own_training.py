@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
-
 from benchmarks.contenders.layouts import Workload
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.envs.making import make_vector_env
@@ -60,7 +58,7 @@ def make_training(workload: Workload, timer: StageTimer = NULL_TIMER, **process_
     """
     env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
     policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
-    baseline = LinearFeatureBaseline(gymnasium.spaces.flatdim(env.single_observation_space))
+    baseline = LinearFeatureBaseline.for_space(env.single_observation_space)
     env.close()
     sampler = MultiTaskSampler(
         workload.env,

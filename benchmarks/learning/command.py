@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.learning.page import Draw, Tables, draw_charts, draw_curves, tables, write_page
 from benchmarks.learning.plan import Plan
 from benchmarks.learning.training import Job, run_jobs
+from maml_rl.cli.console import Parser
 from maml_rl.config.yaml_source import suggest
 
 
@@ -21,7 +22,7 @@ def run(
         tables: returns the tables of a family.
         draw: draws its chart.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=f"Make {plan.page.name} from the CSV files; with --train, first train what they lack.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

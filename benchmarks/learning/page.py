@@ -13,6 +13,7 @@ from maml_rl.experiment.evaluate import interval_scope, pooled_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _STEP = 1
@@ -190,9 +191,18 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
             panel.axhline(family.threshold, color="0.6", lw=0.8, ls=":")
     _draw_final(panels[2], compared_rows(found), colors)
     figure.suptitle(family.title, x=0.01, ha="left", fontsize=11)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
+    _add_legend(figure, *panels[0].get_legend_handles_labels())
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def _add_legend(figure: "Figure", handles: list[Any], labels: list[str]) -> None:
+    """Put a legend below the panels, in as many columns as the figure is wide."""
+    for columns in range(min(7, len(labels)), 0, -1):
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+        if legend.get_window_extent().width <= figure.bbox.width or columns == 1:
+            return
+        legend.remove()
 
 
 def _draw_final(panel: "Axes", finals: dict[str, list[Row]], colors: dict[str, Any]) -> None:
@@ -203,6 +213,6 @@ def _draw_final(panel: "Axes", finals: dict[str, list[Row]], colors: dict[str, A
         panel.errorbar([value], [place], xerr=reach, fmt="o", color=colors[name], capsize=3)
     panel.set_yticks(range(len(finals)), list(finals))
     panel.invert_yaxis()
-    panel.set_xlabel("return after one step (oracle: without), 95 % interval")
+    panel.set_xlabel("return after one step (oracle: without),\n95 % interval")
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="x", color="0.9")

@@ -1,17 +1,20 @@
 """What all commands share: a parser, the log on standard error, errors as one line and an exit code."""
 
 import argparse
+import errno
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+from maml_rl.config.config import Config
+from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -24,20 +27,33 @@ _SHOWN = 80
 
 
 class Ended(KeyboardInterrupt):
-    """SIGTERM, which is handled as Ctrl-C is."""
+    """SIGTERM, or SIGHUP of a terminal that is gone; they are handled as Ctrl-C is.
 
-    exit_code = 128 + signal.SIGTERM
+    Args:
+        number: of the signal.
+
+    Attributes:
+        exit_code: of the command.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
 
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Have SIGTERM end the work in the block as Ctrl-C does; the second of these signals ends the process at once."""
-    ends = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Ended}
+    """Have SIGTERM and SIGHUP end the work in the block as Ctrl-C does; a second signal ends the process at once.
+
+    A second SIGHUP does not: both the system and the shell send one when a terminal is closed.
+    """
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
+    ends = [signal.SIGINT, signal.SIGTERM, *([] if hangup is None else [hangup])]
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        for each in ends:
-            signal.signal(each, signal.SIG_DFL)
-        raise ends[signal.Signals(number)]
+        for each in replaced:
+            signal.signal(each, signal.SIG_IGN if each == number == hangup else signal.SIG_DFL)
+        raise KeyboardInterrupt if number == signal.SIGINT else Ended(number)
 
     # What is ignored, as in the background, stays so; and Python lets no other thread than the main one do this.
     usual = signal.default_int_handler, signal.SIG_DFL
@@ -59,6 +75,20 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Refuse unknown arguments; of an option, with the one that is meant."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            names = [each.partition("=")[0] for each in unknown if each.startswith("--")]
+            hint = suggest(names[0], list(self._option_string_actions)) if names else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options
+
+    def is_unknown_with_value(self, argument: str) -> bool:
+        """Tell whether an argument is --NAME=VALUE of an option that there is not."""
+        name, equals, _ = argument.partition("=")
+        return bool(equals) and name.startswith("--") and name not in self._option_string_actions
+
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the arguments, and exit."""
         self.exit(BAD_INPUT, f"{self.prog}: error: {_printable(message)} (--help lists the options)\n")
@@ -76,7 +106,11 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where environments are."""
-    parser.add_argument("--backend", help="in-process, processes, ray, or auto (the default): one of the first two")
+    parser.add_argument(
+        "--backend",
+        choices=get_args(Config.model_fields["backend"].annotation),
+        help="where environments are; auto (the default): in processes, or in this one if there are no workers",
+    )
     parser.add_argument(
         "--num-workers", type=not_negative, help="worker processes or Ray actors (default: one per core; 0: none)"
     )
@@ -91,6 +125,15 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--ray-{name}-timeout", type=float, help=f"seconds that {meaning} (default: as the run has it)"
         )
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says that a run is trusted."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the modules that the run names, though somebody else may have made them: this executes their code",
+    )
 
 
 def placement(options: argparse.Namespace) -> dict[str, Any]:
@@ -117,6 +160,7 @@ def run_command(
         command: is given the options.
         when_interrupted: says what to do after Ctrl-C.
     """
+    _open_closed_streams()
     options = parser.parse_args(arguments)
     try:
         with _log_to_standard_error(parser.prog, options.log_level):
@@ -127,7 +171,9 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
     except KeyboardInterrupt as interrupt:
-        print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
+        # A terminal that was closed takes no more words.
+        with suppress(OSError):
+            print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
         return interrupt.exit_code if isinstance(interrupt, Ended) else INTERRUPTED
     except (ConfigError, CheckpointError, TaskError) as error:
         print(f"{parser.prog}: error: {_printable(str(error))}", file=sys.stderr)
@@ -137,9 +183,24 @@ def run_command(
         return FAILED
     except OSError as error:
         where = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where += "; make room there, and try again"
         print(f"{parser.prog}: error: {_printable(f'{error.strerror or error}{where}')}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _open_closed_streams() -> None:
+    """Lead standard streams that are closed, as after `>&-`, nowhere: the next file would take their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            # Not by the number, which a file may have taken while libraries were loaded. It stays open to the end.
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _printable(text: str) -> str:

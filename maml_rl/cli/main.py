@@ -1,17 +1,14 @@
 """The command `maml-rl`: training, testing, reports, lists of families and configs, benchmarks, checks."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-import textwrap
 import warnings
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from maml_rl.cli.console import (
     Parser,
     add_log_level,
     add_placement,
+    add_trust,
     file_path,
     not_negative,
     placement,
@@ -28,16 +26,13 @@ from maml_rl.cli.console import (
     run_command,
     utf8,
 )
+from maml_rl.cli.listing import list_configs, list_envs, list_zoo
 from maml_rl.cli.train_test import run_test, run_train
-from maml_rl.config.catalog import shipped_configs, zoo
-from maml_rl.config.config import load_config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
 # Escape sequences and prefix of Gymnasium's warnings.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
-# What a table does not wrap at.
-_NO_BREAK = "\N{NO-BREAK SPACE}"
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -99,22 +94,29 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
         "--videos", type=not_negative, default=2, help="tasks to make videos of; 0 for none (default: 2)"
     )
     add_placement(parser)
+    add_trust(parser)
     add_log_level(parser)
     return run_command(parser, arguments, _report)
 
 
 def _report(options: Namespace) -> None:
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from maml_rl.cli.progress import ReportProgress
     from maml_rl.report import write_report
 
-    path = write_report(
-        options.runs,
-        options.output,
-        title=options.title,
-        num_tasks=options.tasks if isinstance(options.tasks, int) else 0,
-        task_file=None if isinstance(options.tasks, int) else options.tasks,
-        num_videos=options.videos,
-        placement=placement(options),
-    )
+    with logging_redirect_tqdm(), ReportProgress() as progress:
+        path = write_report(
+            options.runs,
+            options.output,
+            title=options.title,
+            num_tasks=options.tasks if isinstance(options.tasks, int) else 0,
+            task_file=None if isinstance(options.tasks, int) else options.tasks,
+            num_videos=options.videos,
+            placement=placement(options),
+            trust=options.trust,
+            on_part=progress,
+        )
     print(f"the report is {path}; open it in any browser")
 
 
@@ -125,95 +127,78 @@ def _count_or_file(text: str) -> int | Path:
 def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs") -> int:
     """List the families, and return the exit code."""
     parser = Parser(prog=prog, description="List the task families and their tasks.")
+    _add_verbose(parser)
     add_log_level(parser)
     return run_command(parser, arguments, _envs)
 
 
 def _envs(options: Namespace) -> None:
-    from maml_rl.envs import FAMILIES
-
-    width, shown = max(map(len, FAMILIES)), ""
-    for env_id, family in FAMILIES.items():
-        description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
-        limit = f"{family.max_episode_steps} steps" if family.max_episode_steps else "1 step"
-        text = f"{description} ({limit})"
-        lines = ["as above"] if text == shown else textwrap.wrap(text, 118 - width)
-        print(f"{env_id:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
-        shown = text
-    print(
-        "\nAny gymnasium.Env with sample_tasks and reset_task is a family, too, as module:Id-v0; see maml-rl check-env."
-    )
+    _print(list_envs(verbose=options.verbose))
 
 
 def run_configs(arguments: Sequence[str] | None = None, prog: str = "maml-rl configs") -> int:
     """List the configs that come with the package, and return the exit code."""
     parser = Parser(prog=prog, description="List the configs that maml-rl train takes by name.")
+    _add_verbose(parser)
     add_log_level(parser)
     return run_command(parser, arguments, _configs)
 
 
 def _configs(options: Namespace) -> None:
-    configs = {name: (load_config(path), path) for name, path in shipped_configs().items()}
-    rows = [("name", "tasks", "algorithm", "what for")]
-    for name, (config, path) in configs.items():
-        # The first comment of a config says in a sentence or two what it is for.
-        purpose = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        rows.append((name, config.env_name, config.algorithm, purpose))
-    _print_table(rows)
-    print("\nmaml-rl train NAME trains with one; every setting may be replaced on the command line.")
+    _print(list_configs(verbose=options.verbose))
 
 
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns of text, the last of which is wrapped."""
-    widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)][:-1]
-    for row in rows:
-        start = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False))
-        lines = textwrap.wrap(row[-1], 118 - len(start))
-        print(f"{start}  " + f"\n{'':<{len(start)}}  ".join(lines).replace(_NO_BREAK, " "))
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _add_verbose(parser: Parser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="list everything")
 
 
 def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -> int:
     """List the trained policies that come with the package, or add one, and return the exit code."""
-    parser = Parser(prog=prog, description="List the trained policies that come with the package.")
-    parser.add_argument("--add", type=file_path, metavar="RUN", help="evaluate the policy of this run, and add it")
-    parser.add_argument("--name", type=utf8, help="of the policy to add")
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["add"]:
+        return _run_zoo_add(arguments[1:], f"{prog} add")
+    parser = Parser(
+        prog=prog,
+        description=f"List the trained policies that come with the package. {prog} add RUN --name NAME adds one.",
+    )
+    _add_verbose(parser)
+    add_log_level(parser)
+    return run_command(parser, arguments, _zoo)
+
+
+def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
+    parser = Parser(prog=prog, description="Evaluate the policy of a run on new tasks, and add it to the zoo.")
+    parser.add_argument("run", type=file_path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--name", type=utf8, required=True, help="of the policy in the zoo")
     parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (the default), 'best', or a number")
     parser.add_argument("--tasks", type=positive, default=40, help="new tasks to evaluate it on (default: 40)")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
     parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
     add_log_level(parser)
-    return run_command(parser, arguments, _zoo)
+    return run_command(parser, arguments, _zoo_add)
+
+
+def _zoo_add(options: Namespace) -> None:
+    from maml_rl.experiment.zoo import add_to_zoo
+
+    folder = add_to_zoo(
+        options.run,
+        options.name,
+        options.checkpoint,
+        num_tasks=options.tasks,
+        overwrite=options.overwrite,
+        num_workers=options.num_workers,
+    )
+    print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
 
 
 def _zoo(options: Namespace) -> None:
-    if (options.add is None) != (options.name is None):
-        raise ConfigError("--add RUN and --name NAME go together; give both, or none for the list")
-    if options.add is not None:
-        from maml_rl.experiment.zoo import add_to_zoo
-
-        folder = add_to_zoo(
-            options.add,
-            options.name,
-            options.checkpoint,
-            num_tasks=options.tasks,
-            overwrite=options.overwrite,
-            num_workers=options.num_workers,
-        )
-        print(f"added {folder}")
-    policies = zoo()
-    rows = [("name", "tasks", "algorithm", "iterations", "return after 0, 1, ... inner steps on new tasks")]
-    for name, folder in policies.items():
-        config = load_config(folder / "config.json")
-        evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        returns = [f"{value:.1f} [{low:.1f}, {high:.1f}]" for value, low, high in evaluation["intervals"]]
-        text = ", ".join(each.replace(" ", _NO_BREAK) for each in returns)
-        text += " (episodes of a trial)" * (evaluation["columns"] == "episode")
-        iterations = next((folder / "checkpoints").iterdir()).name.rpartition("-")[2].lstrip("0")
-        rows.append((name, config.env_name, config.algorithm, iterations, text))
-    _print_table(rows)
-    print(
-        "\nmaml_rl.load_policy('zoo:NAME') loads one, maml-rl test zoo:NAME tests it; in brackets are 95 % intervals."
-    )
+    _print(list_zoo(verbose=options.verbose))
 
 
 def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl check-env") -> int:
@@ -268,7 +253,7 @@ def _check_made(env: Any, options: Namespace) -> None:
         check_meta_env(made, make_another=lambda: _make_env(options.env, _kwargs(options.env_kwargs)))
 
     for check, promises in (
-        (check_task, "tasks are drawn, set, kept over resets, and refused where malformed"),
+        (check_task, "tasks are drawn, set, and kept over resets"),
         (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
     ):
         with (

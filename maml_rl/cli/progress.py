@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -42,7 +43,9 @@ class TrainingProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._bar.close()
+        # A terminal that was closed must not hide why training has ended.
+        with suppress(OSError):
+            self._bar.close()
 
     def __call__(self, metrics: Metrics) -> None:
         """Show one more iteration."""
@@ -104,6 +107,28 @@ class TrainingProgress:
         shares = {key.removeprefix(prefix): self._seconds[key] / count for key in self._seconds if prefix in key}
         rows = sorted(shares.items(), key=lambda entry: -entry[1])
         return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
+
+
+class ReportProgress:
+    """A progress bar over the parts of a report: policies to try, videos to draw."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] = tqdm(total=1, unit="part", dynamic_ncols=True, disable=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show what is about to be done, after `done` of `total` parts."""
+        self._bar.total = total
+        self._bar.set_description_str(what, False)
+        self._bar.update(done - self._bar.n)
+        self._bar.refresh()
 
 
 def _returns(metrics: Metrics) -> list[float]:

@@ -5,8 +5,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from maml_rl.cli.console import (
     Parser,
     add_log_level,
     add_placement,
+    add_trust,
     ending_in_order,
     file_path,
     not_negative,
@@ -23,18 +24,20 @@ from maml_rl.cli.console import (
     positive,
     run_command,
 )
-from maml_rl.config.catalog import SHIPPED, ZOO, find_config, find_run, name_of
-from maml_rl.config.config import SECTION, Config, SettingsModel, load_config
-from maml_rl.config.reference import describe_settings
-from maml_rl.config.yaml_source import parse_value
+from maml_rl.config.catalog import SHIPPED, ZOO, find_config, find_run, name_of, shipped_configs, zoo
+from maml_rl.config.config import SECTION, Config, load_config
+from maml_rl.config.reference import FLAG, LIST, Setting, algorithm_settings, describe_settings
+from maml_rl.config.yaml_source import parse_value, suggest
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable, check_writable
-from maml_rl.runs.numbered import new_folder, newest_path, next_path
+from maml_rl.runs.numbered import new_file, new_folder, newest_path
+from maml_rl.runs.trust import check_code
 
 # torch is imported inside the commands: a spawned worker imports this module again, and must stay light.
 
 # Before the names of the options that are settings of the algorithm.
 _ALGORITHM = "algorithm_setting_"
+_YAML = ".yaml", ".yml"
 _DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
 
 
@@ -47,7 +50,7 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
         type=file_path,
         help="where the run goes (default: runs/<name of the config>, with a new number)",
     )
-    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, or start it")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
     parser.add_argument("--profile", action="store_true", help="record the share of time of each stage")
     parser.add_argument(
@@ -59,9 +62,9 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     )
     parser.set_defaults(prog=prog)
     _add_common(parser)
-    _add_settings(parser, "settings, as in YAML, that replace those of the config", Config)
+    _add_settings(parser, "settings, as in YAML, that replace those of the config", describe_settings(Config))
     try:
-        # This imports torch, in the middle of which Ctrl-C may come.
+        # Where the algorithm is the user's own, this imports torch, in the middle of which Ctrl-C may come.
         _add_algorithm_settings(parser, sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
@@ -69,15 +72,15 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     return run_command(parser, arguments, _train, _how_to_go_on)
 
 
-def _add_settings(parser: Parser, title: str, model: type[SettingsModel], prefix: str = "") -> None:
+def _add_settings(parser: Parser, title: str, settings: Sequence[Setting], prefix: str = "") -> None:
     group = parser.add_argument_group(title)
-    for setting in describe_settings(model):
+    for setting in settings:
         default = "required in the config" if setting.default is None else f"default {setting.default}"
-        is_flag = setting.allowed == "true or false"
+        is_flag = setting.allowed == FLAG
         group.add_argument(
             f"--{setting.key}",
             dest=prefix + setting.key.replace("-", "_"),
-            nargs="+" if setting.allowed.startswith("a list") else "?" if is_flag else None,
+            nargs="+" if setting.allowed.startswith(LIST) else "?" if is_flag else None,
             const="true" if is_flag else None,
             metavar="VALUE",
             help=f"{setting.meaning} [{setting.allowed}; {default}]".replace("%", "%%"),
@@ -86,24 +89,30 @@ def _add_settings(parser: Parser, title: str, model: type[SettingsModel], prefix
 
 def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
     """Add the settings of the algorithm that the arguments, or their config, name."""
-    from maml_rl.metalearners import find_metalearner
-
     parser.set_defaults(algorithm_keys=[])
-    known = [argument for argument in arguments if argument not in ("-h", "--help")]
-    unknown = [argument for argument in parser.parse_known_args(known)[1] if argument.startswith("--")]
-    for option in unknown:
-        # With its value, which would be taken for the name of a config.
+    # An unknown option whose value has spaces would be taken for the name of a config, and so would the next word.
+    known = [each for each in arguments if each not in ("-h", "--help") and not parser.is_unknown_with_value(each)]
+    for option in [each for each in parser.parse_known_args(known)[1] if each.startswith("--")]:
         place = known.index(option)
-        del known[place : place + (1 if "=" in option else 2)]
+        del known[place : place + 2]
     options, _ = parser.parse_known_args(known)
     try:
-        name = options.algorithm or load_config(_config_to_train(options)).algorithm
-        settings = find_metalearner(name).Settings
+        config_path = _config_to_train(options)
+        config = _overridden(load_config(config_path), {"algorithm": options.algorithm})
+        name, known_settings = config.algorithm, algorithm_settings()
+        if name in known_settings:
+            settings = known_settings[name]
+        else:
+            _check_code(config, config_path, options)
+
+            from maml_rl.metalearners import find_metalearner
+
+            settings = describe_settings(find_metalearner(name).Settings)
     except ValueError:
         # The command itself says what is wrong with its config.
         return
     _add_settings(parser, f"settings of the algorithm {name}", settings, _ALGORITHM)
-    parser.set_defaults(algorithm_keys=[setting.key for setting in describe_settings(settings)])
+    parser.set_defaults(algorithm_keys=[setting.key for setting in settings])
 
 
 def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
@@ -161,6 +170,7 @@ def _add_config(parser: argparse.ArgumentParser, meaning: str, default: str | No
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
+    add_trust(parser)
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
     parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
     add_log_level(parser)
@@ -175,14 +185,16 @@ def _train(options: argparse.Namespace) -> None:
         options.output_folder = _default_folder(config_path, config.method, resume=options.resume)
     begun = _begun(options)
     if options.resume and begun and given is None:
-        config = _overridden(load_config(begun[0]), _settings(options))
+        config_path = begun[0]
+        config = _overridden(load_config(config_path), _settings(options))
+    _check_code(config, config_path, options)
     device = _device(options)
     check_creatable(options.output_folder, "--output-folder")
     with new_folder(options.output_folder) if new else nullcontext(options.output_folder) as folder:
         options.output_folder = folder
-        _check_run_folders(options, begun)
+        _check_run_folders(options)
         if options.seeds is None:
-            progress = _train_one(config, folder, options, device, resume=options.resume)
+            progress = _train_one(config, folder, options, device)
             print(progress.summary())
             if options.profile:
                 print(progress.profile())
@@ -196,28 +208,26 @@ def _train(options: argparse.Namespace) -> None:
         print(f"  {_command(options, 'report')} {folder}")
 
 
-def _check_run_folders(options: argparse.Namespace, begun: Sequence[Path]) -> None:
+def _check_run_folders(options: argparse.Namespace) -> None:
     """Refuse folders of runs that cannot be written, or that hold other runs, before the first run is trained."""
     from maml_rl.runs.run_folder import check_run_folder
 
     if options.seeds is not None:
-        _check_seeds(options, begun)
+        _check_seeds(options)
     for run in _run_folders(options).values():
-        resume = options.resume and (options.seeds is None or run / "config.json" in begun)
-        check_run_folder(run, resume=resume, overwrite=options.overwrite)
+        check_run_folder(run, resume=options.resume, overwrite=options.overwrite)
 
 
 def _train_seeds(config: Config, options: argparse.Namespace, device: Any) -> None:
     runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
     for number, (seeded, run) in enumerate(runs, start=1):
-        resume = options.resume and (run / "config.json").is_file()
-        progress = _train_one(seeded, run, options, device, resume=resume)
+        progress = _train_one(seeded, run, options, device)
         print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
         if options.profile:
             print(progress.profile())
 
 
-def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any, *, resume: bool) -> Any:
+def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any) -> Any:
     """Train with one seed, and return the progress that was made."""
     from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -230,7 +240,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
             config,
             folder,
             device=device,
-            resume=resume,
+            resume=options.resume,
             overwrite=options.overwrite,
             profile=options.profile,
             on_iteration=progress,
@@ -251,7 +261,7 @@ class _Seeds(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
 
 
-def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
+def _check_seeds(options: argparse.Namespace) -> None:
     if options.seed is not None:
         raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
     for seed in options.seeds:
@@ -260,8 +270,6 @@ def _check_seeds(options: argparse.Namespace, begun: Sequence[Path]) -> None:
     folder = options.output_folder
     if (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
-    if options.resume and not begun:
-        raise ConfigError(f"there is no run of these --seeds to resume in {folder}; start them without --resume")
 
 
 def _how_to_go_on(options: argparse.Namespace) -> str:
@@ -279,9 +287,10 @@ def _test(options: argparse.Namespace) -> None:
         if options.name is None and options.config is None:
             options.name = options.checkpoint
         options.checkpoint = str(next((policy / "checkpoints").iterdir()))
-    config_path = _chosen_config(options)
+    config_path = _chosen_config(options, of_run=True)
     if config_path is None:
         raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
+    is_named = options.output is not None
     _check_outputs(options, config_path)
     for name in ("save_tasks", "num_batches", "training_tasks"):
         if options.tasks is not None and getattr(options, name):
@@ -289,6 +298,7 @@ def _test(options: argparse.Namespace) -> None:
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = _overridden(load_config(config_path), {name: getattr(options, name) for name in names})
     config = config.override(placement(options))
+    _check_code(config, config_path, options)
     num_steps = config.test_steps if options.num_steps is None else options.num_steps
     if config.method == "oracle" and num_steps:
         raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
@@ -311,7 +321,12 @@ def _test(options: argparse.Namespace) -> None:
         experiment.restore(options.checkpoint, config_path.parent)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
-    with logging_redirect_tqdm(), tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar:
+    with (
+        ending_in_order(),
+        _reserved_output(options, number=not is_named) as output,
+        logging_redirect_tqdm(),
+        tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar,
+    ):
         evaluation = evaluate(
             experiment,
             num_batches=num_batches,
@@ -323,8 +338,7 @@ def _test(options: argparse.Namespace) -> None:
             on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
             on_batch=lambda _: bar.update(),
         )
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    evaluation.save(options.output)
+        evaluation.save(output)
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
     if options.training_tasks:
         kind += " as in training"
@@ -335,7 +349,13 @@ def _test(options: argparse.Namespace) -> None:
         episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
-    print(f"{evaluation.scope()}; saved with the tasks in {options.output}")
+    print(f"{evaluation.scope()}; saved with the tasks in {output}")
+
+
+def _check_code(config: Config, config_path: Path, options: argparse.Namespace) -> None:
+    """Refuse code that a run names unless it is trusted; a YAML file is of the user's own choice."""
+    if not options.trust and config_path.suffix not in _YAML:
+        check_code(config, "add --trust", samples=True)
 
 
 def _config_to_train(options: argparse.Namespace) -> Path:
@@ -363,7 +383,7 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
     if options.output is None:
         # Reports take evaluation.npz of a run for its tests.
         file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"
-        options.output = _default_output(config_path, file, overwrite=options.overwrite)
+        options.output = _default_output(config_path, file)
         check_creatable(options.output.parent, "--output")
     used = {"--config": config_path, "--tasks": options.tasks}
     for option, path in named.items():
@@ -374,7 +394,7 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
             if other != option and file is not None and os.path.realpath(file) == os.path.realpath(path):
                 raise ConfigError(f"{option} and {other} name the same file, {path}; choose another {option}")
         if path.exists() and not options.overwrite:
-            raise ConfigError(f"{path} exists; replace it with --overwrite, or choose another {option}")
+            raise _exists(path, option)
 
 
 def _check_has_policy(config_path: Path, choice: str) -> None:
@@ -392,8 +412,12 @@ def _path_or_name(text: str) -> str:
     return str(file_path(text))
 
 
-def _chosen_config(options: argparse.Namespace) -> Path | None:
+def _chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path | None:
     """Return the file of the config that is given: by its path, by its run's folder, or by the name of a shipped one.
+
+    Args:
+        options: of the command.
+        of_run: whether a run is meant rather than a config.
 
     Raises:
         ConfigError: If there is no such config, or if two are given.
@@ -410,9 +434,15 @@ def _chosen_config(options: argparse.Namespace) -> Path | None:
         return path
     try:
         return find_config(given)
-    except ConfigError:
+    except ConfigError as error:
         if path.is_dir():
             raise ConfigError(f"{path} is no run, it has no config.json; give a run, or a YAML file") from None
+        if of_run:
+            hint = suggest(given, [*shipped_configs(), *(f"zoo:{name}" for name in zoo())])
+            raise ConfigError(
+                f"there is no run folder {given!r}, and no config of that name{hint} (`maml-rl zoo` lists trained "
+                "policies, `maml-rl configs` configs)"
+            ) from error
         raise
 
 
@@ -438,10 +468,29 @@ def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
     return (resume and newest_path(folder)) or folder
 
 
-def _default_output(config_path: Path, file: str, *, overwrite: bool) -> Path:
+def _default_output(config_path: Path, file: str) -> Path:
     """Return the file of results that name none: `file` in the run's folder, or named after the config."""
-    path = config_path.parent / file if _is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
-    return path if overwrite else next_path(path)
+    return config_path.parent / file if _is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
+
+
+@contextmanager
+def _reserved_output(options: argparse.Namespace, *, number: bool) -> Iterator[Path]:
+    """Reserve the name of the results, so that of two tests at once neither replaces what the other has measured."""
+    if options.overwrite:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        yield options.output
+        return
+    with ExitStack() as stack:
+        try:
+            output = stack.enter_context(new_file(options.output, number=number))
+        except FileExistsError:
+            # Another process was faster.
+            raise _exists(options.output, "--output") from None
+        yield output
+
+
+def _exists(path: Path, option: str) -> ConfigError:
+    return ConfigError(f"{path} exists; replace it with --overwrite, or choose another {option}")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

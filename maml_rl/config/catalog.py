@@ -20,10 +20,10 @@ def shipped_configs() -> dict[str, Path]:
     That is the name of the file, or its path below `configs/` where a config of `configs/maml/` has the same name; both
     without the ending.
     """
-    paths = sorted(SHIPPED.glob("**/*.yaml"), key=lambda path: (_full_name(path).split("/")[0] != _USUAL, path))
+    paths = sorted(SHIPPED.glob("**/*.yaml"), key=lambda path: (full_name(path).split("/")[0] != _USUAL, path))
     configs: dict[str, Path] = {}
     for path in paths:
-        configs[path.stem if path.stem not in configs else _full_name(path)] = path
+        configs[path.stem if path.stem not in configs else full_name(path)] = path
     return configs
 
 
@@ -37,7 +37,7 @@ def find_config(name: str) -> Path:
         ConfigError: If there is no such config; the message has the closest name.
     """
     known = shipped_configs()
-    names = known | {_full_name(path): path for path in known.values()}
+    names = known | {full_name(path): path for path in known.values()}
     wanted = name.removesuffix(".yaml")
     if wanted not in names:
         raise ConfigError(f"there is no config {name!r}{suggest(wanted, list(names))} (`maml-rl configs` lists them)")
@@ -69,8 +69,9 @@ def name_of(path: Path) -> str:
     file = path.resolve()
     if file.is_relative_to(ZOO):
         return f"zoo/{file.parent.relative_to(ZOO).as_posix()}"
-    return _full_name(file) if file.is_relative_to(SHIPPED.resolve()) else path.stem
+    return full_name(file) if file.is_relative_to(SHIPPED.resolve()) else path.stem
 
 
-def _full_name(path: Path) -> str:
+def full_name(path: Path) -> str:
+    """Return the path of a shipped config below `configs/`, without the ending."""
     return path.resolve().relative_to(SHIPPED.resolve()).with_suffix("").as_posix()

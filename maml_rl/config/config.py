@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
+from maml_rl.checksums import check_sum
 from maml_rl.config.yaml_source import Mapping, read_mapping, suggest
 from maml_rl.errors import ConfigError
 
@@ -149,6 +150,10 @@ class Config(SettingsModel):
     conv_layers: Annotated[
         Annotated[tuple[ConvLayer, ...], Field(strict=False)] | None,
         Field(description="for images: filters, kernel size and stride of each convolution; null: 4 x 4, then 2 x 2"),
+    ] = None
+    image_scale: Annotated[
+        Positive | None,
+        Field(description="what images are divided by, 10 for MiniGrid's; null: the largest number of their space"),
     ] = None
     nonlinearity: Annotated[
         Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
@@ -342,6 +347,17 @@ class Config(SettingsModel):
         """Tell whether `override` has replaced a hyphenated key."""
         return (key,) in self._source.origins
 
+    def named_code(self) -> dict[str, str]:
+        """Return the values of those keys that name a module to import, as "module:name", by key."""
+        distribution = (self.tasks or {}).get("distribution")
+        values = {
+            "env-name": self.env_name,
+            "algorithm": self.algorithm,
+            "policy": self.policy,
+            f"{TASKS}.distribution": distribution,
+        }
+        return {key: value for key, value in values.items() if isinstance(value, str) and ":" in value}
+
     def to_json(self) -> str:
         """Write every setting, defaults included, as JSON that `load_config` reads."""
         values = self.model_dump(mode="json", by_alias=True)
@@ -358,8 +374,10 @@ def load_config(path: str | Path) -> Config:
     """Read a config from YAML, or from a run's `config.json`.
 
     Raises:
-        ConfigError: If the file cannot be read, or is no valid config; the message names file, line and key.
+        ConfigError: If the file cannot be read, is no valid config, or is not as its run wrote it; the message names
+            file, line and key.
     """
+    check_sum(Path(path))
     return Config.from_mapping(read_mapping(path))
 
 

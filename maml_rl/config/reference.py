@@ -3,26 +3,25 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 # Larger bounds only keep numbers within 32 bits.
 _NO_REAL_BOUND = 2**31 - 1
+FLAG, LIST = "true or false", "LIST"
 _KINDS = {
-    "integer": "a whole number",
-    "number": "a number",
-    "string": "text",
-    "boolean": "true or false",
-    "object": "a mapping",
+    "integer": "INT",
+    "number": "NUMBER",
+    "string": "TEXT",
+    "boolean": FLAG,
+    "object": "MAPPING",
     "null": "null",
 }
-_BOUNDS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "more than",
-    "maximum": "at most",
-    "exclusiveMaximum": "less than",
-}
+_LOWER = {"minimum": ">=", "exclusiveMinimum": ">"}
+_UPPER = {"maximum": "<=", "exclusiveMaximum": "<"}
+CATALOG = Path(__file__).with_name("algorithms.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Setting:
     Attributes:
         key: as in a config file.
         meaning: in a phrase, with units.
-        allowed: type and range, in words.
+        allowed: type and range, as in `INT>=1 or null`.
         default: as it would be written in a config; None where the key is required.
     """
 
@@ -57,18 +56,35 @@ def describe_settings(model: type[BaseModel]) -> list[Setting]:
     ]
 
 
+def algorithm_settings() -> dict[str, list[Setting]]:
+    """Return the settings of the package's algorithms by name, from a catalog that is read without importing torch.
+
+    `python -m scripts.describe_algorithms` writes the catalog from the classes themselves.
+    """
+    catalog = json.loads(CATALOG.read_text(encoding="utf-8"))
+    return {name: [Setting(**setting) for setting in settings] for name, settings in catalog.items()}
+
+
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Say in words what a JSON schema allows."""
+    """Say briefly what a JSON schema allows: INT>=1 or null."""
     if "anyOf" in schema:
-        return ", or ".join(_allowed(choice) for choice in schema["anyOf"])
+        return " or ".join(_allowed(choice) for choice in schema["anyOf"])
     if "const" in schema:
         return str(schema["const"])
     if "enum" in schema:
         *others, last = map(str, schema["enum"])
         return f"{', '.join(others)} or {last}" if others else last
     if schema.get("type") == "array":
-        return f"a list, each entry {_allowed(schema.get('items', {}))}"
-    bounds = [
-        f"{words} {schema[bound]}" for bound, words in _BOUNDS.items() if abs(schema.get(bound, 2**63)) < _NO_REAL_BOUND
-    ]
-    return ", ".join([_KINDS.get(schema.get("type", ""), "any value"), *bounds])
+        return f"{LIST} of {_allowed(schema.get('items', {}))}"
+    lower, upper = (
+        next(
+            (f"{sign}{schema[name]}" for name, sign in signs.items() if abs(schema.get(name, 2**63)) < _NO_REAL_BOUND),
+            "",
+        )
+        for signs in (_LOWER, _UPPER)
+    )
+    kind = _KINDS.get(schema.get("type", ""), "any value")
+    if lower and upper:
+        # 0<NUMBER<=1
+        return f"{lower.lstrip('>=')}{lower.rstrip('-0123456789.e').replace('>', '<')}{kind}{upper}"
+    return f"{kind}{lower}{upper}"

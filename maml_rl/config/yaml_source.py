@@ -12,6 +12,8 @@ from maml_rl.errors import ConfigError
 
 KeyPath = tuple[str, ...]
 
+# Ways of YAML to write that there is no value; another is to write nothing, which in an option is a mistake.
+_NULLS = "null", "~"
 # A device may have no end.
 _MOST_BYTES = 1_000_000
 
@@ -110,12 +112,19 @@ def parse_mapping(data: str | bytes, origin: str) -> Mapping:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Read one value as YAML writes it: "0.1", "[64, 64]", "{low: -1}", "true", or plain text.
+    """Read one value as YAML writes it: "0.1", "[64, 64]", "{low: -1}", "true", "null", or plain text.
 
     Raises:
-        ConfigError: As `read_mapping`.
+        ConfigError: As `read_mapping`; or if the text has no value, or lines of further keys.
     """
-    return parse_mapping(f"value: {text}", origin).values["value"]
+    values = parse_mapping(f"value: {text}", origin).values
+    if len(values) > 1:
+        others = ", ".join(repr(key) for key in values if key != "value")
+        raise ConfigError(f"{origin}: expected one value, got lines of {others}, too; give each an option of its own")
+    value = values["value"]
+    if value is None and text.strip().lower() not in _NULLS:
+        raise ConfigError(f"{origin}: expected a value, got an empty text; leave the option out, or write null")
+    return value
 
 
 def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str) -> None:

@@ -6,6 +6,7 @@ Any policy is differentiated automatically; the multi-layer perceptrons of this 
 from maml_rl.derivatives.at_parameters import PolicyOnSamples
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
+from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, cut, every_nth, number_kept
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 
@@ -14,6 +15,7 @@ __all__ = [
     "Linearization",
     "Loss",
     "ParameterLayout",
+    "PhaseOutcome",
     "PolicyOnSamples",
     "Samples",
     "Workspace",

@@ -5,8 +5,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from maml_rl.derivatives.outcome import PhaseOutcome
+from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.heads import DistributionParams
+from maml_rl.policies.policy import Policy
 
 # (log_probs (k, T, B)) -> one loss per task, (k,).
 Loss = Callable[[Tensor], Tensor]
@@ -25,6 +28,16 @@ class Linearization(ABC):
 
     log_probs: Tensor
     distribution: DistributionParams
+    _policy: Policy
+
+    def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
+        """Return what a loss is computed from: without parameters and distribution, unless derivatives flow to them.
+
+        Args:
+            samples: of the linearization.
+            log_probs: (k, T, B), what `differentiate` hands to the loss.
+        """
+        return PhaseOutcome(self._policy, samples, {}, (), log_probs)
 
     @abstractmethod
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:

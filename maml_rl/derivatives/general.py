@@ -5,6 +5,7 @@ from torch import Tensor
 
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
+from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.heads import DistributionParams
@@ -25,12 +26,17 @@ class AutogradLinearization(Linearization):
         self._policy, self._samples = policy, samples
         with torch.enable_grad():
             self._parameters = parameters.detach().requires_grad_()
-            self._outputs = policy.distribution_parameters(samples.observations, layout.views(self._parameters))
+            self._params = layout.views(self._parameters)
+            self._outputs = policy.distribution_parameters(samples.observations, self._params)
             self._log_probs = policy.distributions.log_prob(self._outputs, samples.actions)
         self.distribution = tuple(output.detach() for output in self._outputs)
         self.log_probs = self._log_probs.detach()
         self._gradient: Tensor | None = None
         self._pushed: tuple[tuple[Tensor, ...], Tensor] | None = None
+
+    def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
+        """See `Linearization.outcome`."""
+        return PhaseOutcome(self._policy, samples, self._params, self._outputs, log_probs)
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
         """See `Linearization.differentiate`."""

@@ -75,6 +75,8 @@ class MLPLinearization(Linearization):
         kept: where the units and deltas lie; use it for nothing else while this object is needed.
     """
 
+    _policy: MLPPolicy
+
     def __init__(
         self, policy: MLPPolicy, layout: ParameterLayout, rows: Rows, parameters: Tensor, kept: Workspace
     ) -> None:

@@ -24,6 +24,7 @@ class Samples:
     Attributes:
         observations: (k, T, B, *observation shape).
         actions: (k, T, B, *action shape).
+        rewards: (k, T, B).
         advantages: (k, T, B).
         mask: (k, T, B) 1 for real steps, 0 for padding.
         log_probs: (k, T, B) log-probabilities recorded while sampling, or None.
@@ -32,6 +33,7 @@ class Samples:
 
     observations: Tensor
     actions: Tensor
+    rewards: Tensor
     advantages: Tensor
     mask: Tensor
     log_probs: Tensor | None
@@ -73,6 +75,7 @@ class Samples:
         return cls(
             observations=take(episodes.observations),
             actions=take(episodes.actions),
+            rewards=take(episodes.rewards).to(dtype),
             advantages=take(episodes.advantages).to(dtype),
             mask=real.to(device, dtype),
             log_probs=None if episodes.log_probs is None else take(episodes.log_probs).to(dtype),

@@ -5,6 +5,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.making import ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, StepBuffers, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec, register_families
+from maml_rl.envs.sample_task_on_reset import SampleTaskOnReset, SampleTaskOnResetVector
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "ObservedLastStep",
     "ObservedTask",
     "PolarTaskSpace",
+    "SampleTaskOnReset",
+    "SampleTaskOnResetVector",
     "StepBuffers",
     "Task",
     "TaskParameter",
@@ -25,3 +28,7 @@ __all__ = [
 ]
 
 register_families()
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv
@@ -64,6 +65,28 @@ def env_id(env: EnvMaker) -> str:
     """Return the id of what is to be made; empty for a callable."""
     env = observed_env(env)
     return env if isinstance(env, str) else ""
+
+
+def require_tasks(env: EnvMaker) -> None:
+    """Refuse what certainly has no tasks, before anything is made: a class without their methods, or its id.
+
+    What functions and wrappers make is known only once it is made; `SerialVectorEnv` checks it then.
+
+    Raises:
+        TypeError: If it has none.
+    """
+    made = observed_env(env)
+    name = made if isinstance(made, str) else ""
+    if name:
+        spec = find_spec(name)
+        if spec.id in FAMILIES or spec.additional_wrappers or spec.entry_point is None or _may_be_meta(spec):
+            return
+        try:
+            made = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        except (ImportError, AttributeError):
+            return  # Making it says why.
+    if isinstance(made, type) and issubclass(made, gymnasium.Env) and not issubclass(made, gymnasium.Wrapper):
+        require_task_methods(made, name)
 
 
 def make_vector_env(

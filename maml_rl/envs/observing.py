@@ -36,7 +36,8 @@ class ObservingVectorEnv(MetaVectorEnv):
         assert isinstance(flat, spaces.Box)
         self._own_size = flat.shape[0]
         # A policy sees that a vector is one, and not what its numbers were.
-        self._scale = dtype.type(1.0 / 255.0) if is_image(env.single_observation_space) else None
+        space = env.single_observation_space
+        self._scale = dtype.type(1.0 / float(space.high.max())) if is_image(space) else None
         own_high = flat.high if self._scale is None else np.ones(flat.shape)
         self.single_observation_space = spaces.Box(
             np.concatenate([flat.low, low]).astype(dtype),

@@ -35,12 +35,15 @@ def array_layout(space: Space) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def is_image(space: Space) -> TypeGuard[spaces.Box]:
-    """Tell whether a space is that of images: bytes from 0 to 255 on three axes, channels first or last."""
+    """Tell whether a space is that of images: bytes from 0 to one largest number on three axes, channels first or last.
+
+    The largest number is 255 for colors, and less for grids of symbols; policies divide by it.
+    """
     return (
         isinstance(space, spaces.Box)
         and space.dtype == np.uint8
         and len(space.shape) == 3
-        and bool((space.low == 0).all() and (space.high == 255).all())
+        and bool((space.low == 0).all() and space.high.size and space.high.min() == space.high.max() > 0)
     )
 
 

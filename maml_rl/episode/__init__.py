@@ -5,3 +5,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 
 __all__ = ["BatchEpisodes", "TaskEpisodes", "Trials"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

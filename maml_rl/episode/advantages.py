@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from maml_rl import functional
+from maml_rl.errors import NonFiniteError
 
 
 class Baseline(Protocol):
@@ -27,6 +28,7 @@ def estimate_advantages(
     """Return the advantages (..., T, B) of `BatchEpisodes` or `TaskEpisodes`; see their `compute_advantages`."""
     # In float64 the recursion neither loses digits nor overflows.
     rewards, mask = episodes.rewards.double(), episodes.mask
+    _check_rewards(rewards, mask)
     with torch.no_grad():
         values = torch.zeros_like(rewards) if baseline is None else baseline(episodes).double()
         final_values = torch.zeros_like(rewards[..., 0, :])
@@ -40,6 +42,16 @@ def estimate_advantages(
         if normalize:
             advantages = functional.masked_normalize(advantages, mask)
         return advantages.to(episodes.rewards.dtype)
+
+
+def _check_rewards(rewards: Tensor, mask: Tensor) -> None:
+    """Refuse rewards of real steps that are not finite: the sampler does, but episodes may be made by hand."""
+    bad = (~rewards.isfinite() & (mask > 0)).nonzero()
+    if len(bad):
+        *task, step, episode = bad[0].tolist()
+        value = float(rewards[(*task, step, episode)])
+        where = f"task {task[0]}, " if task else ""
+        raise NonFiniteError(f"the reward is {value} in {where}episode {episode}, step {step}")
 
 
 def known_gamma(gamma: float | None) -> float:

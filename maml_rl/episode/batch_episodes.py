@@ -124,6 +124,10 @@ class BatchEpisodes:
         """Return T, the length of the longest episode."""
         return int(self.lengths.max())
 
+    def __repr__(self) -> str:
+        mean = f", mean return {float(self.episode_returns().double().mean()):.4g}" if "rewards" in self._stored else ""
+        return f"BatchEpisodes(T={len(self)}, B={self.batch_size}{mean})"
+
     def append(self, observations: Array, actions: Array, rewards: Array, batch_ids: Sequence[int | None]) -> None:
         """Append one step to each of the listed episodes; the arrays are copied.
 

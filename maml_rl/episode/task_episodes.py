@@ -124,6 +124,11 @@ class TaskEpisodes:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def __repr__(self) -> str:
+        num_tasks, steps, batch_size = self.rewards.shape
+        mean = float(self.episode_returns().double().mean())
+        return f"TaskEpisodes(M={num_tasks}, T={steps}, B={batch_size}, mean return {mean:.4g})"
+
     def __getitem__(self, index: int) -> "BatchEpisodes":
         """Return the episodes of one task, as views."""
         if not -len(self) <= index < len(self):

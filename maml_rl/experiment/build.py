@@ -33,6 +33,7 @@ from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
+from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
@@ -231,12 +232,16 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
         if config.policy is None:
             _check_policy_memory(config, env)
-        policy = (_make_own_policy(config, env) or learner.make_policy(env, config, settings)).to(device)
-        try:
-            metalearner = learner.from_config(policy, config, settings, device)
-        except TypeError as error:
-            # A policy that the algorithm cannot train.
-            raise config.error(explain(error), "algorithm" if config.policy is None else "policy") from error
+        own_policy = _make_own_policy(config, env)
+        # Whatever further networks a learner makes, they depend on the config's seed alone.
+        stream = torch_seed(StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION))
+        with seeded_torch(stream, device):
+            policy = (own_policy or learner.make_policy(env, config, settings)).to(device)
+            try:
+                metalearner = learner.from_config(policy, config, settings, device)
+            except TypeError as error:
+                # A policy that the algorithm cannot train.
+                raise config.error(explain(error), "algorithm" if config.policy is None else "policy") from error
         baseline = make_baseline(config.baseline, env.single_observation_space)
         distribution, config = _make_task_distribution(config, env)
     except ConfigError:
@@ -308,8 +313,7 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
     with UsersCode(lambda error: config.error(f"{message}: {explain(error)}", "policy")):
         make = getattr(import_module(module), name)
         spaces = env.single_observation_space, env.single_action_space
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+        with seeded_torch(config.seed):
             policy = as_policy(make(*spaces))
         policy.check_spaces(*spaces)
     return policy

@@ -37,6 +37,8 @@ _BETWEEN_REPETITIONS = 2**20
 _MOST_REPETITIONS = 2**12 - 1
 # What the best checkpoint is chosen by must be no part of later tests: it has a range of iterations of its own.
 _VALIDATION = _MOST_REPETITIONS * _BETWEEN_REPETITIONS
+# Below so many tasks, t intervals of scores with such a skewness cover the truth in as little as 70 % of cases.
+_ENOUGH_TASKS, _SKEWED = 40, 1.0
 # The smallest numbers of float32 are about so many halvings below 1.
 _MOST_HALVINGS = 126
 
@@ -68,6 +70,12 @@ class Evaluation:
     infos: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     repetitions: int = 1
     columns: Columns = "step"
+
+    def __repr__(self) -> str:
+        num_tasks, _, batch_size = self.returns.shape
+        means = ", ".join(f"{mean:.4g}" for mean in self.returns.mean(axis=(0, 2), dtype=np.float64))
+        counted = "0, 1, ... steps" if self.columns == "step" else "each episode of the trial"
+        return f"Evaluation({self.env_name}, M={num_tasks}, B={batch_size}, mean returns after {counted}: {means})"
 
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
@@ -295,7 +303,32 @@ def _without_each_repetition(
 
 
 def interval_scope(evaluations: Sequence[Evaluation]) -> str:
-    """Return what the intervals of `pooled_intervals` are about, in a few words."""
+    """Return what the intervals of `pooled_intervals` are about, in a few words, and a caution where they are off."""
+    return "; ".join([_scope(evaluations), *_caution(evaluations)])
+
+
+def _caution(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return a caution if a t interval is known to cover less than 95 %: of skewed or binary scores of few tasks."""
+    tasks = np.concatenate([evaluation.task_returns()[:, -1] for evaluation in evaluations])
+    episodes = np.concatenate([evaluation.returns[:, -1].ravel() for evaluation in evaluations])
+    if len(tasks) >= _ENOUGH_TASKS or tasks.std() == 0.0 or _is_unknown(evaluations):
+        return []
+    skew = float(np.mean(((tasks - tasks.mean()) / tasks.std()) ** 3))
+    if len(np.unique(episodes)) <= 2:
+        kind = "returns of two values"
+    elif abs(skew) > _SKEWED:
+        kind = f"returns this skewed (skewness {skew:.1f})"
+    else:
+        return []
+    return [f"with {kind} on {len(tasks)} tasks they cover the truth less often than in 95 % of cases; use more tasks"]
+
+
+def _is_unknown(evaluations: Sequence[Evaluation]) -> bool:
+    first = evaluations[0]
+    return len(evaluations) == 1 and first.fixed_tasks and first.repetitions == 1
+
+
+def _scope(evaluations: Sequence[Evaluation]) -> str:
     tasks = "these very tasks" if _fixed(evaluations) else "the family"
     if len(evaluations) > 1:
         return f"the intervals are for the algorithm on {tasks}, and include the seeds of training"

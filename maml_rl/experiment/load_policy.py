@@ -17,12 +17,19 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
 from maml_rl.runs.run_folder import CONFIG
+from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def load_policy(run: str | Path, checkpoint: str | Path | int = "last", device: torch.device | str = "cpu") -> Policy:
+def load_policy(
+    run: str | Path,
+    checkpoint: str | Path | int = "last",
+    device: torch.device | str = "cpu",
+    *,
+    trust: bool = False,
+) -> Policy:
     """Load the policy of a training run, or one that comes with the package.
 
     Args:
@@ -30,22 +37,29 @@ def load_policy(run: str | Path, checkpoint: str | Path | int = "last", device: 
         checkpoint: "last"; "best", by the evaluations of the run if it has any, otherwise by its returns in training; a
             number of iterations; or the folder of a checkpoint.
         device: where the policy goes.
+        trust: whether to import modules that the run names, though they are neither installed nor known from training
+            on this machine. To import a module is to execute it.
 
     Returns:
         The policy; its attribute `trained_with` is the config of the run, and `adaptation_rule` the inner loop that
         `adapt_to_task` takes.
 
     Raises:
-        ConfigError: If the folder is no run, the zoo has no such policy, or the environment cannot be made.
+        ConfigError: If the folder is no run, the zoo has no such policy, the environment cannot be made, or the run
+            needs `trust`.
         CheckpointError: If the checkpoint is missing, broken, or of another architecture.
     """
     folder = find_run(run)
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
-    experiment = make_experiment(load_config(folder / CONFIG), device)
+    config = load_config(folder / CONFIG)
+    if not trust:
+        check_code(config, "pass trust=True to load_policy")
+    experiment = make_experiment(config, device)
     experiment.restore(checkpoint, folder)
     policy = experiment.policy
-    policy.trained_with, policy.adaptation_rule = experiment.config, experiment.test_rule
+    # Where a policy comes from is no part of what a policy is.
+    policy.__dict__.update(trained_with=experiment.config, adaptation_rule=experiment.test_rule)
     return policy
 
 
@@ -94,17 +108,24 @@ def adapt_to_task(
         ValueError: If the policy does not fit the environment, or an argument is out of range.
         ChildEnvError: If the environment fails.
     """
-    config = policy.trained_with or Config.model_validate({"env-name": "none"})
+    trained_with: Config | None = getattr(policy, "trained_with", None)
+    learned_rule: AdaptationRule | None = getattr(policy, "adaptation_rule", None)
+    config = trained_with or Config.model_validate({"env-name": "none"})
     if config.method == "oracle":
         raise ConfigError(
             "the policy is an oracle, which observes its task and has nothing to adapt to; load that of another run"
         )
-    if rule is None and config is policy.trained_with:
-        rule = policy.adaptation_rule
-        if rule is None:
-            raise ConfigError(
-                f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps; let it act"
-            )
+    if policy.has_memory:
+        raise ConfigError(
+            f"{type(policy).__name__} has a memory, which adapts while it acts, and takes no gradient steps; let it "
+            "act in the task with choose, or with sampler.rollout_trials"
+        )
+    if trained_with is not None and learned_rule is None:
+        raise ConfigError(
+            f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps; let it act with choose, "
+            "or load one of another algorithm"
+        )
+    rule = learned_rule if rule is None and trained_with is not None else rule
     rule = (rule or AdaptationRule(config.fast_lr)).replace(step_size=step_size)
     same_family = config.env_name == env_name
     device = next(policy.parameters()).device

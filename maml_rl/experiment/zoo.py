@@ -20,7 +20,7 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate
 from maml_rl.runs.atomic_files import TEMPORARY, discard, replace_file
 from maml_rl.runs.checkpoint import find_checkpoint, restore, save_checkpoint
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, SYSTEM
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, load_system
 from maml_rl.runs.system import describe_system
 
 EVALUATION = "evaluation.json"
@@ -36,6 +36,8 @@ _NOT_KEPT = {
     "ray_head_timeout",
 }
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+# What a policy's folder holds, so that no policy can be called like it.
+_HELD = {CHECKPOINTS, CONFIG, EVALUATION}
 
 
 def add_to_zoo(
@@ -61,21 +63,18 @@ def add_to_zoo(
         The policy's folder in the zoo.
 
     Raises:
-        ConfigError: If there is no such run, its config needs code that is no part of the package, the name is taken or
-            no name, or the zoo would become too large.
+        ConfigError: If there is no such run, its config needs code that is no part of the package, the name is taken,
+            no name, or above or below that of another policy, or the zoo would become too large.
         CheckpointError: If the checkpoint is missing or broken.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name for the zoo; take letters, digits, '-' and '.', and at most one '/'")
-    if name in zoo() and not overwrite:
-        raise ConfigError(f"the zoo has a policy {name!r}; replace it with --overwrite, or choose another --name")
+    _check_name(name, overwrite=overwrite)
     folder = find_run(run)
     config = load_config(folder / CONFIG)
-    for key, value in (("env-name", config.env_name), ("algorithm", config.algorithm), ("policy", config.policy or "")):
-        if ":" in value:
-            raise ConfigError(f"{key} {value!r} of {folder} is no part of the package, so others could not load it")
+    for key, value in config.named_code().items():
+        raise ConfigError(f"{key} {value!r} of {folder} is no part of the package, so others could not load it")
     # Where the run was sampled and when it was evaluated is of no use here, and may name what others do not have.
     defaults = {str(field.alias): field.default for name, field in Config.model_fields.items() if name in _NOT_KEPT}
+    trained_with = load_system(folder)
     path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
     # To train with the config is to get this policy.
     config = config.override({**defaults, "num-batches": max(1, saved.iteration)})
@@ -88,7 +87,7 @@ def add_to_zoo(
     try:
         save_checkpoint(replace(saved, score=None, evaluated=False, learner=kept), made / CHECKPOINTS)
         replace_file(made / CONFIG, experiment.config.to_json().encode())
-        text = json.dumps(_results(evaluation, experiment, folder), indent=1, allow_nan=False)
+        text = json.dumps(_results(evaluation, experiment, trained_with), indent=1, allow_nan=False)
         replace_file(made / EVALUATION, f"{text}\n".encode())
         others = {other: path for other, path in zoo().items() if other != name}
         size = folder_size(made) + sum(map(folder_size, others.values()))
@@ -105,6 +104,25 @@ def add_to_zoo(
     return ZOO / name
 
 
+def _check_name(name: str, *, overwrite: bool) -> None:
+    """Refuse names that are none, and those at which something else is that would be lost.
+
+    Raises:
+        ConfigError: With the reason, and what to do.
+    """
+    parts = name.split("/")
+    if not _NAME.fullmatch(name) or ".." in name or _HELD & set(parts):
+        raise ConfigError(f"{name!r} is no name for the zoo; take letters, digits, '-' and '.', and at most one '/'")
+    for other in zoo():
+        if other == name and not overwrite:
+            raise ConfigError(f"the zoo has a policy {name!r}; replace it with --overwrite, or choose another --name")
+        if other != name and other.split("/")[: len(parts)] == parts[: other.count("/") + 1]:
+            relation = "below" if len(parts) > other.count("/") + 1 else "above"
+            raise ConfigError(f"{name!r} is {relation} the policy {other!r} of the zoo; choose another --name")
+    if name not in zoo() and ((ZOO / name).exists() or (ZOO / name).is_symlink()):
+        raise ConfigError(f"{ZOO / name} is there and holds no policy; move it, or choose another --name")
+
+
 def returns_digest(evaluation: Evaluation) -> str:
     """Return a SHA-256 of the returns of all episodes."""
     return hashlib.sha256(evaluation.returns.tobytes()).hexdigest()
@@ -115,11 +133,7 @@ def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _results(evaluation: Evaluation, experiment: Experiment, run: Path) -> dict[str, Any]:
-    try:
-        trained_with = json.loads((run / SYSTEM).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        trained_with = {}
+def _results(evaluation: Evaluation, experiment: Experiment, trained_with: dict[str, Any]) -> dict[str, Any]:
     return {
         # What the columns count: inner steps, or the episodes of a trial.
         "columns": experiment.metalearner.columns,

@@ -26,3 +26,7 @@ __all__ = [
     "find_metalearner",
     "register",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -12,27 +12,10 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, descend
 from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut
+from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.policies import DistributionParams, Params, Policy
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseOutcome:
-    """The policy on the samples of one phase, under the parameters that k tasks have in it.
-
-    Attributes:
-        samples: (k, T, B, ...). `log_probs` are those recorded while sampling, or else those of the old policy.
-        params: {name: (k, ...)} the parameters after as many inner steps.
-        distribution: what `Policy.distribution_parameters` returns.
-        log_probs: (k, T, B) log-probabilities of the actions.
-    """
-
-    samples: Samples
-    params: Params
-    distribution: DistributionParams
-    log_probs: Tensor
-
+from maml_rl.policies import Params, Policy
 
 # (outcomes of every phase, those of the old policy, without gradient) -> one loss for each task, (k,).
 PhaseObjective: TypeAlias = Callable[[Sequence[PhaseOutcome], Sequence[PhaseOutcome]], Tensor]
@@ -55,9 +38,9 @@ def outcomes(
         distribution = policy.distribution_parameters(recorded.observations, params)
         log_probs = policy.distributions.log_prob(distribution, recorded.actions)
         samples = recorded if recorded.log_probs is not None else replace(recorded, log_probs=log_probs.detach())
-        found.append(PhaseOutcome(samples, params, distribution, log_probs))
+        found.append(PhaseOutcome(policy, samples, params, distribution, log_probs))
         if step + 1 < len(phases):
-            losses = rule.inner_loss(log_probs, samples)
+            losses = rule.inner_loss(found[-1])
             params = descend(losses, params, rule.step_size(step), first_order=first_order)
     return found
 
@@ -172,9 +155,9 @@ class AutogradObjective:
 
 
 def _detached(outcome: PhaseOutcome) -> PhaseOutcome:
-    return PhaseOutcome(
-        outcome.samples,
-        {name: param.detach() for name, param in outcome.params.items()},
-        tuple(tensor.detach() for tensor in outcome.distribution),
-        outcome.log_probs.detach(),
+    return replace(
+        outcome,
+        params={name: param.detach() for name, param in outcome.params.items()},
+        distribution=tuple(tensor.detach() for tensor in outcome.distribution),
+        log_probs=outcome.log_probs.detach(),
     )

@@ -21,4 +21,4 @@ class MAMLVPG(AdamLearner):
 
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
         """Return -mean(log pi(a|s) * A) over the episodes after adaptation, (k,)."""
-        return reinforce(new[-1].log_probs, new[-1].samples)
+        return reinforce(new[-1])

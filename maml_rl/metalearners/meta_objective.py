@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule, InnerLoop, flat_step_size
+from maml_rl.adaptation import AdaptationRule, InnerLoop, flat_step_size, is_of_log_probs
 from maml_rl.derivatives import (
     ChunkWorkers,
     ParameterLayout,
@@ -191,14 +191,17 @@ class MetaObjective:
         return [self._make_chunk(tasks, fraction, keep=tasks.stop <= keep_until) for tasks in slices]
 
     def _make_chunk(self, tasks: slice, fraction: float, *, keep: bool) -> TaskChunk:
-        steps = [self._on_samples(episodes, tasks, fraction) for episodes in self._train]
+        # Only losses of log-probabilities are differentiated by hand.
+        automatic = self._automatic or not is_of_log_probs(self._inner_loss)
+        steps = [self._on_samples(episodes, tasks, fraction, automatic=automatic) for episodes in self._train]
         inner = InnerLoop(steps, self._step_sizes, self._inner_loss, first_order=self._first_order)
-        return TaskChunk(tasks, inner, self._on_samples(self._valid, tasks, fraction), self._objective, keep=keep)
+        valid = self._on_samples(self._valid, tasks, fraction, automatic=self._automatic)
+        return TaskChunk(tasks, inner, valid, self._objective, keep=keep)
 
-    def _on_samples(self, episodes: TaskEpisodes, tasks: slice, fraction: float) -> PolicyOnSamples:
+    def _on_samples(self, episodes: TaskEpisodes, tasks: slice, fraction: float, *, automatic: bool) -> PolicyOnSamples:
         columns = every_nth(episodes.rewards.shape[2], fraction)
         samples = Samples.of(episodes, tasks, columns=columns, dtype=self._dtype, device=self._device)
-        return PolicyOnSamples(self._policy, self._layout, samples, automatic=self._automatic)
+        return PolicyOnSamples(self._policy, self._layout, samples, automatic=automatic)
 
     def _local(self, vector: Tensor) -> Tensor:
         return vector.to(self._device, self._dtype)

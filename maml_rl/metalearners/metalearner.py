@@ -143,7 +143,12 @@ class MetaLearner(ABC):
             TypeError: If a space is not supported.
         """
         return get_policy_for_env(
-            env, config.hidden_sizes, config.nonlinearity, seed=config.seed, conv_layers=config.conv_layers
+            env,
+            config.hidden_sizes,
+            config.nonlinearity,
+            seed=config.seed,
+            conv_layers=config.conv_layers,
+            image_scale=config.image_scale,
         )
 
     @classmethod

@@ -13,19 +13,21 @@ from maml_rl.config.config import Count
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.trials import Trials
 from maml_rl.metalearners.metalearner import Batch, MetaLearner, Sampler, State
-from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
+from maml_rl.metalearners.trial_ppo import RunningSquare, TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy
 from maml_rl.policies.memory_policy import PredictsRewards
 
-_VALUE_SCALE, _NUM_UPDATES = "value_scale", "num_updates"
+_NUM_UPDATES, _RETURN_SQUARE, _REWARD_VARIANCE = "num_updates", "return_square", "reward_variance"
+# In checkpoints of earlier versions, the root mean square of the first batch's returns, which remained the unit.
+_VALUE_SCALE = "value_scale"
 
 
 class RL2(MetaLearner):
     """A policy whose memory is the learning algorithm: it sees its rewards, and PPO trains it through whole trials.
 
     A trial is all episodes of a task, one after the other in one slot. Returns are discounted through it, across the
-    ends of episodes, so that exploring early is worth what it brings later. Values are learned in units of the root
-    mean square of the first batch's returns.
+    ends of episodes, so that exploring early is worth what it brings later. Values are learned in units of the
+    running root mean square of the returns.
 
     Source: Duan et al. 2016, https://arxiv.org/abs/1611.02779; Schulman et al. 2017, https://arxiv.org/abs/1707.06347
     """
@@ -138,12 +140,21 @@ class RL2(MetaLearner):
         return self._ppo.update(Trials.of(batch.phases[0].to(self.device)))
 
     def state_dict(self) -> State:
-        """Return the state of Adam, the unit of the values, and how many updates there were."""
-        return super().state_dict() | {_VALUE_SCALE: self._ppo.value_scale, _NUM_UPDATES: self._ppo.num_updates}
+        """Return the state of Adam, the units of values and predicted rewards, and how many updates there were."""
+        units = {
+            name: [square.total, square.weight]
+            for name, square in (
+                (_RETURN_SQUARE, self._ppo.return_square),
+                (_REWARD_VARIANCE, self._ppo.reward_variance),
+            )
+        }
+        return super().state_dict() | units | {_NUM_UPDATES: self._ppo.num_updates}
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned."""
         super().load_state_dict(state)
-        self._ppo.value_scale = state[_VALUE_SCALE]
+        first = state.get(_VALUE_SCALE)
+        self._ppo.return_square = RunningSquare(*state.get(_RETURN_SQUARE, (first**2, 1.0) if first else ()))
+        self._ppo.reward_variance = RunningSquare(*state.get(_REWARD_VARIANCE, ()))
         # Checkpoints from before there was annealing do not count.
         self._ppo.num_updates = state.get(_NUM_UPDATES, 0)

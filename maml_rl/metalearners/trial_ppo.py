@@ -1,5 +1,6 @@
 """PPO on whole trials: the steps of Adam that train a policy with a memory, in chunks of trials."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from maml_rl.policies.memory_policy import PredictsRewards
 
 # Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
 _CHUNK = 64
+# Share of a batch in the running mean squares that losses are divided by.
+_SHARE = 0.1
 
 
 class TrialPPOSettings(SettingsModel):
@@ -61,11 +64,35 @@ class _Chunk:
     weight: Tensor
 
 
+@dataclass(slots=True)
+class RunningSquare:
+    """A running mean of squares, the unit of a loss.
+
+    Attributes:
+        total: weighted sum of the squares of all batches; the newest counts most.
+        weight: sum of the weights, at most 1.
+    """
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, square: float) -> None:
+        """Take in the mean square of one more batch."""
+        self.total += _SHARE * (square - self.total)
+        self.weight += _SHARE * (1.0 - self.weight)
+
+    @property
+    def mean(self) -> float:
+        """The running mean; 1 while there were only zeros, of which no unit can be made."""
+        return self.total / self.weight if self.total > 0.0 else 1.0
+
+
 class TrialPPO:
     """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials.
 
-    Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the root
-    mean square of the first batch's returns. With a `reward_prediction_coefficient` the policy predicts the reward of
+    Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
+    root mean square of the returns, so that their loss neither drowns the policy's nor vanishes, whatever the first
+    batch was like. With a `reward_prediction_coefficient` the policy predicts the reward of
     every action from what it remembers, too: what a memory has to hold is then learned from each step's reward, not
     from the policy's gradient alone.
 
@@ -78,7 +105,8 @@ class TrialPPO:
         device: where the computation runs.
 
     Attributes:
-        value_scale: the unit of the values; None before the first batch.
+        return_square: running mean square of the returns, whose root is the unit of the values.
+        reward_variance: running variance of the rewards, the unit of the squared error of their predictions.
         num_updates: batches that have been learned from, which `anneal_over` counts.
 
     Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; rewards are predicted as an auxiliary task as in
@@ -98,7 +126,7 @@ class TrialPPO:
     ) -> None:
         self._policy, self._optimizer, self._settings = policy, optimizer, settings
         self._gamma, self._gae_lambda, self._device = gamma, gae_lambda, device
-        self.value_scale: float | None = None
+        self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
         self.num_updates = 0
 
     def update(self, trials: Trials) -> dict[str, Any]:
@@ -166,18 +194,22 @@ class TrialPPO:
         """Return the minibatches, each in chunks, and the share of the returns' variance that the values knew of."""
         mask = trials.mask
         returns = trials.returns(self._gamma)
-        if self.value_scale is None:
-            self.value_scale = max(float(functional.masked_mean(returns.square(), mask).sqrt()), 1e-3)
-        known = values * self.value_scale
+        # The values that collected and learned so far are in the unit of the batch before.
+        unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
+        self.return_square.add(float(functional.masked_mean(returns.square(), mask)))
+        unit = math.sqrt(self.return_square.mean)
+        known = values * (unit_before or unit)
         advantages = trials.advantages(known, self._gamma, self._gae_lambda)
         value_lambda, errors = self._settings.value_lambda, advantages
         if value_lambda is not None:
             errors = trials.advantages(known, self._gamma, value_lambda)
-        targets = values + errors / self.value_scale
-        left = functional.masked_mean((returns - known).square(), mask)
-        explained = float(1.0 - left / _variance(returns, mask).clamp(min=1e-12))
+        targets = (known + errors) / unit
+        left, spread = functional.masked_mean((returns - known).square(), mask), _variance(returns, mask)
+        # Of returns that are all the same there is nothing to explain.
+        explained = float(1.0 - left / spread) if spread > 0.0 else 0.0
         advantages = functional.masked_normalize(advantages, mask)
-        variance = _variance(trials.rewards, mask).clamp(min=1e-6).expand_as(mask)
+        self.reward_variance.add(float(_variance(trials.rewards, mask)))
+        variance = mask.new_tensor(self.reward_variance.mean).expand_as(mask)
         of_steps = (trials.observations, trials.actions, log_probs, advantages, targets, trials.rewards, variance)
         minibatches = []
         for number in range(min(self._settings.num_minibatches, mask.shape[1])):

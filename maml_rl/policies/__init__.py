@@ -50,3 +50,7 @@ __all__ = [
     "as_policy",
     "get_policy_for_env",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

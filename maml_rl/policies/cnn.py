@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maml_rl.envs.arguments import check_positive
 from maml_rl.envs.spaces import is_image
 from maml_rl.policies.heads import DistributionParams, Head, Params
 from maml_rl.policies.mlp import Nonlinearity, Perceptron, StackedLayer, layer_names_for, register_parameters
@@ -37,6 +38,7 @@ class CNNPolicy(Policy):
         conv_layers: filters, kernel size and stride of each convolution.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         seed: of the initial weights; the global random state does not change.
+        image_scale: what images are divided by.
 
     Attributes:
         distributions: the head.
@@ -58,8 +60,10 @@ class CNNPolicy(Policy):
         nonlinearity: str | Nonlinearity = "relu",
         *,
         seed: int = 0,
+        image_scale: float = 255.0,
     ) -> None:
         super().__init__()
+        self.image_scale = check_positive("image_scale", image_scale)
         self.observation_shape, self.conv_layers = tuple(observation_shape), tuple(conv_layers)
         shapes = _conv_shapes(self.observation_shape, self.conv_layers)
         self.layer_widths = [channels * height * width for channels, height, width in shapes]
@@ -133,7 +137,7 @@ class CNNPolicy(Policy):
             params = [param.unsqueeze(0) for param in params]
         dtype = params[0].dtype if params else torch.float32
         # Numbers first: images of a phase may lie in any order, and as bytes they would be copied once more.
-        units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / 255.0)
+        units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / self.image_scale)
         units = units.reshape(lead[0] if stacked else 1, -1, *self.observation_shape)
         if _channels_first(self.observation_shape):
             units = units.movedim(2, -1)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
 from maml_rl.envs.spaces import flat_observation_space, is_image
@@ -21,13 +22,14 @@ def get_policy_for_env(
     init_std: float = 1.0,
     min_std: float = 1e-6,
     conv_layers: Sequence[ConvLayer] | None = None,
+    image_scale: float | None = None,
 ) -> MLPPolicy | CNNPolicy:
     """Make the policy that fits the spaces of `env`.
 
     Gaussian for Box actions, categorical for Discrete and MultiDiscrete ones, Bernoulli for MultiBinary ones.
-    Images (Boxes of bytes from 0 to 255 on three axes) go through convolutions. Other Box observations are flattened,
-    Discrete ones become one-hot vectors; those of several parts are taken as `gymnasium.wrappers.FlattenObservation`
-    and the sampler give them.
+    Images (Boxes of bytes from 0 to one largest number on three axes) go through convolutions. Other Box observations
+    are flattened, Discrete ones become one-hot vectors; those of several parts are taken as
+    `gymnasium.wrappers.FlattenObservation` and the sampler give them.
 
     Args:
         env: an environment, a vector environment, a sampler: whatever has `single_observation_space` and
@@ -39,11 +41,18 @@ def get_policy_for_env(
         min_std: the deviation of a Gaussian policy never falls below it.
         conv_layers: filters, kernel size and stride of each convolution, for images; by default two that take
             patches of 4 x 4, then of 2 x 2, where they fit.
+        image_scale: what images are divided by; None for the largest number of their space. Give it where the space
+            says 255 and the symbols end before, as 10 for MiniGrid.
 
     Raises:
-        TypeError: If a space is not supported.
-        ValueError: If the convolutions do not fit the images.
+        TypeError: If a space is not supported, or `hidden_sizes` is not a sequence.
+        ValueError: If the convolutions do not fit the images, or `image_scale` comes without images.
     """
+    if isinstance(hidden_sizes, int) or not all(isinstance(size, int | np.integer) for size in hidden_sizes):
+        raise TypeError(
+            "hidden_sizes must be a sequence of whole numbers, one for each hidden layer, as (64, 64) or (64,); got "
+            f"{hidden_sizes!r}"
+        )
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
     try:
         flat = flat_observation_space(observation_space)
@@ -53,7 +62,10 @@ def get_policy_for_env(
     head = head_for(action_space, init_std, min_std)
     if is_image(flat):
         layers = fitting_conv_layers(flat.shape) if conv_layers is None else tuple(conv_layers)
-        return CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed)
+        scale = float(flat.high.max()) if image_scale is None else image_scale
+        return CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed, image_scale=scale)
+    if image_scale is not None:
+        raise ValueError(f"image_scale is for images, and the observations are {observation_space}; leave it out")
     return MLPPolicy(
         spaces.flatdim(flat),
         head,

@@ -391,6 +391,35 @@ def as_policy(policy: nn.Module, observation_shape: Sequence[int] | None = None)
     return policy
 
 
+def call_submodule(policy: nn.Module, name: str, params: Params, observations: Tensor) -> Tensor:
+    """Call a part of a policy, such as a critic, under the parameters of each task.
+
+    Args:
+        policy: a policy, or a module.
+        name: of the part, as in `nn.Module.get_submodule`; it maps observations (N, ...) to a tensor (N, ...).
+        params: {name: (k, ...)} of the whole policy.
+        observations: (k, N, ...).
+
+    Returns:
+        (k, N, ...).
+
+    Raises:
+        AttributeError: If there is no such part.
+    """
+    module, prefix = _copy_structure(policy.get_submodule(name)), f"{name}."
+    own = {key.removeprefix(prefix): value for key, value in params.items() if key.startswith(prefix)}
+    if observations.is_floating_point():
+        observations = observations.to(next(iter(params.values())).dtype)
+    buffers = dict(module.named_buffers())
+
+    def call(of_task: Params, rows: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(module, {**buffers, **of_task}, (rows,))
+        return outputs
+
+    result: Tensor = vmap(call)(own, observations)
+    return result
+
+
 def _copy_structure(module: nn.Module) -> nn.Module:
     """Return a copy that shares its tensors: `functional_call` swaps tensors in place, and threads call it at once."""
     tensors = [*module.parameters(), *module.buffers()]

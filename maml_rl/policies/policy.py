@@ -60,20 +60,18 @@ class Policy(nn.Module, ABC):
         distributions: what the distribution parameters mean: log-probability, entropy, divergence; see `heads`.
         stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
             it. A copy of such a policy in another process acts the same.
-        trained_with: what `load_policy` says about the run that the policy comes from; None for other policies.
-        adaptation_rule: the inner loop of that run, for `adapt_to_task`.
     """
 
     noise_kind: NoiseKind
     noise_size: int
     distributions: Distributions
     stateless: ClassVar[bool] = False
-    trained_with: Any = None
-    adaptation_rule: Any = None
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
-        return self.distributions.distribution(self.distribution_parameters(observations, params))
+        return self.distributions.distribution(
+            self.distribution_parameters(check_observations(self, observations), params)
+        )
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
         """Return what parametrizes the distribution of actions, e.g. (mean, log_std) or (logits,).
@@ -201,6 +199,7 @@ class Policy(nn.Module, ABC):
 
     def log_prob(self, observations: Tensor, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""
+        observations = check_observations(self, observations)
         return self.distributions.log_prob(self.distribution_parameters(observations, params), actions)
 
     def update_params(
@@ -243,11 +242,51 @@ class Policy(nn.Module, ABC):
             ValueError: If a name or shape does not fit the policy.
         """
         own = dict(self.named_parameters())
-        if params is None:
-            params = own
-        if params.keys() != own.keys():
-            raise ValueError(f"expected parameters {sorted(own)}, got {sorted(params)}")
+        params = own if params is None else check_parameters(self, params)
         return {name: _stack(name, params[name], tuple(own[name].shape), num_tasks) for name in own}
+
+
+def check_observations(policy: Policy, observations: Tensor | ArrayLike) -> Tensor:
+    """Return observations as a tensor on the policy's device, where they are arrays.
+
+    Args:
+        policy: whose they are.
+        observations: (..., *observation shape).
+
+    Raises:
+        ValueError: If they are of another shape than the policy's.
+    """
+    if not isinstance(observations, Tensor):
+        device = next((param.device for param in policy.parameters()), torch.device("cpu"))
+        observations = torch.as_tensor(np.asarray(observations), device=device)
+    shape = getattr(policy, "observation_shape", None)
+    if shape and tuple(observations.shape[-len(shape) :]) != tuple(shape):
+        raise ValueError(
+            f"the policy is for observations of shape {tuple(shape)}, got observations of shape "
+            f"{tuple(observations.shape)}; make it for the environment with get_policy_for_env"
+        )
+    return observations
+
+
+def check_parameters(policy: Policy, params: Mapping[str, Tensor | ArrayLike]) -> dict[str, Tensor]:
+    """Return parameters as tensors; arrays get the type and device of the policy's own.
+
+    Args:
+        policy: whose they are.
+        params: by name.
+
+    Raises:
+        ValueError: If they are not those of the policy, by their names.
+    """
+    own = dict(policy.named_parameters())
+    if params.keys() != own.keys():
+        raise ValueError(f"expected parameters {sorted(own)}, got {sorted(params)}")
+    return {
+        name: value
+        if isinstance(value := params[name], Tensor)
+        else torch.as_tensor(np.asarray(value), dtype=param.dtype, device=param.device)
+        for name, param in own.items()
+    }
 
 
 def _stack(name: str, param: Tensor, shape: tuple[int, ...], num_tasks: int) -> Tensor:

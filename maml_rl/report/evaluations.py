@@ -2,8 +2,7 @@
 
 import json
 import logging
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +75,8 @@ def evaluate_group(
     placement: Mapping[str, Any] | None = None,
     task_file: Path | None = None,
     with_untrained: bool = True,
+    trust: bool = False,
+    on_run: Callable[[], object] = lambda: None,
 ) -> tuple[GroupResult, list[str]]:
     """Adapt the policies of a group to new tasks; what `test.py` has left in a run's folder is taken as it is.
 
@@ -86,6 +87,8 @@ def evaluate_group(
         placement: see `write_report`.
         task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
         with_untrained: whether to try the initial policy, too, unless it is an oracle's.
+        trust: whether to import modules that the runs name; without it, their policies are not tried.
+        on_run: is called when a run is about to be tried.
 
     Returns:
         The results, and sentences about runs that could not be tried.
@@ -97,9 +100,17 @@ def evaluate_group(
     notices: list[str] = []
     sampled = untrained = held_out = None
     for run in group.runs:
+        on_run()
         evaluation, complaint = _saved_evaluation(run)
         notices += complaint
-        if task_file is not None:
+        code = {} if trust else run.config.named_code()
+        if code:
+            if (num_tasks or task_file is not None) and evaluation is None:
+                notices.append(
+                    f"The policy of {run.path} was not tried on new tasks: it needs {' and '.join(code.values())}, and "
+                    f"a report imports nothing that a run names; add --trust, or measure it with `test.py {run.path}`."
+                )
+        elif task_file is not None:
             try:
                 held_out = make_experiment(run.config).load_tasks(task_file)
             except MamlRLError as error:
@@ -107,7 +118,7 @@ def evaluate_group(
                 continue
             if evaluation is not None and not same_tasks(evaluation.tasks, held_out):
                 evaluation = None
-        if (num_tasks or held_out) and (evaluation is None or sampled is None):
+        if not code and (num_tasks or held_out) and (evaluation is None or sampled is None):
             logger.info("trying the policy of %s on %d tasks", run.path, len(held_out or ()) or num_tasks)
             try:
                 tried = _evaluate(run, held_out or num_tasks, settings, trained=True)
@@ -163,8 +174,13 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 columns="episode" if "columns" in arrays and str(arrays["columns"]) == "episode" else "step",
             )
             evaluation.repetition_returns()
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        return None, [f"{path} cannot be read ({error}); `test.py --overwrite --output {path}` writes it again."]
+            # What is read is compared with its checksum. An entry with an altered name would look like a missing one.
+            for name in arrays:
+                arrays[name]
+    # What zipfile, zlib and NumPy raise is as different as the damage.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return None, [f"{path} cannot be read ({reason}); `test.py --overwrite --output {path}` writes it again."]
     if evaluation.env_name != run.config.env_name or evaluation.returns.ndim != 3 or not len(tasks):
         return None, [f"{path} is no evaluation of this run; `test.py --overwrite --output {path}` makes one."]
     return evaluation, []

@@ -284,10 +284,14 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _defaults(config: Config) -> dict[str, Any]:
-    """Return the defaults of a config and of its algorithm's settings; none of an algorithm that cannot be found."""
+    """Return the defaults of a config and of its algorithm's settings; none of one that is not registered.
+
+    A page imports nothing that a run names.
+    """
     models: list[type[BaseModel]] = [Config]
     with suppress(ValueError):
-        models.append(find_metalearner(config.algorithm).Settings)
+        if "algorithm" not in config.named_code():
+            models.append(find_metalearner(config.algorithm).Settings)
     return {
         field.alias or name: field.get_default(call_default_factory=True)
         for model in models

@@ -1,6 +1,5 @@
 """The runs that a report is about: read from their folders, grouped by experiment, their faults put into words."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +12,8 @@ from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.metalearners.metalearner import Columns
-from maml_rl.runs.metrics import Metrics, read_metrics
-from maml_rl.runs.run_folder import CONFIG, EVENTS, METRICS, SYSTEM
+from maml_rl.runs.metrics import Metrics, MetricsFile, describe_damage, inspect_metrics
+from maml_rl.runs.run_folder import CONFIG, METRICS, load_system
 
 # Runs that differ in nothing else are the same experiment.
 _NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints", "evaluate-every"}
@@ -143,14 +142,14 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[RunGroup], list[str]]:
     for path in map(Path, paths):
         for folder in _run_folders(path):
             try:
-                run = _read_run(folder)
+                run, complaints = _read_run(folder)
             except ConfigError as error:
                 notices.append(f"{error}.")
                 continue
             if run.path.resolve() in {other.path.resolve() for other in runs}:
                 continue
             runs.append(run)
-            notices += _shortcomings(run)
+            notices += complaints
     if not runs:
         raise ConfigError(" ".join(notices).rstrip(".") or "no run to report on; give the folder of one")
     return _grouped(runs), notices
@@ -163,36 +162,37 @@ def _run_folders(path: Path) -> list[Path]:
     return sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) or [path]
 
 
-def _read_run(folder: Path) -> Run:
+def _read_run(folder: Path) -> tuple[Run, list[str]]:
+    """Return a run, and what is wrong with it."""
     if not folder.exists():
         raise ConfigError(f"there is no folder {folder}; give the --output-folder of a training run")
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
     config = load_config(folder / CONFIG)
+    notices = []
     try:
-        metrics = read_metrics(folder / METRICS)
+        metrics = inspect_metrics(folder / METRICS)
     except OSError:
-        metrics = []
+        metrics = MetricsFile([], [])
+    if metrics.damaged:
+        notices.append(f"{describe_damage(folder / METRICS, metrics.damaged)}.")
     try:
-        system = json.loads((folder / SYSTEM).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        system = load_system(folder)
+    except ConfigError as error:
+        notices.append(f"{error}.")
         system = {}
-    return Run(folder, config, metrics, system if isinstance(system, dict) else {})
+    run = Run(folder, config, metrics.rows, system)
+    return run, notices + _shortcomings(run, len(metrics.damaged))
 
 
-def _shortcomings(run: Run) -> list[str]:
+def _shortcomings(run: Run, num_damaged: int) -> list[str]:
     notices = []
     wanted = run.config.num_batches
     resume = f"`train.py --resume --output-folder {run.path}` continues it"
-    if not run.metrics:
+    if not run.metrics and not num_damaged:
         notices.append(f"{run.path} has no finished iteration in {METRICS}, so it has no curves; {resume}.")
-    elif run.finished < wanted:
+    elif run.finished + num_damaged < wanted:
         notices.append(f"{run.path} is unfinished, {run.finished} of {wanted} iterations are done; {resume}.")
-    if not any((run.path / EVENTS).glob("*tfevents*")):
-        notices.append(
-            f"{run.path} has no TensorBoard events, which this report does not need; to look at later runs in "
-            "TensorBoard, `pip install tensorboard` before training."
-        )
     return notices
 
 

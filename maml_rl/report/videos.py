@@ -4,7 +4,7 @@ import base64
 import io
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,12 +35,15 @@ _OVER = 0.55
 logger = logging.getLogger(__name__)
 
 
-def videos(sampled: SampledEvaluation, count: int) -> tuple[Markup | None, list[str]]:
+def videos(
+    sampled: SampledEvaluation, count: int, on_video: Callable[[], object] = lambda: None
+) -> tuple[Markup | None, list[str]]:
     """Draw some tasks of an evaluation.
 
     Args:
         sampled: whose median episodes are shown.
         count: of tasks.
+        on_video: is called when a video is about to be drawn.
 
     Returns:
         The videos, None where the family draws no pictures or nothing is adapted, and sentences about what could not
@@ -51,6 +54,7 @@ def videos(sampled: SampledEvaluation, count: int) -> tuple[Markup | None, list[
     last = len(sampled.phases) - 1
     cards = []
     for task in spread_out(sampled.evaluation.tasks, count):
+        on_video()
         description = describe(sampled.evaluation.tasks[task])
         logger.info("drawing a video of the task %s", description)
         try:

@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ _DATA = ".training.csv", ".returns.csv"
 # The mark of a report is near its beginning.
 _HEAD = 2_000
 
+OnPart = Callable[[str, int, int], object]
+
 logger = logging.getLogger(__name__)
 
 
@@ -35,6 +38,8 @@ def write_report(
     num_videos: int = 2,
     num_workers: int | None = None,
     placement: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    on_part: OnPart = lambda what, done, total: None,
 ) -> Path:
     """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
 
@@ -55,6 +60,11 @@ def write_report(
         num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
         placement: other settings of a config that say where its episodes are sampled: "backend", "num-workers",
             "ray-address", "strict", "ray-start-timeout", "ray-head-timeout".
+        trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
+            Without it nothing of the kind is imported, be it installed or not; such policies are shown as far as their
+            files tell, and not tried.
+        on_part: is given what is about to be done, and how many of how many parts are done: a run is a part, and a
+            video.
 
     Returns:
         The file.
@@ -63,20 +73,26 @@ def write_report(
         ConfigError: If there is no run among the folders, the output exists and is no report, or the tasks fit no run.
     """
     groups, notices = read_runs(runs)
+    # Before any work: what is wrong here is wrong for all runs.
+    groups[0].config.override(dict(placement or {}))
     path = Path(output) if output is not None else _default_output(runs)
     _check_output(path)
     held_out = None if task_file is None else Path(task_file)
     if held_out is not None:
-        _check_tasks(held_out, groups)
+        _check_tasks(held_out, groups, trust=trust)
     results: list[GroupResult] = []
     films: list[Markup | None] = []
+    total, done = sum(len(group.runs) + num_videos for group in groups), 0
     for group in groups:
+        parts = count(done)
         result, complaints = evaluate_group(
             group,
             num_tasks=num_tasks,
             num_workers=num_workers,
             placement=placement,
             task_file=held_out,
+            trust=trust,
+            on_run=lambda parts=parts: on_part("trying policies", next(parts), total),  # type: ignore[misc]
             # The policies of one family, which are compared, begin alike.
             with_untrained=all(
                 earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
@@ -84,10 +100,19 @@ def write_report(
             ),
         )
         notices += complaints
-        film, complaints = videos(result.sampled, num_videos) if result.sampled is not None else (None, [])
+        film, complaints = None, []
+        if result.sampled is not None:
+            film, complaints = videos(
+                result.sampled,
+                num_videos,
+                lambda parts=parts: on_part("drawing videos", next(parts), total),  # type: ignore[misc]
+            )
         notices += complaints
+        # Without pictures, or with a fault, a group has fewer videos.
+        done += len(group.runs) + num_videos
         results.append(result)
         films.append(film)
+    on_part("writing the page", total, total)
     notices = list(dict.fromkeys(notices))
     for notice in notices:
         logger.warning("%s", notice)
@@ -105,16 +130,19 @@ def _data(results: Sequence[GroupResult]) -> dict[str, str]:
     return dict(zip(_DATA, tables, strict=True))
 
 
-def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
-    """Refuse tasks that are of no use to any of the groups."""
+def _check_tasks(path: Path, groups: Sequence[RunGroup], *, trust: bool) -> None:
+    """Refuse tasks that are of no use to any of the groups that are tried."""
     errors = []
     for group in groups:
+        if not trust and group.config.named_code():
+            continue
         try:
             make_experiment(group.config).load_tasks(path)
             return
         except MamlRLError as error:
             errors.append(error)
-    raise errors[0]
+    if errors:
+        raise errors[0]
 
 
 def _default_output(runs: Sequence[str | Path]) -> Path:
@@ -133,5 +161,5 @@ def _check_output(path: Path) -> None:
         if not re.search(f'name="generator" content="{re.escape(GENERATOR)}"', head):
             raise ConfigError(f"{path} exists and is no report; choose another --output")
     for data in map(path.with_suffix, _DATA):
-        if data.exists() and not data.read_bytes().startswith(f"{FIRST_COLUMN},".encode()):
+        if data.exists() and not re.match(rb"%b[,\r\n]" % FIRST_COLUMN.encode(), data.read_bytes()):
             raise ConfigError(f"{data} exists and is no report's; move it, or choose another --output")

@@ -14,25 +14,41 @@ def write_file(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, data)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data to an open file; the operating system may take it in parts."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, also after a crash, finds either the old content or the new one, complete."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}")
-    temporary.unlink(missing_ok=True)
+    """Write a file so that a reader, also after a crash, finds either the old content or the new one, complete.
+
+    Raises:
+        OSError: If it cannot be written; it has the file's name.
+    """
+    temporary = _temporary(path)
     try:
+        temporary.unlink(missing_ok=True)
         write_file(temporary, data)
         os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    """Return where this process writes a file before it is renamed; two processes may write the same file at once."""
+    return path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
 
 
 def check_writable(path: Path, option: str) -> None:
@@ -54,7 +70,7 @@ def check_writable(path: Path, option: str) -> None:
             raise ConfigError(
                 f"{path} is {'a device' if path.exists() else 'a link to nowhere'}; choose another {option}"
             )
-        probe = path.with_name(f"{TEMPORARY}{path.name}")
+        probe = _temporary(path)
         probe.unlink(missing_ok=True)
         write_file(probe, b"")
         probe.unlink()
@@ -83,7 +99,7 @@ def check_creatable(folder: Path, option: str) -> None:
             made.append(path)
         probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
         write_file(probe, b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another {option}") from error
     finally:
@@ -93,11 +109,25 @@ def check_creatable(folder: Path, option: str) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder; killed half way, what is left does not look like the folder any more."""
+    """Remove a file or a folder; killed half way, what is left does not look like it any more.
+
+    Of a link only the link is removed.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
     doomed = path.with_name(f"{TEMPORARY}removed-{path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
+    remove(doomed)
     os.rename(path, doomed)
-    shutil.rmtree(doomed)
+    remove(doomed)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with its content, if it is there; links are not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -106,10 +136,7 @@ def remove_unfinished(folder: Path) -> None:
         return
     for path in folder.iterdir():
         if path.name.startswith(TEMPORARY):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            remove(path)
 
 
 def sync_folder(folder: Path) -> None:

@@ -5,13 +5,12 @@ A checkpoint is a folder `iteration-000012` with three files: `tensors.safetenso
 process killed at any moment leaves the earlier checkpoints as they were. Nothing is ever unpickled.
 """
 
-import hashlib
 import json
 import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +22,13 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
+from maml_rl.checksums import SUMS, sum_line, sums
 from maml_rl.config import SettingsModel
 from maml_rl.errors import CheckpointError
 from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
-SUMS = "SHA256SUMS"
 _FORMAT = 1
 # Before the names of the tensors that the metalearner keeps; those of the policy stand as they are.
 _LEARNER = "learner/"
@@ -94,13 +93,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint {path}")
-    sums = _read(folder, SUMS).decode("ascii", errors="replace")
+    listed = _read(folder, SUMS).decode("ascii", errors="replace")
     contents = {name: _read(folder, name) for name in (STATE, TENSORS)}
-    lines = sums.splitlines()
+    lines = listed.splitlines()
     for name, data in contents.items():
-        if _sum_line(name, data) not in lines:
+        if sum_line(name, data) not in lines:
             raise CheckpointError(f"{folder / name} is altered or truncated: its SHA-256 is not the one in {SUMS}")
-    if sums != _sums(contents):
+    if listed != sums(contents):
         raise CheckpointError(f"{folder / SUMS} is altered or truncated")
     return _parse(contents, folder)
 
@@ -111,7 +110,30 @@ def latest_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
     Raises:
         CheckpointError: If there is none; the message says what is wrong with each.
     """
-    reasons = []
+    reasons: list[str] = []
+    for path, checkpoint in _intact(folder, reasons):
+        logger.info("loading the checkpoint %s", path)
+        return path, checkpoint
+    raise _none_intact(folder, reasons)
+
+
+def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
+    """Return the intact checkpoint with the highest score below `folder`, the newest of equals; log broken ones.
+
+    Raises:
+        CheckpointError: If there is no intact checkpoint; the message says what is wrong with each.
+    """
+    reasons: list[str] = []
+    found = list(_intact(folder, reasons))
+    if not found:
+        raise _none_intact(folder, reasons)
+    path, checkpoint = max(found, key=lambda entry: _rank(entry[1]))
+    logger.info("loading the checkpoint %s", path)
+    return path, checkpoint
+
+
+def _intact(folder: str | Path, reasons: list[str]) -> Iterator[tuple[Path, Checkpoint]]:
+    """Yield the intact checkpoints, the newest first; warn of broken ones, and add what is wrong with them."""
     for path in reversed(list_checkpoints(folder)):
         try:
             checkpoint = load_checkpoint(path)
@@ -119,26 +141,12 @@ def latest_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
             logger.warning("passing over a broken checkpoint: %s", error)
             reasons.append(str(error))
             continue
-        logger.info("loading the checkpoint %s", path)
-        return path, checkpoint
-    raise CheckpointError("; ".join([f"there is no intact checkpoint in {folder}, so train again", *reasons]))
+        yield path, checkpoint
 
 
-def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
-    """Return the intact checkpoint with the highest score below `folder`, the newest of equals.
-
-    Raises:
-        CheckpointError: If there is no intact checkpoint.
-    """
-    found = []
-    for path in list_checkpoints(folder):
-        with suppress(CheckpointError):
-            found.append((path, load_checkpoint(path)))
-    if not found:
-        raise CheckpointError(f"there is no intact checkpoint in {folder}, so train again")
-    path, checkpoint = max(found, key=lambda entry: _rank(entry[1]))
-    logger.info("loading the checkpoint %s", path)
-    return path, checkpoint
+def _none_intact(folder: str | Path, reasons: list[str]) -> CheckpointError:
+    remedy = "put one back, or train again with --overwrite"
+    return CheckpointError("; ".join([f"there is no intact checkpoint in {folder}: {remedy}", *reasons]))
 
 
 def find_checkpoint(choice: str | Path | int, folder: str | Path) -> tuple[Path, Checkpoint]:
@@ -258,7 +266,7 @@ def _write(checkpoint: Checkpoint, target: Path) -> None:
     contents = _contents(checkpoint)
     for name, data in contents.items():
         write_file(temporary / name, data)
-    write_file(temporary / SUMS, _sums(contents).encode("ascii"))
+    write_file(temporary / SUMS, sums(contents).encode("ascii"))
     sync_folder(temporary)
     os.rename(temporary, target)
     sync_folder(target.parent)
@@ -311,14 +319,6 @@ def _read(folder: Path, name: str) -> bytes:
         return (folder / name).read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {folder / name}: {error.strerror or error}") from error
-
-
-def _sum_line(name: str, data: bytes) -> str:
-    return f"{hashlib.sha256(data).hexdigest()}  {name}"
-
-
-def _sums(contents: dict[str, bytes]) -> str:
-    return "".join(_sum_line(name, data) + "\n" for name, data in contents.items())
 
 
 def _is_intact(path: Path) -> bool:

@@ -1,20 +1,27 @@
-"""Metrics of training: one line of JSON for every iteration, and the same numbers for TensorBoard."""
+"""Metrics of training: one line of JSON with its checksum for every iteration, and the same numbers for TensorBoard."""
 
 import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 from maml_rl.errors import CheckpointError
-from maml_rl.runs.atomic_files import replace_file
+from maml_rl.runs.atomic_files import replace_file, write_all
 
 Metrics = dict[str, Any]
 
 _RETURN = "return/"
 _EVALUATION = "evaluation/"
+# How many damaged lines a message names.
+_SHOWN = 5
+# The last entry of a line: the CRC-32 of the line without this entry. Files of earlier versions have none.
+_CHECKSUM = re.compile(rb', "crc32": "([0-9a-f]{8})"\}$')
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +46,26 @@ class MetricsLog:
     def __init__(self, path: Path, finished: int = 0) -> None:
         if finished:
             _keep(path, finished)
-        self._file: IO[str] = path.open("a" if finished else "w", encoding="utf-8")
+        self._path = path
+        self._file = path.open("ab" if finished else "wb", buffering=0)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line, and flush it to the operating system."""
-        values = {key: _plain(value) for key, value in metrics.items()}
-        self._file.write(json.dumps(values, allow_nan=False) + "\n")
-        self._file.flush()
+        """Append one line, and hand it to the operating system.
+
+        Raises:
+            CheckpointError: If it cannot be written, say because the disk is full.
+        """
+        with _naming(self._path):
+            write_all(self._file.fileno(), _line(metrics))
 
     def sync(self) -> None:
-        """Wait until the disk has every line."""
-        os.fsync(self._file.fileno())
+        """Wait until the disk has every line.
+
+        Raises:
+            CheckpointError: If it does not take them.
+        """
+        with _naming(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -57,7 +73,9 @@ class MetricsLog:
 
 
 class EventLog:
-    """Scalars for TensorBoard, or nothing, after one warning, where TensorBoard is not installed.
+    """Scalars for TensorBoard, or nothing, after one message, where TensorBoard is not installed.
+
+    The message is a warning where an interrupted run has events already, which then end.
 
     Args:
         folder: where the events go.
@@ -68,60 +86,140 @@ class EventLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            logger.warning("TensorBoard is not installed: no events are written; `pip install tensorboard` for them")
+            level = logging.WARNING if folder.is_dir() and any(folder.iterdir()) else logging.INFO
+            remedy = "`pip install 'maml-rl[tensorboard]'` for them"
+            logger.log(
+                level,
+                "TensorBoard is not installed: metrics.jsonl gets the metrics, events are not written; %s",
+                remedy,
+            )
             self._writer = None
             return
+        self._folder = folder
         # Ctrl-C in the middle of a write can cost the writer's thread its wake-up call; so it looks every second.
         self._writer = SummaryWriter(str(folder), purge_step=finished or None, flush_secs=1)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Add every number of an iteration."""
+        """Add every number of an iteration.
+
+        Raises:
+            CheckpointError: If the events before could not be written, say because the disk is full.
+        """
         if self._writer is None:
             return
-        for key, value in metrics.items():
-            if isinstance(value, int | float) and key != "iteration":
-                self._writer.add_scalar(key if "/" in key else f"train/{key}", value, metrics["iteration"])
+        with _naming(self._folder):
+            for key, value in metrics.items():
+                if isinstance(value, int | float) and key != "iteration":
+                    self._writer.add_scalar(key if "/" in key else f"train/{key}", value, metrics["iteration"])
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write what is left, and close the file.
+
+        Raises:
+            CheckpointError: As `write`.
+        """
         if self._writer is not None:
-            self._writer.close()
+            with _naming(self._folder):
+                self._writer.close()
+
+
+class MetricsFile(NamedTuple):
+    """What a `metrics.jsonl` holds.
+
+    Attributes:
+        rows: the intact iterations.
+        damaged: numbers of the lines, from 1, that are not as they were written. A last line that was cut off while it
+            was written is none of them.
+    """
+
+    rows: list[Metrics]
+    damaged: list[int]
 
 
 def read_metrics(path: str | Path) -> list[Metrics]:
-    """Return the iterations of a `metrics.jsonl`, without a last line that was cut off while it was written."""
-    found = []
-    for line in _lines(Path(path)):
-        try:
-            metrics = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if not isinstance(metrics, dict) or not isinstance(metrics.get("iteration"), int):
-            break
-        found.append(metrics)
-    return found
+    """Return the intact iterations of a `metrics.jsonl`; warn of damaged lines."""
+    rows, damaged = inspect_metrics(path)
+    if damaged:
+        logger.warning("%s", describe_damage(path, damaged))
+    return rows
+
+
+def inspect_metrics(path: str | Path) -> MetricsFile:
+    """Return the intact iterations of a `metrics.jsonl`, and which lines are damaged."""
+    lines = Path(path).read_bytes().split(b"\n")
+    # The last line has no end, unless nothing follows the end of the one before.
+    cut_off = len(lines) if lines[-1] else 0
+    lines = lines if cut_off else lines[:-1]
+    is_checked = any(_CHECKSUM.search(line) for line in lines)
+    rows: list[Metrics] = []
+    damaged = []
+    for number, line in enumerate(lines, start=1):
+        row = _parsed(line, is_checked=is_checked)
+        if row is not None and (not rows or row["iteration"] > rows[-1]["iteration"]):
+            rows.append(row)
+        elif number != cut_off:
+            damaged.append(number)
+    return MetricsFile(rows, damaged)
+
+
+def describe_damage(path: str | Path, damaged: Sequence[int]) -> str:
+    """Say which lines of a file are damaged."""
+    numbers = ", ".join(map(str, damaged[:_SHOWN])) + f" and {len(damaged) - _SHOWN} more" * (len(damaged) > _SHOWN)
+    lines = f"line {numbers} is" if len(damaged) == 1 else f"lines {numbers} are"
+    return f"{path}: {lines} damaged (not what training wrote), and left out"
+
+
+def _line(metrics: Mapping[str, Any]) -> bytes:
+    """Return an iteration as a line, with its checksum."""
+    text = json.dumps({key: _plain(value) for key, value in metrics.items()}, allow_nan=False).encode()
+    return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
+
+
+def _parsed(line: bytes, *, is_checked: bool) -> Metrics | None:
+    """Return the iteration of a line; None where the line is damaged, or lacks the checksum that it should have."""
+    found = _CHECKSUM.search(line)
+    if found is None:
+        text = b"" if is_checked else line
+    else:
+        text = line[: found.start()] + b"}"
+        if zlib.crc32(text) != int(found[1], 16):
+            return None
+    try:
+        metrics = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    iteration = metrics.get("iteration") if isinstance(metrics, dict) else None
+    return metrics if type(iteration) is int and iteration >= 0 else None
 
 
 def _keep(path: Path, finished: int) -> None:
     """Cut the file to the finished iterations, at once and whole."""
-    lines = _lines(path) if path.exists() else []
-    if not lines:
+    if not path.exists() or not path.stat().st_size:
         logger.warning("%s is gone: the iterations before %d are missing from the new one", path, finished)
         return
-    known = read_metrics(path)
-    kept = [line for line, metrics in zip(lines, known, strict=False) if metrics["iteration"] < finished]
-    numbers = [metrics["iteration"] for metrics in known[: len(kept)]]
+    rows, damaged = inspect_metrics(path)
+    kept = [row for row in rows if row["iteration"] < finished]
+    numbers = [row["iteration"] for row in kept]
     # A file that begins later belongs to a run that once lost its metrics, with a warning.
     if not numbers or numbers != list(range(numbers[0], finished)):
+        reason = f" (damaged: line {', '.join(map(str, damaged[:_SHOWN]))})" if damaged else ""
         raise CheckpointError(
-            f"{path} does not hold the iterations up to {finished - 1}, which the checkpoint has finished; "
+            f"{path} does not hold the iterations up to {finished - 1}, which the checkpoint has finished{reason}; "
             "put it back, or move it away to continue without it"
         )
-    replace_file(path, "".join(kept).encode())
+    replace_file(path, b"".join(map(_line, kept)))
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what the file system raises into an error that names the file and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror or error}; the checkpoints are as they were: make room, then "
+            "continue with --resume"
+        ) from error
 
 
 def _plain(value: object) -> object:

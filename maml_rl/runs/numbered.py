@@ -20,9 +20,16 @@ def next_path(path: Path) -> Path:
 
 
 def newest_path(path: Path) -> Path | None:
-    """Return the highest of `path`, `path`-2, ... that is there, but for empty folders; None if there is none."""
+    """Return the highest of `path`, `path`-2, ... that is there and not empty; None if there is none.
+
+    An empty file or folder is a name that another process has reserved.
+    """
     found = sorted(numbered(path).items(), reverse=True)
-    return next((entry for _, entry in found if not entry.is_dir() or any(entry.iterdir())), None)
+    return next((entry for _, entry in found if not _is_empty(entry)), None)
+
+
+def _is_empty(path: Path) -> bool:
+    return not any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size == 0
 
 
 @contextmanager
@@ -40,4 +47,35 @@ def new_folder(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # The first folder that is not empty ends this.
             for empty in (folder, *folder.parents):
+                empty.rmdir()
+
+
+@contextmanager
+def new_file(path: Path, *, number: bool) -> Iterator[Path]:
+    """Reserve a file that no other process gets, by an empty one; remove that if nothing was written to it.
+
+    Args:
+        path: of the file; its folder is made where it is missing, and removed again if it stays empty.
+        number: take `path`-2, `path`-3 ... where there is one already.
+
+    Raises:
+        FileExistsError: If there is one already and `number` is false.
+    """
+    missing = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = next_path(path) if number else path
+        try:
+            file.touch(exist_ok=False)
+            break
+        except FileExistsError:
+            if not number:
+                raise
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            if _is_empty(file):
+                file.unlink()
+            for empty in missing:  # The first folder that is not empty ends this.
                 empty.rmdir()

@@ -4,16 +4,26 @@ import copy
 import json
 import logging
 import os
-import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from maml_rl.checksums import SUMS, check_sum, sum_line
 from maml_rl.config.config import TASKS, Config, load_config
-from maml_rl.errors import ConfigError
-from maml_rl.runs.atomic_files import check_creatable, discard, replace_file, sync_folder
-from maml_rl.runs.checkpoint import Checkpoint, Learner, latest_intact, restore, save_checkpoint
-from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog
+from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.runs.atomic_files import (
+    TEMPORARY,
+    check_creatable,
+    discard,
+    remove,
+    remove_unfinished,
+    replace_file,
+    sync_folder,
+)
+from maml_rl.runs.checkpoint import Checkpoint, Learner, latest_intact, list_checkpoints, restore, save_checkpoint
+from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog, inspect_metrics
 from maml_rl.runs.system import describe_system
 
 CONFIG = "config.json"
@@ -26,6 +36,10 @@ EVALUATION_TASKS = "evaluation-tasks.json"
 _LOCK = ".lock"
 # Parts of the path where Ray unpacks the working directory of a job.
 _RAY_JOB = {"runtime_resources", "working_dir_files"}
+# What a run writes beside its config. The folders may be links, say to a disk with more room; the files may not.
+_FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, SUMS), (CHECKPOINTS, EVENTS)
+# What an earlier config is called while the run is replaced: there is nothing to continue until the new one is there.
+_REPLACED = f"{TEMPORARY}removed-{CONFIG}"
 
 # A resumed run may train longer, keep more checkpoints and be evaluated differently; what it computes must not change.
 _MAY_CHANGE = {
@@ -57,7 +71,7 @@ class RunFolder:
         folder: the run's own.
         config: what is run.
         learner: checkpoints are taken of it, and a resumed run restores it.
-        resume: continue from the newest intact checkpoint.
+        resume: continue from the newest intact checkpoint; where no run has begun yet, begin it.
         overwrite: remove the run that is there.
 
     Attributes:
@@ -68,7 +82,7 @@ class RunFolder:
 
     Raises:
         ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
-            else is there, if there is nothing to resume, or if a resumed run's config differs.
+            else is there, or if a resumed run's config differs.
         CheckpointError: If a run cannot be resumed because no checkpoint is intact.
     """
 
@@ -87,21 +101,29 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
         try:
-            if resume:
+            _remove_half_written(self.path)
+            continues = resume and _has_begun(self.path)
+            if continues:
                 self._resume()
             else:
+                if resume:
+                    logger.warning("there is nothing to continue in %s yet: the run starts from the beginning", folder)
                 self._create()
             self._metrics = MetricsLog(self.path / METRICS, self.iteration)
-            if resume:
-                replace_file(self.path / CONFIG, self._config.to_json().encode())
+            if continues:
+                self._replace_config()
             self._events = EventLog(self.path / EVENTS, self.iteration)
         except BaseException as error:
-            os.close(self._lock)
             if is_new:
-                shutil.rmtree(self.path, ignore_errors=True)
+                with suppress(OSError):
+                    _clear(self.path)
+                    (self.path / _LOCK).unlink()
+                    self.path.rmdir()
+            os.close(self._lock)
             if isinstance(error, OSError):
+                place = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
                 raise ConfigError(
-                    f"cannot write the run in {self.path}: {error.strerror} ({error.filename}); "
+                    f"cannot write the run in {self.path}: {error.strerror or error}{place}; "
                     "choose another --output-folder"
                 ) from error
             raise
@@ -113,8 +135,14 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._metrics.close()
-        self._events.close()
-        os.close(self._lock)
+        try:
+            self._events.close()
+        except CheckpointError:
+            # What has ended the run says more.
+            if error is None:
+                raise
+        finally:
+            os.close(self._lock)
 
     def record(self, metrics: Metrics) -> None:
         """Write down one more finished iteration."""
@@ -154,16 +182,31 @@ class RunFolder:
         return Checkpoint(self.iteration, tensors, score, state, self._learner.state_dict(), evaluated)
 
     def _create(self) -> None:
-        """Clear the folder of an earlier run, and begin with a checkpoint of the initial parameters."""
-        for name in (CHECKPOINTS, EVENTS):
-            if (self.path / name).exists():
-                discard(self.path / name)
-        for name in (METRICS, EVALUATION_TASKS):
-            (self.path / name).unlink(missing_ok=True)
-        replace_file(self.path / CONFIG, self._config.to_json().encode())
-        replace_file(self.path / SYSTEM, (json.dumps(describe_system(), indent=2) + "\n").encode())
+        """Clear the folder of an earlier run, and begin with a checkpoint of the initial parameters.
+
+        The config is written last: a folder that has one holds a run that can be continued.
+        """
+        _clear(self.path)
+        config = self._config.to_json().encode()
+        system = (json.dumps(describe_system(), indent=2) + "\n").encode()
         save_checkpoint(self._checkpoint(None), self.path / CHECKPOINTS, self._config.keep_checkpoints)
-        sync_folder(self.path)
+        replace_file(self.path / SYSTEM, system)
+        replace_file(self.path / SUMS, _text([sum_line(CONFIG, config), sum_line(SYSTEM, system)]))
+        replace_file(self.path / CONFIG, config)
+
+    def _replace_config(self) -> None:
+        """Write the config of a resumed run, and its checksum; killed in between, it leaves a config that loads."""
+        path, config = self.path / CONFIG, self._config.to_json().encode()
+        if (self.path / SUMS).is_file():
+            lines = (self.path / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+        else:
+            # Earlier versions wrote none.
+            files = [file for file in (path, self.path / SYSTEM) if file.is_file()]
+            lines = [sum_line(file.name, file.read_bytes()) for file in files]
+        replaced = [line for line in lines if not line.endswith(f"  {CONFIG}")] + [sum_line(CONFIG, config)]
+        replace_file(self.path / SUMS, _text([*lines, replaced[-1]]))
+        replace_file(path, config)
+        replace_file(self.path / SUMS, _text(replaced))
 
     def _resume(self) -> None:
         before = load_config(self.path / CONFIG)
@@ -182,12 +225,27 @@ class RunFolder:
         self._saved = self.iteration
 
 
+def load_system(folder: Path) -> dict[str, Any]:
+    """Return what a run was started with; see `describe_system`. Empty if that was not written down.
+
+    Raises:
+        ConfigError: If the file is not as it was written.
+    """
+    path = folder / SYSTEM
+    check_sum(path)
+    try:
+        system = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        system = {}
+    return system if isinstance(system, dict) else {}
+
+
 def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuse to touch what is in a folder unless told to.
 
     Raises:
         ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
-            else is there, or if there is nothing to resume.
+            else is there, or if a file that a run writes is a link.
     """
     if resume and overwrite:
         raise ConfigError(
@@ -195,19 +253,19 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
         )
     try:
         str(path).encode()
-        is_run, is_empty = (path / CONFIG).is_file(), not path.is_dir() or not set(os.listdir(path)) - {_LOCK}
+        is_run = (path / CONFIG).is_file()
+        is_free = is_run or not path.is_dir() or _is_unfinished_start(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its name is not in UTF-8"
         raise ConfigError(f"cannot write the run in {str(path)!r}: {reason}; choose another --output-folder") from error
-    if resume and not is_run:
-        raise ConfigError(f"there is no run to resume in {path}; start one without --resume")
     if is_run and not (resume or overwrite):
         raise ConfigError(
             f"{path} holds another run; continue it with --resume, replace it with --overwrite, "
             "or choose another --output-folder"
         )
-    if not is_run and not is_empty:
+    if not is_free:
         raise ConfigError(f"{path} is not empty and holds no run; choose another --output-folder")
+    _check_links(path)
     check_creatable(path, "--output-folder")
 
 
@@ -219,6 +277,74 @@ def _warn_of_ray_job(folder: Path) -> None:
             "absolute path on storage that outlives the job as --output-folder",
             folder.resolve(),
         )
+
+
+def _has_begun(path: Path) -> bool:
+    """Tell whether there is anything to continue: a checkpoint, or the metrics of an iteration."""
+    if not (path / CONFIG).is_file():
+        return False
+    metrics = path / METRICS
+    return bool(list_checkpoints(path / CHECKPOINTS)) or (metrics.is_file() and any(inspect_metrics(metrics)))
+
+
+def _is_unfinished_start(path: Path) -> bool:
+    """Tell whether a folder without a config is empty, or holds what a run leaves that is killed while it begins."""
+    names = set(os.listdir(path))
+    if _REPLACED in names:
+        return True
+    written = {name for name in names if not name.startswith(TEMPORARY)} - {_LOCK}
+    trained = [folder.name for folder in list_checkpoints(path / CHECKPOINTS)] not in ([], ["iteration-000000"])
+    events = EVENTS in written and not (path / EVENTS).is_symlink()
+    return written <= {*_FOLDERS, SYSTEM, SUMS} and not trained and not events
+
+
+def _check_links(path: Path) -> None:
+    """Refuse links of files, through which a run would write somewhere else, and links of folders to nowhere."""
+    for link in (path / name for name in (CONFIG, *_FILES, _LOCK)):
+        if link.is_symlink():
+            raise ConfigError(
+                f"{link} is a link to {os.readlink(link)}, and a run writes its files in place: put the file itself "
+                f"there, or link the folders {' and '.join(_FOLDERS)} only"
+            )
+    for folder in (path / name for name in _FOLDERS):
+        if (folder.is_symlink() or folder.exists()) and not folder.is_dir():
+            kind = f"a link to {os.readlink(folder)}, where there is none" if folder.is_symlink() else "none"
+            raise ConfigError(f"{folder} must be a folder, and is {kind}; make it, or remove this")
+        above = folder.resolve().parent
+        if folder.is_symlink() and above != path.resolve() and (above / CONFIG).is_file():
+            raise ConfigError(f"{folder} is a link into another run, {above}; link a folder of its own")
+
+
+def _clear(path: Path) -> None:
+    """Remove what a run has written; killed half way, what is left is no run, and can be cleared again."""
+    with suppress(FileNotFoundError):
+        os.replace(path / CONFIG, path / _REPLACED)
+        sync_folder(path)
+    checkpoints, events = path / CHECKPOINTS, path / EVENTS
+    for folder, own in ((checkpoints, list_checkpoints(checkpoints)), (events, list(events.glob("*tfevents*")))):
+        if folder.is_symlink():
+            # Others may keep something there, too.
+            for each in own:
+                discard(each)
+            remove_unfinished(folder)
+        elif folder.exists():
+            discard(folder)
+    for name in _FILES:
+        (path / name).unlink(missing_ok=True)
+    for name in _FOLDERS:
+        remove(path / f"{TEMPORARY}removed-{name}")
+    (path / _REPLACED).unlink(missing_ok=True)
+
+
+def _remove_half_written(path: Path) -> None:
+    """Remove the files that a killed process was writing; other commands may be writing theirs."""
+    for pattern in ("probe-*", *(f"[0-9]*-{name}" for name in (CONFIG, *_FILES))):
+        for file in path.glob(f"{TEMPORARY}{pattern}"):
+            file.unlink(missing_ok=True)
+
+
+def _text(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _lock(folder: Path) -> int:

@@ -4,10 +4,10 @@ Public names are loaded on first use: a worker imports this package, and must no
 is the primitive for other algorithms; the function that it is made of is private, like all modules of this package.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from maml_rl.samplers.multi_task_sampler import MultiTaskSampler as MultiTaskSampler
     from maml_rl.samplers.population import PopulationEvaluator as PopulationEvaluator
     from maml_rl.samplers.processes.vector_env import ParallelVectorEnv as ParallelVectorEnv
@@ -21,7 +21,11 @@ _HOMES = {
 __all__ = ["MultiTaskSampler", "ParallelVectorEnv", "PopulationEvaluator"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'maml_rl.samplers' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(_importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker, ObservedLastStep, env_id
+from maml_rl.envs.making import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
 from maml_rl.policies import as_policy
+from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.make_backend import make_backend
@@ -32,9 +34,36 @@ from maml_rl.task_distributions.task_distribution import TaskSplit
 
 Result = TypeVar("Result")
 
+# How environments say which slot has a malformed task; those in a worker count within it.
+_SLOT = re.compile(
+    r"slot (?P<slot>\d+): (?P<what>.*?)"
+    r"(?: \(counted within worker \d+ \(pid \d+, slots? (?P<first>\d+)(?:-\d+)?\)\))?(?=; slot \d+: |$)"
+)
+
 
 class InterruptedSamplingError(RuntimeError):
     """Another thread has called `interrupt`."""
+
+
+class PendingSample:
+    """Episodes that are sampled when they are first asked for: by `result`, or by taking the two apart.
+
+    Args:
+        sample: samples them.
+    """
+
+    def __init__(self, sample: Callable[[], tuple[list[TaskEpisodes], TaskEpisodes]]) -> None:
+        self._sample = sample
+        self._sampled: tuple[list[TaskEpisodes], TaskEpisodes] | None = None
+
+    def result(self) -> tuple[list[TaskEpisodes], TaskEpisodes]:
+        """Return `(train_episodes, valid_episodes)`, the same ones each time."""
+        if self._sampled is None:
+            self._sampled = self._sample()
+        return self._sampled
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.result())
 
 
 class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
@@ -144,6 +173,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         maker: EnvMaker | None = env if env is not None else env_name
         shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
         self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
+        require_tasks(self._recipe.env)
         if slots_per_task is None:
             slots_per_task = self._recipe.slots_per_task
         self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
@@ -174,6 +204,13 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self.task_split: TaskSplit = task_split or ("test" if evaluation else "training")
         self.task_distribution = task_distribution
         self._closed = self._interrupted = False
+
+    def __repr__(self) -> str:
+        horizon = self._recipe.max_episode_steps
+        limit = "" if horizon is None else f", T={horizon}"
+        state = "closed" if self._closed else f"iteration {self.iteration}, phase {self.phase}"
+        name = env_id(self._recipe.env) or "of one's own"
+        return f"MultiTaskSampler({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
 
     def prepare(self, num_tasks: int) -> None:
         """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are there."""
@@ -256,7 +293,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
             TaskError: If a task is malformed.
         """
-        check_count("the number of tasks", len(tasks))
+        check_count("the number of tasks", len(_check_tasks(tasks)))
+        if params is not None:
+            params = check_parameters(self.policy, params)
         is_next = streams is None
         keyed = streams or PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
@@ -272,7 +311,10 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             )
             return self._backend.run(phase, self.timer)
 
-        episodes = self._replay(one_phase)
+        try:
+            episodes = self._replay(one_phase)
+        except TaskError as error:
+            raise TaskError(_slots_as_tasks(str(error), self.slots_per_task)) from error
         if self.record_log_probs:
             with self.timer.stage("inference"):
                 kept = None if self._reset_memory else self.slots_per_task
@@ -326,6 +368,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         bootstrap: bool = True,
     ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
         """Adapt the policy to every task by gradient steps, new episodes before each, and sample the adapted policies.
+
+        The defaults `fast_lr=0.5` and `gamma=0.95` are those of pytorch-maml-rl, whose code calls this method. They
+        are not those of a config, `fast-lr: 0.1` and `gamma: 0.99`; give both.
 
         Args:
             tasks: M tasks.
@@ -398,23 +443,28 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
     ) -> TaskEpisodes:
         """Sample one phase, with advantages."""
         if self.baseline is None:
-            raise TypeError("sample needs a baseline; pass LinearFeatureBaseline(input_size) to MultiTaskSampler")
+            raise TypeError("sample needs a baseline; pass LinearFeatureBaseline.for_space(space) to MultiTaskSampler")
         episodes = self.rollout(tasks, params).to(device)
         # Many small operations: threads that wait for each other between them cost more than they give.
         with self.timer.stage("advantages"), intra_op_threads(1):
             episodes.compute_advantages(self.baseline, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
         return episodes
 
-    def sample_async(self, tasks: Sequence[Task], **options: Any) -> Callable[[], Any]:
-        """Return the call of `sample` with these arguments, for `sample_wait`, which does the work.
+    def sample_async(self, tasks: Sequence[Task], **options: Any) -> PendingSample:
+        """Return what will be `(train_episodes, valid_episodes)` once it is looked at, as in pytorch-maml-rl.
 
-        For code of pytorch-maml-rl. Collecting while the last update runs is the config key `prefetch`.
+        `metalearner.step(*futures)` and `sample_wait(futures)` look at it; nothing is sampled before. Collecting while
+        the last update runs is the config key `prefetch`.
+
+        Args:
+            tasks: M tasks.
+            **options: of `sample`.
         """
-        return partial(self.sample, tasks, **options)
+        return PendingSample(partial(self.sample, tasks, **options))
 
-    def sample_wait(self, futures: Callable[[], Any]) -> Any:
+    def sample_wait(self, futures: PendingSample) -> tuple[list[TaskEpisodes], TaskEpisodes]:
         """Return what `sample` returns, for what `sample_async` returned."""
-        return futures()
+        return futures.result()
 
     def interrupt(self, *, now: bool) -> None:
         """Have the thread that samples end with an error, and any later attempt too; may be called by any thread.
@@ -478,3 +528,28 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                 if not self._interrupted:
                     self._backend.recover()
         raise InterruptedSamplingError("sampling was interrupted by another thread")
+
+
+def _check_tasks(tasks: Any) -> Sequence[Task]:
+    """Return tasks.
+
+    Raises:
+        TypeError: If they are not a sequence of dicts; the message says what to pass.
+    """
+    if isinstance(tasks, Mapping | str) or not isinstance(tasks, Sequence):
+        hint = "; pass [task] for one task" if isinstance(tasks, Mapping) else ""
+        raise TypeError(f"tasks must be a list of tasks, got a {type(tasks).__name__}{hint}")
+    for index, task in enumerate(tasks):
+        if not isinstance(task, Mapping):
+            raise TypeError(f"task {index} is {task!r}; a task is a dict of numbers and arrays, as sample_tasks draws")
+    return tasks
+
+
+def _slots_as_tasks(message: str, slots_per_task: int) -> str:
+    """Return a message about malformed tasks with numbers of tasks for those of slots, which the caller never chose."""
+
+    def of_task(match: re.Match[str]) -> str:
+        slot = int(match["slot"]) + int(match["first"] or 0)
+        return f"task {slot // slots_per_task}: {match['what']}"
+
+    return _SLOT.sub(of_task, message)

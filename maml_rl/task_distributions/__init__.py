@@ -27,3 +27,7 @@ register_task_distribution("grid", Grid)
 register_task_distribution("stratified", Stratified)
 register_task_distribution("split", Split)
 register_task_distribution("curriculum", Curriculum)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

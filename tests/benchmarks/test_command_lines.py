@@ -1,4 +1,7 @@
-"""Every benchmark command runs from end to end with tiny sizes, and leaves its table, its JSON and its chart."""
+"""Every benchmark command runs from end to end with tiny sizes, and leaves its table, its JSON and its chart.
+
+The cheapest of them stand for the others in what every change must pass; the others are nightly.
+"""
 
 import json
 import warnings
@@ -8,8 +11,8 @@ import torch
 
 from benchmarks import iteration, kernels, metaworld, population, sampling, scale, supervision, trials, updates, waiting
 from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
-from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.functional import reinforce_loss
 from tests.synthetic import make_episodes, make_policy
 
 
@@ -31,6 +34,7 @@ def run(main, files, *arguments, positive=True):
     return result, rows
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sampling_measures_us_the_limits_and_what_is_installed(files, capsys):
@@ -55,6 +59,7 @@ def test_contender_that_is_not_installed_is_left_out_with_a_sentence(files, monk
     assert remark.startswith("nobody's was left out, because nobody_s_package is not installed; try: pip install")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
@@ -67,6 +72,7 @@ def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
     assert len(result["tables"]) == 3 + len(iteration.AXES)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_scale_measures_speed_and_memory_of_every_size(files):
@@ -83,6 +89,7 @@ def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
     assert "must be a multiple" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_waiting_measures_every_mode_there_is(files):
@@ -102,6 +109,7 @@ def test_waiting_measures_every_mode_there_is(files):
     assert all(0.0 < share <= 1.0 for share in shares)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_waiting_measures_what_prefetch_brings_to_training(files):
@@ -148,6 +156,7 @@ def test_horizons_for_other_sizes_than_there_are_are_refused(capsys):
     assert "one number for each of the 1 sizes" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_supervision_compares_workers_with_unsupervised_processes(files):
@@ -157,6 +166,7 @@ def test_supervision_compares_workers_with_unsupervised_processes(files):
     assert rows["supervised / unwatched"]["median"] == pytest.approx(share)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files):
@@ -215,7 +225,9 @@ def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
 
     def derivatives(linearization):
         workspace = Workspace()
-        losses, gradient = linearization.differentiate(lambda x: reinforce(x, samples), workspace, twice=True)
+        losses, gradient = linearization.differentiate(
+            lambda x: reinforce_loss(x, samples.advantages, samples.mask), workspace, twice=True
+        )
         products = linearization.hessian_product(vectors, workspace), linearization.fisher_product(vectors, workspace)
         return losses, gradient, *(product.clone() for product in products)
 

@@ -20,7 +20,13 @@ CONTENDERS = {
 }
 
 
-@pytest.fixture(params=CONTENDERS)
+# One stands for all of them by day.
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name == "gymnasium sync" else pytest.mark.nightly, id=name)
+        for name in CONTENDERS
+    ]
+)
 def episodes(request):
     package, make, arguments = CONTENDERS[request.param]
     pytest.importorskip(package)

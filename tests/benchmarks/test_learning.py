@@ -158,6 +158,7 @@ def test_training_ends_where_it_has_passed_the_threshold_that_it_is_to_end_at(tm
 
 
 def test_family_may_name_the_contenders_that_are_trained_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
     seen: list[Job] = []
     monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
     plan = tiny_plan(tmp_path)

@@ -14,6 +14,7 @@ def found(path):
     return {row["name"]: row["median"] for row in tables[soak.FOUND]}, tables
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_minute_of_faults_changes_no_result(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import suite, time_to_result
 from benchmarks.learning.command import run
+from benchmarks.learning.page import draw_curves
 from benchmarks.learning.plan import PRETRAIN, TRPO, Contender, Family, Plan, named
 from benchmarks.learning.results import Row, write_rows
 from maml_rl.metalearners.metalearner import algorithm_of
@@ -105,6 +106,31 @@ def test_committed_page_shows_how_long_results_take() -> None:
     text = time_to_result.PLAN.page.read_text(encoding="utf-8")
     for family in time_to_result.PLAN.families.values():
         assert time_to_result.tables(time_to_result.PLAN, family) in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(time_to_result.PLAN.families))
+def test_every_word_of_a_chart_is_within_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    plan = time_to_result.PLAN
+    draw_curves(plan, plan.families[name], tmp_path / "chart.svg")
+    figure = pyplot.gcf()
+    figure.canvas.draw()
+    monkeypatch.undo()
+    (legend,) = figure.legends
+    words = [*legend.get_texts(), *figure.texts]
+    words += [axis.label for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    words += figure.axes[-1].get_yticklabels()
+    extents = {text.get_text(): text.get_window_extent() for text in words if text.get_text()}
+    assert len(extents) > 8
+    pyplot.close(figure)
+    for text, extent in extents.items():
+        assert figure.bbox.x0 <= extent.x0 <= extent.x1 <= figure.bbox.x1, text
+        assert figure.bbox.y0 <= extent.y0 <= extent.y1 <= figure.bbox.y1, text
 
 
 def test_time_to_a_result_is_that_of_the_first_of_two_evaluations_that_reach_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import maml_rl
 from maml_rl.cli import console
 from maml_rl.cli import main as cli
-from maml_rl.config.catalog import shipped_configs
+from maml_rl.config.catalog import find_config, shipped_configs, zoo
 from maml_rl.envs import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,23 +151,51 @@ def test_package_is_a_module_to_run() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"maml-rl {maml_rl.__version__}\n", "")
 
 
-def test_configs_are_listed_with_their_tasks_and_purpose(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("configs") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 120 for line in lines)
-    for name in shipped_configs():
-        (line,) = (line for line in lines if line.startswith(f"{name} "))
-        assert len(line.split()) > 6
-    assert any(re.match(r"ant-goal +AntPos-v5 .*Ant that must find out where to go", line) for line in lines)
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
+def test_configs_are_listed_by_full_names_with_whole_sentences(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("configs", *options) == 0
+    shown = capsys.readouterr().out
+    assert all(len(line) <= 120 for line in shown.splitlines())
+    names = re.findall(r"^  (\S+/\S+)  ", shown, re.MULTILINE)
+    assert {find_config(name) for name in names} == set(shipped_configs().values())
+    assert len(names) == len(shipped_configs())
+    # Every entry ends as a sentence does.
+    entries = re.split(r"\n(?=  \S)|\n\n", shown.rpartition("\n\n")[0])
+    assert [entry for entry in entries if not entry.rstrip().endswith((".", "/"))] == []
+    assert re.search(r"maml/ant-goal +Ant that must find out where to go\.", shown)
+    assert ("AntPos-v5, maml-trpo: 500 meta-updates" in shown) == bool(options)
 
 
 def test_envs_tells_what_the_tasks_of_every_family_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("envs", "--verbose") == 0
+    shown = capsys.readouterr().out
+    listed = re.findall(r"[\w/.-]+-v\d+(?=,|\n)", shown)
+    assert sorted(listed) == sorted(FAMILIES)
+    assert "goal (2,): where to go" in shown
+    assert all(len(line) <= 120 for line in shown.splitlines())
+
+
+def test_envs_with_the_same_tasks_are_one_entry(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("envs") == 0
     shown = capsys.readouterr().out
-    assert all(f"\n{env_id} " in f"\n{shown}" for env_id in FAMILIES)
-    assert "goal (2,): where to go" in shown
-    assert re.search(r"MetaWorld/ML10-v3 +as above", shown)
-    assert all(len(line) <= 120 for line in shown.splitlines())
+    assert "as above" not in shown
+    assert re.search(r"MetaWorld/ML1-assembly-v3, .* and 50 more\n +rand_vec", shown)
+    assert len(shown.splitlines()) < 80
+    assert max(Counter(re.findall(r"^      .*", shown, re.MULTILINE)).values()) == 1
+
+
+def test_zoo_lists_returns_in_words_and_their_intervals_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("zoo") == 0
+    brief = capsys.readouterr().out
+    assert exit_code("zoo", "--verbose") == 0
+    whole = capsys.readouterr().out
+    assert set(re.findall(r"^  (\S+)", brief, re.MULTILINE)) == set(zoo())
+    assert re.search(r"ant-dir +AntDir-v5: mean return .* before adaptation, .* after 3 steps\.", brief)
+    assert "[" not in brief
+    assert "with 95 % intervals" in whole
+    assert all(len(line) <= 120 for line in (brief + whole).splitlines())
 
 
 @pytest.mark.parametrize(
@@ -301,15 +330,22 @@ def test_check_env_says_what_the_sampler_needs_beside(
     assert "no policy for the action space Discrete(2, start=1)" in last
 
 
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, console.Ended)])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, console.Ended), (signal.SIGHUP, console.Ended)],
+)
 def test_first_signal_ends_the_work_and_a_second_one_the_process(number: int, kind: type[BaseException]) -> None:
-    ends = signal.SIGINT, signal.SIGTERM
+    ends = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = [signal.getsignal(each) for each in ends]
     with console.ending_in_order():
         with pytest.raises(KeyboardInterrupt) as raised:
             signal.raise_signal(number)
         assert type(raised.value) is kind
-        assert [signal.getsignal(each) for each in ends] == [signal.SIG_DFL] * 2
+        # Of SIGHUP two come.
+        ignored = [signal.SIGHUP] if number == signal.SIGHUP else []
+        assert [signal.getsignal(each) for each in ends] == [
+            signal.SIG_IGN if each in ignored else signal.SIG_DFL for each in ends
+        ]
     assert [signal.getsignal(each) for each in ends] == before
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maml_rl.cli.progress import TrainingProgress
+from maml_rl.cli.progress import ReportProgress, TrainingProgress
 
 
 def metrics_of(iteration: int, before: float, *after: float, **times: float) -> dict[str, Any]:
@@ -118,3 +118,12 @@ def test_summary_names_the_best_evaluation() -> None:
         progress(metrics_of(3, -20.0, -1.0))
     (line,) = (line for line in progress.summary().splitlines() if "evaluation" in line)
     assert "after 2 iterations: return -4.0 after adaptation (--checkpoint best)" in line
+
+
+def test_bar_of_a_report_shows_what_is_done() -> None:
+    with terminal_of(80) as shown, ReportProgress() as progress:
+        progress("trying policies", 1, 4)
+        progress("drawing videos", 3, 4)
+        screen = shown()
+    assert "trying policies:  25%" in screen
+    assert re.search(r"drawing videos:  75%.*3/4", screen)

@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -6,9 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,6 +20,8 @@ import torch
 
 from maml_rl.cli.train_test import run_test, run_train
 from maml_rl.config import load_config
+from maml_rl.experiment import evaluate as evaluation_module
+from maml_rl.runs import metrics as metrics_module
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import read_metrics
 
@@ -85,7 +90,6 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
         (SMALL, ["--algorithm-settings", "7", "--max-kl", "1"], ["algorithm-settings", "a mapping"]),
         (SMALL, ["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
         (SMALL, ["--num-batch", "3"], ["unrecognized arguments", "--num-batch"]),
-        (SMALL, ["--resume"], ["no run to resume", "without --resume"]),
         (SMALL, ["--method", "magic"], ["method", "'maml', 'pretrain' or 'oracle'", "magic"]),
         (SMALL, ["--seeds"], ["--seeds", "at least one argument"]),
         (SMALL, ["--seeds", "0", "x"], ["--seeds", "'x'"]),
@@ -93,7 +97,6 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
         (SMALL, ["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
         (SMALL, ["--seeds", "1", "0", "1"], ["--seeds names 1 more than once"]),
         (SMALL, ["--seeds", "1", "--seed", "2"], ["--seed 2 contradicts --seeds"]),
-        (SMALL, ["--seeds", "1", "2", "--resume"], ["no run of these --seeds", "without --resume"]),
         (SMALL, ["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
         (SMALL, ["--env-name", "CartPole-v1"], ["env-name", "CartPole-v1"]),
         (SMALL, ["--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
@@ -241,7 +244,7 @@ def test_training_without_tensorboard_says_so_once_and_goes_on(
     assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--num-workers", "0"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("train.py: TensorBoard is not installed")
-    assert "pip install tensorboard" in line
+    assert "pip install 'maml-rl[tensorboard]'" in line
     assert lines_in(tmp_path / "run" / "metrics.jsonl") == 4
 
 
@@ -329,6 +332,94 @@ def test_one_seed_that_is_there_already_stops_all_of_them(
     assert "seed-1 holds another run; continue it with --resume" in capsys.readouterr().err
     assert snapshot(tmp_path) == before
     assert not (tmp_path / "study" / "seed-0").exists()
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "0", "1"]], ids=["one-run", "seeds"])
+def test_requeued_command_with_resume_needs_no_hand(
+    tmp_path: Path, config: Path, caplog: pytest.LogCaptureFixture, seeds: list[str]
+) -> None:
+    folder = tmp_path / "run"
+    command = ["--config", str(config), "--num-workers", "0", "--output-folder", str(folder), "--resume", *seeds]
+    runs = [folder / f"seed-{seed}" for seed in (0, 1)] if seeds else [folder]
+    # The first was killed before its first checkpoint, by this version or by an earlier one; others are not there yet.
+    for left in ([], ["checkpoints/.unfinished-iteration-000000"], ["checkpoints", "config.json"]):
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in left:
+            (runs[0] / name).mkdir(parents=True) if "." not in name[-5:] else (runs[0] / name).write_text("{}")
+        caplog.clear()
+        assert run_train([*command, "--num-batches", "1"]) == 0
+        assert caplog.text.count("there is nothing to continue") == len(runs)
+        assert [lines_in(run / "metrics.jsonl") for run in runs] == [1] * len(runs)
+    assert run_train([*command, "--num-batches", "2"]) == 0
+    assert [lines_in(run / "metrics.jsonl") for run in runs] == [2] * len(runs)
+
+
+def test_two_tests_of_one_run_at_once_write_two_files(
+    tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_folder, tmp_path / "run")
+    options = [str(tmp_path / "run"), "--num-workers", "0", "--meta-batch-size", "2", "--num-steps", "1"]
+    measure, codes = evaluation_module.evaluate, []
+
+    def measure_while_another_test_runs(*arguments: Any, **settings: Any) -> Any:
+        monkeypatch.setattr(evaluation_module, "evaluate", measure)
+        codes.append(run_test([*options, "--seed", "5"]))
+        codes.append(exit_code(run_test, [*options, "--output", str(tmp_path / "run" / "evaluation.npz")]))
+        return measure(*arguments, **settings)
+
+    monkeypatch.setattr(evaluation_module, "evaluate", measure_while_another_test_runs)
+    assert run_test([*options, "--seed", "6"]) == 0
+    assert codes == [0, 2]
+    assert "evaluation.npz exists; replace it with --overwrite" in capsys.readouterr().err
+    seeds = {path.name: int(np.load(path)["seed"]) for path in (tmp_path / "run").glob("*.npz")}
+    assert seeds == {"evaluation.npz": 6, "evaluation-2.npz": 5}
+
+
+@pytest.mark.parametrize("how", [["--output", "{}/new.npz"], []], ids=["named", "numbered"])
+def test_full_disk_while_results_are_written_names_the_file(
+    tmp_path: Path,
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: list[str],
+) -> None:
+    shutil.copytree(run_folder, tmp_path / "run")
+    before = snapshot(tmp_path)
+
+    def fail(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = [str(tmp_path / "run"), *(word.format(tmp_path) for word in how), "--meta-batch-size", "2"]
+    monkeypatch.setattr(os, "write", fail)
+    assert run_test([*options, "--num-workers", "0"]) == 1
+    monkeypatch.undo()
+    last = capsys.readouterr().err.splitlines()[-1]
+    file = tmp_path / "new.npz" if how else tmp_path / "run" / "evaluation.npz"
+    assert last == f"test.py: error: No space left on device ({file}); make room there, and try again"
+    assert snapshot(tmp_path) == before
+
+
+def test_full_disk_while_metrics_are_written_names_the_file_and_how_to_go_on(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    command = ["--config", str(config), "--output-folder", str(folder), "--num-workers", "0"]
+    written = metrics_module.write_all
+
+    def write_two_lines(descriptor: int, data: bytes) -> None:
+        if lines_in(folder / "metrics.jsonl") == 2:
+            os.write(descriptor, data[:20])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(descriptor, data)
+
+    monkeypatch.setattr(metrics_module, "write_all", write_two_lines)
+    assert exit_code(run_train, command) == 2
+    monkeypatch.undo()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"cannot write {folder / 'metrics.jsonl'}: No space left on device" in last
+    assert "continue with --resume" in last
+    assert run_train([*command, "--resume"]) == 0
+    assert [row["iteration"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
 def test_folder_of_a_single_run_takes_no_seeds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -521,6 +612,8 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     [
         ([signal.SIGINT], {130}),
         ([signal.SIGTERM], {143}),
+        # The system and the shell both send one when a terminal is closed.
+        ([signal.SIGHUP, signal.SIGHUP], {129}),
         ([signal.SIGTERM, signal.SIGTERM], {143, -signal.SIGTERM}),
         # They arrive together, and threads may take them in either order.
         ([signal.SIGINT, signal.SIGTERM], {130, 143, -signal.SIGTERM}),
@@ -552,6 +645,42 @@ def test_interrupted_run_resumes_bit_for_bit_from_its_last_finished_iteration(
     assert untimed(run) == untimed(undisturbed)
     found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (run, undisturbed))
     assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
+
+
+# Makes its standard input the terminal of its session, and becomes the command.
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="has another way to get a terminal")
+@pytest.mark.timeout(120)
+def test_run_whose_terminal_is_closed_is_saved(tmp_path: Path, config: Path) -> None:
+    metrics = tmp_path / "runs" / "small" / "metrics.jsonl"
+    options = ["--config", str(config), "--num-workers", "1", "--num-batches", "100000", "--checkpoint-every", "100000"]
+    terminal, inside = os.openpty()
+    command = [sys.executable, str(ROOT / "train.py"), *options]
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *command],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        cwd=tmp_path,
+        start_new_session=True,
+    ) as process:
+        os.close(inside)
+        os.set_blocking(terminal, False)
+        pause = Event()
+        while lines_in(metrics) < 4:
+            assert process.poll() is None
+            # What is shown is read, as by a person.
+            with suppress(BlockingIOError):
+                os.read(terminal, 100_000)
+            pause.wait(0.01)
+        os.close(terminal)
+        assert process.wait(timeout=60) == 129
+    assert latest_intact(metrics.parent / "checkpoints")[1].iteration >= 3
 
 
 @pytest.mark.slow

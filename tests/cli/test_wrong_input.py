@@ -1,6 +1,7 @@
 """Wrong command lines, configs and files: each ends in one line and exit code 2, and nothing is written."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -141,6 +142,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     options = ["--config", str(folder / "small.yaml"), "--output-folder", str(folder / "run"), "--num-workers", "0"]
     assert run_train(options) == 0
+    for name in ("linked_metrics", "linked_to_nowhere", "linked_to_another", "edited"):
+        shutil.copytree(folder / "run", folder / name)
+    (folder / "linked_metrics" / "metrics.jsonl").unlink()
+    (folder / "linked_metrics" / "metrics.jsonl").symlink_to(folder / "file")
+    for name, target in (("linked_to_nowhere", "nowhere"), ("linked_to_another", "../run/checkpoints")):
+        shutil.rmtree(folder / name / "checkpoints")
+        (folder / name / "checkpoints").symlink_to(target)
+    config = folder / "edited" / "config.json"
+    config.write_text(config.read_text().replace('"num-batches": 1', '"num-batches": 9'))
     return folder
 
 
@@ -258,7 +268,7 @@ ENVIRONMENT_CASES: list[Case] = [
     (check_env("two\nlines"), ["two\\nlines"]),
     (check_env("\x1b[31mred"), ["\\x1b[31mred"]),
     (train("--env-name", "json:Foo-v0"), ["unknown family 'Foo-v0'"]),
-    (train("--env-name", ""), ["expected text"]),
+    (train("--env-name", ""), ["--env-name", "expected a value, got an empty text"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["no task family", "sample_tasks"]),
     # Arguments that the config has for its own family.
@@ -427,6 +437,46 @@ FILE_CASES: list[Case] = [
     ],
 ]
 
+ZOO_CASES: list[Case] = [
+    *[
+        (["zoo", "add", "run", "--name", name, *options], words)
+        for options in ((), ("--overwrite",))
+        for name, words in (
+            ("rl2", ["'rl2' is above the policy 'rl2/"]),
+            ("2d-navigation/mine", ["is below the policy '2d-navigation'"]),
+            ("2d-navigation/checkpoints", ["is no name for the zoo"]),
+            ("../mine", ["is no name for the zoo"]),
+            ("a/..", ["is no name for the zoo"]),
+            ("/tmp/mine", ["is no name for the zoo"]),
+            ("a//b", ["is no name for the zoo"]),
+            ("", ["is no name for the zoo"]),
+            ("\udcff", ["--name", "UTF-8"]),
+        )
+    ],
+    (["zoo", "add", "run", "--name", "2d-navigation"], ["the zoo has a policy '2d-navigation'", "--overwrite"]),
+    (["zoo", "add", "run"], ["required: --name"]),
+    (["zoo", "add", "nowhere", "--name", "mine"], ["nowhere/config.json", "No such file"]),
+    (["zoo", "--add", "run", "--name", "mine"], ["unrecognized arguments: --add run"]),
+]
+
+# Folders of runs, files of which are links or have changed since they were written.
+ALTERED_CASES: list[Case] = [
+    *[
+        (["train.py", "--config", "small.yaml", "--output-folder", folder, "--num-workers", "0", how], words)
+        for how in ("--resume", "--overwrite")
+        for folder, words in (
+            ("linked_metrics", ["linked_metrics/metrics.jsonl is a link to ", "put the file itself there"]),
+            ("linked_to_nowhere", ["linked_to_nowhere/checkpoints must be a folder", "remove this"]),
+            ("linked_to_another", ["is a link into another run", "link a folder of its own"]),
+        )
+    ],
+    (["train.py", "--output-folder", "edited", "--num-workers", "0", "--resume"], ["edited/config.json is damaged or"]),
+    (["test.py", "edited", "--num-workers", "0"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
+    (["report", "edited"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
+    (["zoo", "add", "edited", "--name", "mine"], ["edited/config.json is damaged or was edited"]),
+    (["train.py", "--config", "edited", "--output-folder", "out"], ["edited/config.json is damaged or was edited"]),
+]
+
 VALUE_CASES: list[Case] = [
     (train("--num-workers", "x"), ["'num-workers' in the command line", "expected a whole number, got 'x'"]),
     (train("--num-workers", "1.5"), ["'num-workers' in the command line", "expected a whole number, got 1.5"]),
@@ -496,6 +546,24 @@ VALUE_CASES: list[Case] = [
     (train("--fast-lr", "\udcff"), ["--fast-lr", "no valid YAML"]),
     (train("--fast-lr", "["), ["--fast-lr", "no valid YAML"]),
     (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
+    # One option is one value, whatever lines it has.
+    (train("--gamma", "0.5\nseed: 3"), ["--gamma", "expected one value", "'seed'"]),
+    (train("--env-kwargs", "{}\nseed: 3"), ["--env-kwargs", "expected one value", "'seed'"]),
+    *[
+        (train(f"--{key}={value}"), [f"--{key}", "expected a value, got an empty text"])
+        for key in ("tasks", "policy", "gamma", "max-episode-steps", "max-kl")
+        for value in ("", " ", "# nothing")
+    ],
+    (evaluate("--fast-lr="), ["--fast-lr", "expected a value, got an empty text"]),
+    *[
+        (command, ["--backend", "'zz'"])
+        for command in (["report", "run", "--backend", "zz"], evaluate("--backend", "zz"))
+    ],
+    (train("--num-batchs", "3"), ["--num-batchs", "did you mean '--num-batches'"]),
+    (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
+    (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
+    (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
+    (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
 ]
 
 
@@ -505,7 +573,9 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*ENVIRONMENT_CASES, *FILE_CASES, *VALUE_CASES], ids=name_of)
+@pytest.mark.parametrize(
+    "case", [*ENVIRONMENT_CASES, *FILE_CASES, *ZOO_CASES, *ALTERED_CASES, *VALUE_CASES], ids=name_of
+)
 def test_wrong_input_ends_in_one_line(place: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
     arguments, words = case
     before = snapshot(place)

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from typing import Annotated, Literal
 
 import pytest
@@ -5,7 +7,9 @@ from pydantic import BaseModel, Field
 
 from maml_rl.cli import main as cli
 from maml_rl.config import Config
-from maml_rl.config.reference import Setting, describe_settings
+from maml_rl.config.reference import CATALOG, Setting, algorithm_settings, describe_settings
+from maml_rl.metalearners import algorithms
+from scripts.describe_algorithms import catalog
 
 
 class Model(BaseModel):
@@ -18,12 +22,37 @@ class Model(BaseModel):
 
 def test_settings_are_described_with_their_ranges_and_defaults() -> None:
     assert describe_settings(Model) == [
-        Setting("needed", "a name", "text", None),
-        Setting("share", "of the whole", "a number, more than 0, at most 1", "0.5"),
-        Setting("limit", "in seconds", "a whole number, at least 1, or null", "null"),
+        Setting("needed", "a name", "TEXT", None),
+        Setting("share", "of the whole", "0<NUMBER<=1", "0.5"),
+        Setting("limit", "in seconds", "INT>=1 or null", "null"),
         Setting("the-kind", "which one", "a, b or c", '"a"'),
-        Setting("sizes", "in meters", "a list, each entry a whole number", "[1, 2]"),
+        Setting("sizes", "in meters", "LIST of INT", "[1, 2]"),
     ]
+
+
+def test_catalog_of_the_algorithms_is_that_of_their_classes() -> None:
+    assert CATALOG.read_text() == catalog(), "python -m scripts.describe_algorithms writes it again"
+    assert set(algorithm_settings()) == set(algorithms())
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--help"], "--cg-iters"),
+        (["--algorithm", "rl2", "--help"], "--value-lambda"),
+        (["promp/halfcheetah-dir", "--help"], "settings of the algorithm promp"),
+        (["--num-batchs", "3"], "did you mean '--num-batches'"),
+        (["--algorithm", "promp", "--learnin-rate", "3"], "did you mean '--learning-rate'"),
+    ],
+)
+def test_options_of_training_are_known_without_torch(words: list[str], shown: str) -> None:
+    code = "import sys; from maml_rl.cli.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "train", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "AssertionError" not in result.stderr
+    assert shown in result.stdout + result.stderr
+    assert result.returncode == (0 if "--help" in words else 2)
 
 
 def test_every_setting_of_a_config_says_what_it_means() -> None:

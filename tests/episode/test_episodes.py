@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from maml_rl.episode import BatchEpisodes, TaskEpisodes
+from maml_rl.errors import NonFiniteError
 
 ARRAYS = ("observations", "actions", "rewards", "lengths", "terminated", "truncated", "final_observations")
 
@@ -514,3 +515,17 @@ def test_next_observations_of_pictures_and_of_numbers_alone() -> None:
         np.testing.assert_array_equal(following[0, 0, 0], values[0, 1, 0])
         np.testing.assert_array_equal(following[0, 1, 0], final[0, 0])
         np.testing.assert_array_equal(following[0, 0, 1], final[0, 1])
+
+
+def test_rewards_of_hand_made_episodes_that_are_not_finite_are_named_by_task() -> None:
+    rewards = np.zeros((3, 4, 2))
+    lengths = np.full((3, 2), 4)
+    lengths[0, 1] = 2
+    # Under the padding anything may be.
+    rewards[0, 3, 1], rewards[2, 1, 0] = np.nan, np.nan
+    ends = np.ones((3, 2), bool)
+    episodes = TaskEpisodes(
+        np.zeros((3, 4, 2, 1)), np.zeros((3, 4, 2)), rewards, lengths, ~ends, ends, np.zeros((3, 2, 1))
+    )
+    with pytest.raises(NonFiniteError, match="the reward is nan in task 2, episode 0, step 1"):
+        episodes.compute_advantages(None, gamma=0.9)

@@ -22,6 +22,8 @@ from maml_rl.task_distributions import FamilyTasks, Split, Stratified, TaskDistr
 from maml_rl.task_distributions.task_files import save_tasks
 from tests.small_runs import config_of, untimed
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SPLIT = {"distribution": "split", "train": {"goal_0": [-0.5, 0]}, "test": {"goal_0": [0, 0.5]}}
 CURRICULUM = {"distribution": "curriculum", "parameter": "goal_0", "parts": 3}
 DISTRIBUTIONS = [

@@ -111,6 +111,7 @@ def test_evaluations_are_events_of_tensorboard(evaluated: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("forked_workers")
 def test_number_of_workers_changes_no_evaluation(tmp_path: Path, evaluated: Path) -> None:
     train(config_of(), tmp_path, num_workers=2)
     assert_same(tmp_path, evaluated)

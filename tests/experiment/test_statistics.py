@@ -1,6 +1,9 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
+from maml_rl.experiment.evaluate import Evaluation, interval_scope
 from maml_rl.experiment.statistics import (
     Statistic,
     interquartile_mean,
@@ -128,3 +131,25 @@ def test_interval_of_policies_on_the_same_drawn_tasks_includes_both(statistic: S
     scores = list(seeds + tasks + rng.normal(0.0, 0.5, (policies, 40, COLUMNS)))
     sources = [without_each(scores, statistic)], [without_each_row(scores, statistic)]
     assert COVERAGE[0] <= coverage(jackknife_intervals(pooled(scores, statistic), *sources), 7.0) <= COVERAGE[1]
+
+
+def evaluation_of(returns: np.ndarray, **options: Any) -> Evaluation:
+    values = np.broadcast_to(returns[:, None, None], (len(returns), 2, 1)).astype(np.float32)
+    tasks = [{"goal": index} for index in range(len(returns))]
+    return Evaluation("x", 0, tasks, (0.1,), values, **options)
+
+
+def test_intervals_that_cover_too_little_are_warned_of() -> None:
+    random = np.random.default_rng(0)
+    few = interval_scope([evaluation_of((random.random(12) < 0.2).astype(float))])
+    assert "returns of two values on 12 tasks they cover the truth less often than in 95 %" in few
+    skewed = interval_scope([evaluation_of(np.exp(2.0 * random.normal(size=20)))])
+    assert "returns this skewed (skewness" in skewed
+    for harmless in (random.normal(size=20), np.linspace(0.0, 1.0, 12), np.exp(2.0 * random.normal(size=100))):
+        assert "95 %" not in interval_scope([evaluation_of(harmless)])
+    # The caution is true: of 20 such tasks the interval covers the mean in far fewer cases.
+    covered = 0
+    for _ in range(300):
+        ((_, low, high), _) = evaluation_of(np.exp(2.0 * random.normal(size=20))).intervals()
+        covered += low < np.exp(2.0) < high
+    assert covered < 0.9 * 300

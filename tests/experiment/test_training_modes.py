@@ -33,7 +33,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}])
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}, {"inference": "central"}])
 def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(**mode), tmp_path, num_workers=2)
     assert untimed(tmp_path) == untimed(undisturbed)
@@ -53,6 +54,7 @@ def test_settings_of_faults_reach_the_workers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(num_batches=2), tmp_path, num_workers=0)
     train(config_of(num_groups=2), tmp_path, num_workers=2, resume=True)
@@ -62,6 +64,7 @@ def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbe
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_partial_waits_train(tmp_path: Path) -> None:
     train(config_of(recv_timeout=0.0001), tmp_path, num_workers=2)
     assert len(untimed(tmp_path)) == 4
@@ -90,15 +93,17 @@ def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float,
     return learned(tmp_path_factory.mktemp("learned") / "run")
 
 
+# The first four need not learn by day: three have the bits of the default, as a test above shows, and the fourth waits
+# longer than the fifth.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
-        {"inference": "central"},
-        {"inference": "worker"},
-        {"num_groups": 2},
+        pytest.param({"inference": "central"}, marks=pytest.mark.nightly),
+        pytest.param({"inference": "worker"}, marks=pytest.mark.nightly),
+        pytest.param({"num_groups": 2}, marks=pytest.mark.nightly),
+        pytest.param({"recv_timeout": 0.1}, marks=pytest.mark.nightly),
         {"recv_timeout": 0.0001},
-        {"recv_timeout": 0.1},
         {"prefetch": 1},
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """The trained policies that come with the package load, do what their evaluations say, and stay small."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,12 @@ def test_policy_of_a_run_is_added_listed_tested_and_loaded(
     own_zoo: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["zoo", "--add", str(run), "--name", "mine/small", "--checkpoint", "2", "--num-workers", "0"]) == 0
-    assert cli.main(["zoo"]) == 0
-    listed = capsys.readouterr().out.rpartition("inner steps on new tasks")[2].splitlines()
-    (row,) = (line for line in listed if "mine" in line)
-    assert row.split()[:4] == ["mine/small", "2DNavigation-v0", "maml-trpo", "2"]
+    assert cli.main(["zoo", "add", str(run), "--name", "mine/small", "--checkpoint", "2", "--num-workers", "0"]) == 0
+    capsys.readouterr()
+    assert cli.main(["zoo", "--verbose"]) == 0
+    row = " ".join(capsys.readouterr().out.split())
+    assert row.startswith("maml-trpo mine/small 2DNavigation-v0: mean return ")
+    assert "2 meta-updates. Returns after 0, 1, ... inner steps" in row
     saved = load_policy("zoo:mine/small").state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in load_policy(run, "2").state_dict().items())
     config = load_config(own_zoo / "mine" / "small" / "config.json")
@@ -143,13 +145,48 @@ def test_policy_that_would_make_the_zoo_too_large_is_refused_and_leaves_nothing(
     [
         ("../elsewhere", "is no name for the zoo"),
         ("a/b/c", "is no name for the zoo"),
+        ("a/../b", "is no name for the zoo"),
+        ("a..b", "is no name for the zoo"),
+        ("/tmp/a", "is no name for the zoo"),
+        ("a/", "is no name for the zoo"),
+        ("a//b", "is no name for the zoo"),
+        (".hidden", "is no name for the zoo"),
+        ("2d-navigation/checkpoints", "is no name for the zoo"),
+        ("checkpoints/a", "is no name for the zoo"),
+        ("rl2", "'rl2' is above the policy 'rl2/[a-z0-9-]+' of the zoo; choose another --name"),
+        ("2d-navigation/mine", "'2d-navigation/mine' is below the policy '2d-navigation' of the zoo"),
         ("", "is no name for the zoo"),
         ("2d-navigation", "the zoo has a policy '2d-navigation'; replace it with --overwrite"),
     ],
 )
-def test_name_that_is_taken_or_none_is_refused(run: Path, name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        add_to_zoo(run, name)
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["", "overwrite"])
+def test_name_that_is_taken_or_none_is_refused_in_one_line_and_nothing_is_touched(
+    own_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str, overwrite: list[str]
+) -> None:
+    for taken in ("2d-navigation", "rl2/bandit-k5-n10", "rl2/tabular-mdp-n10"):
+        (own_zoo / taken / "checkpoints" / "iteration-000001").mkdir(parents=True)
+        (own_zoo / taken / "config.json").write_text("{}")
+    before = sorted(own_zoo.rglob("*"))
+    command = ["zoo", "add", str(tmp_path / "nowhere"), "--name", name, *overwrite]
+    assert cli.main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    # To replace a policy of this very name is what --overwrite is for: that there is no run is the next thing wrong.
+    assert re.search("nowhere" if overwrite and "--overwrite" in words else words, line)
+    assert sorted(own_zoo.rglob("*")) == before
+
+
+def test_folder_of_the_zoo_that_holds_no_policy_is_not_replaced(own_zoo: Path, run: Path) -> None:
+    (own_zoo / "notes").mkdir(parents=True)
+    (own_zoo / "notes" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="notes is there and holds no policy"):
+        add_to_zoo(run, "notes", overwrite=True)
+    assert (own_zoo / "notes" / "thesis.tex").is_file()
+
+
+def test_list_of_the_zoo_takes_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["zoo", "--name", "x"])
+    assert "unrecognized arguments: --name x" in capsys.readouterr().err
 
 
 def test_policy_that_needs_code_of_the_user_is_refused(own_zoo: Path, tmp_path: Path) -> None:

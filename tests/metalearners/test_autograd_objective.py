@@ -104,9 +104,9 @@ def test_learned_step_sizes_have_the_slope_that_differences_show() -> None:
 def test_inner_loss_sees_the_log_probabilities_of_the_old_policy() -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
 
-    def likelihood_ratio(log_probs: Tensor, samples: PhaseOutcome) -> Tensor:
-        assert samples.log_probs is not None
-        return surrogate(log_probs, samples.log_probs, samples)
+    def likelihood_ratio(outcome: PhaseOutcome) -> Tensor:
+        assert outcome.samples.log_probs is not None
+        return surrogate(outcome.log_probs, outcome.samples.log_probs, outcome.samples)
 
     rule = AdaptationRule(0.3, inner_loss=likelihood_ratio)
     plain = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=last_surrogate)

@@ -19,6 +19,8 @@ from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
 from tests.small_runs import config_of, untimed
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Interruption(Exception):
     """Stands for anything that ends a run in the middle."""
@@ -71,7 +73,7 @@ def test_run_broken_off_and_resumed_is_bit_identical(run: tuple[str, Path], tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_workers_change_nothing(run: tuple[str, Path], num_workers: int, tmp_path: Path) -> None:
     algorithm, folder = run
     train(small(algorithm), tmp_path / "run", num_workers=num_workers)
@@ -102,7 +104,7 @@ def test_workers_change_nothing_in_batches_that_are_collected_ahead(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("maml_rl.experiment.train.Prefetcher", OneAhead)
-    for num_workers in (0, 1, 2):
+    for num_workers in (0, 2):
         train(small(algorithm, prefetch=1), tmp_path / str(num_workers), num_workers=num_workers)
         assert_same_run(tmp_path / str(num_workers), tmp_path / "0")
     assert [row["staleness"] for row in untimed(tmp_path / "0")] == [0, 1, 1]
@@ -133,7 +135,7 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
 def test_report_of_a_run_names_the_algorithm(run: tuple[str, Path], tmp_path: Path) -> None:
     algorithm, folder = run
     page = tmp_path / "report.html"
-    write_report([folder], page)
+    write_report([folder], page, num_tasks=2, num_workers=0)
     assert algorithm in page.read_text(encoding="utf-8")
 
 

@@ -1,12 +1,12 @@
 """Inner losses: their slopes and Hessians against formulas written out step by step."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from maml_rl.adaptation import reinforce
+from maml_rl.derivatives import PhaseOutcome, Samples
 from maml_rl.metalearners.inner_losses import dice, likelihood_ratio
+from maml_rl.policies import NormalMLPPolicy
 
 # One task, three steps, two episodes; the second ends after one step.
 REWARDS = torch.tensor([[[1.0, -0.5], [0.25, 0.0], [-2.0, 0.0]]], dtype=torch.float64)
@@ -14,11 +14,10 @@ MASK = torch.tensor([[[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]]], dtype=torch.float64)
 LOG_PROBS = torch.tensor([[[-0.3, -1.2], [-0.7, torch.nan], [-1.5, torch.nan]]], dtype=torch.float64)
 
 
-@dataclass
-class Grid:
-    advantages: Tensor
-    mask: Tensor = MASK
-    log_probs: Tensor | None = None
+def outcome(log_probs: Tensor, recorded: Tensor | None = None) -> PhaseOutcome:
+    nothing = torch.empty(0)
+    samples = Samples(nothing, nothing, nothing, PADDED, MASK, recorded, nothing)
+    return PhaseOutcome(NormalMLPPolicy(1, 1), samples, {}, (), log_probs)
 
 
 RETURNS = REWARDS.flip(1).cumsum(1).flip(1)
@@ -39,7 +38,7 @@ def original_dice(real: Tensor) -> Tensor:
 def ours(real: Tensor) -> Tensor:
     nan = torch.full((), torch.nan, dtype=torch.float64)
     grid = torch.stack([real[0], real[3], real[1], nan, real[2], nan]).reshape(1, 3, 2)
-    return dice(grid, Grid(PADDED)).sum()
+    return dice(outcome(grid)).sum()
 
 
 def test_dice_with_returns_has_slope_and_hessian_of_the_original_and_ignores_padding() -> None:
@@ -52,7 +51,7 @@ def test_all_inner_losses_have_one_slope_where_the_episodes_were_sampled() -> No
     slopes = []
     for loss in (reinforce, likelihood_ratio, dice):
         log_probs = LOG_PROBS.clone().requires_grad_()
-        slopes.append(torch.autograd.grad(loss(log_probs, Grid(PADDED)).sum(), log_probs)[0])
+        slopes.append(torch.autograd.grad(loss(outcome(log_probs)).sum(), log_probs)[0])
     torch.testing.assert_close(slopes[0], -PADDED / 4)
     assert torch.equal(slopes[0], slopes[1])
     assert torch.equal(slopes[0], slopes[2])
@@ -60,6 +59,6 @@ def test_all_inner_losses_have_one_slope_where_the_episodes_were_sampled() -> No
 
 def test_likelihood_ratio_is_taken_to_recorded_log_probabilities() -> None:
     recorded = LOG_PROBS - 0.5
-    loss = likelihood_ratio(LOG_PROBS, Grid(PADDED, log_probs=recorded))
+    loss = likelihood_ratio(outcome(LOG_PROBS, recorded))
     wanted = -PADDED.sum() / 4 * torch.exp(torch.tensor(0.5, dtype=torch.float64))
     torch.testing.assert_close(loss, wanted[None])

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.reference_update import ReferenceUpdate
 from maml_rl.adaptation import adapt, adapt_steps
+from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners import MAMLTRPO
@@ -196,8 +197,8 @@ def drop_advantages(episodes: TaskEpisodes) -> TaskEpisodes:
     return episodes
 
 
-def other_loss(log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
-    return -(log_probs.exp() * samples.advantages * samples.mask).sum((1, 2))
+def other_loss(outcome: PhaseOutcome) -> torch.Tensor:
+    return -(outcome.log_probs.exp() * outcome.samples.advantages * outcome.samples.mask).sum((1, 2))
 
 
 def test_episodes_that_do_not_fit_are_refused() -> None:
@@ -228,9 +229,9 @@ def test_episodes_and_policy_stay_where_they_are_and_device_is_where_the_work_is
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     devices = []
 
-    def inner_loss(log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
-        devices.append(log_probs.device)
-        return -(log_probs * samples.advantages * samples.mask).sum((1, 2))
+    def inner_loss(outcome: PhaseOutcome) -> torch.Tensor:
+        devices.append(outcome.log_probs.device)
+        return -(outcome.log_probs * outcome.samples.advantages * outcome.samples.mask).sum((1, 2))
 
     MAMLTRPO(policy, 0.1, device=torch.device("cpu"), inner_loss=inner_loss).step(train, valid)
     assert set(devices) == {torch.device("cpu")}

@@ -11,6 +11,7 @@ import torch
 from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -186,8 +187,8 @@ class Rememberer(Shift):
         return None
 
 
-def exponential(log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
-    return -(log_probs.exp() * samples.advantages * samples.mask).sum((1, 2))
+def exponential(outcome: PhaseOutcome) -> torch.Tensor:
+    return -(outcome.log_probs.exp() * outcome.samples.advantages * outcome.samples.mask).sum((1, 2))
 
 
 def test_inner_loss_of_the_metalearner_is_that_of_the_sampler() -> None:

@@ -1,5 +1,6 @@
 """RL2: its update against plain loops over single trials, and what it refuses."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,56 @@ def test_step_size_and_entropy_bonus_fall_to_zero() -> None:
     # From the third nothing is learned.
     learner.update(batches[2])
     assert _same(annealed, other)
+
+
+def without_rewards(episodes: TaskEpisodes) -> TaskEpisodes:
+    episodes.rewards.zero_()
+    return episodes
+
+
+def test_a_first_batch_without_reward_does_not_set_the_units_of_later_ones() -> None:
+    settings: dict[str, Any] = {"reward_prediction_coefficient": 1.0, "num_epochs": 1}
+    learner = make_learner(make_policy(predict_rewards=True), **settings)
+    learner.update(Batch([without_rewards(make_episodes(EPISODES))]))
+    metrics = learner.update(Batch([make_episodes(EPISODES, seed=1)]))
+    # In units of the returns and of the rewards' variance both losses are of order 1, where frozen ones gave 1e5.
+    assert abs(metrics["loss/before"]) < 10.0
+    assert metrics["explained_rewards"] > -10.0
+    # Nor does a later batch without reward.
+    assert abs(learner.update(Batch([without_rewards(make_episodes(EPISODES))]))["loss/before"]) < 10.0
+
+
+def test_units_follow_the_returns() -> None:
+    learner = make_learner(make_policy(), num_epochs=1)
+    small, large = make_episodes(EPISODES), make_episodes(EPISODES)
+    large.rewards.mul_(100.0)
+    first = learner.update(Batch([small]))
+    for _ in range(60):
+        last = learner.update(Batch([large]))
+    # The same squared error, but for what was learned, in a unit that is a hundred times as long.
+    assert last["loss/before"] < 1.5 * first["loss/before"]
+
+
+def test_units_are_part_of_the_checkpoint_and_those_of_earlier_versions_load() -> None:
+    batches = [Batch([make_episodes(EPISODES, seed)]) for seed in range(3)]
+    settings: dict[str, Any] = {"reward_prediction_coefficient": 1.0}
+    mine, other = make_policy(predict_rewards=True), make_policy(predict_rewards=True)
+    learner, resumed = make_learner(mine, **settings), make_learner(other, **settings)
+    for batch in batches[:2]:
+        learner.update(batch)
+    other.load_state_dict(mine.state_dict())
+    kept = json.loads(json.dumps({key: x for key, x in learner.state_dict().items() if not isinstance(x, Tensor)}))
+    resumed.load_state_dict(learner.state_dict() | kept)
+    for each in (learner, resumed):
+        each.update(batches[2])
+    assert _same(mine, other)
+    earlier = {key: x for key, x in learner.state_dict().items() if "square" not in key and "variance" not in key}
+    resumed.load_state_dict(earlier | {"value_scale": 3.0})
+    assert resumed.state_dict()["return_square"] == [9.0, 1.0]
+    resumed.update(batches[0])
+    # A run that had made no update yet.
+    resumed.load_state_dict({"value_scale": None, "num_updates": 0})
+    assert resumed.state_dict()["return_square"] == [0.0, 0.0]
 
 
 def _same(one: GRUPolicy, other: GRUPolicy) -> bool:

@@ -389,7 +389,8 @@ def test_policy_takes_the_action_space_that_it_was_made_for_alone(kind, other):
         policy.check_spaces(observations, other)
     else:
         with pytest.raises(
-            ValueError, match=f"{type(policy).__name__} .* does not fit the action space {re.escape(str(other))}"
+            ValueError,
+            match=f"{type(policy.distributions).__name__}, .* does not fit the action space {re.escape(str(other))}",
         ):
             policy.check_spaces(observations, other)
     with pytest.raises(ValueError, match=r"for observations of shape \(3,\), the environment has Box.*\(2,\)"):

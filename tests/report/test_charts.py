@@ -384,7 +384,8 @@ def test_recorded_infos_are_drawn_over_training_and_told_of_new_tasks(tmp_path: 
     assert len(titles) == 2
     assert "Mean power" in titles[0]
     assert "Mean success" in titles[1]
-    page = write_report([run], tmp_path / "report.html", num_tasks=4, num_videos=0, num_workers=0).read_text()
+    options = {"num_tasks": 4, "num_videos": 0, "num_workers": 0}
+    page = write_report([run], tmp_path / "report.html", **options, trust=True).read_text()
     assert "mean success" in page
     assert re.search(r"<dt>mean success</dt><dd>[01]\.\d*<small>on new tasks after 2 steps; [01]\.\d* before", page)
 

@@ -96,7 +96,39 @@ def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_
     assert (result.evaluations, result.sampled) == ([], None)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_name_that_a_test_has_reserved_is_passed_over(navigation_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    made_up(np.full((2, 2), 1.0)).save(tmp_path / "run" / "evaluation.npz")
+    (tmp_path / "run" / "evaluation-2.npz").touch()
+    (group,), _ = read_runs([tmp_path / "run"])
+    result, notices = evaluate_group(group, num_tasks=0, num_workers=0)
+    assert not notices
+    assert (result.evaluations[0].returns == 1.0).all()
+
+
+def test_every_altered_byte_of_an_evaluation_is_a_notice_or_changes_nothing(
+    navigation_runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
+    file = tmp_path / "run" / "evaluation.npz"
+    saved = dataclasses.replace(made_up(np.array([[1.0, 2.0], [3.0, 4.0]])), fixed_tasks=True, columns="episode")
+    saved.save(file)
+    content, draw = file.read_bytes(), np.random.default_rng(0)
+    (group,), _ = read_runs([tmp_path / "run"])
+    noticed = 0
+    for place in range(0, len(content), 2):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.integers(8)]) + content[place + 1 :])
+        result, notices = evaluate_group(group, num_tasks=0, num_workers=0)
+        noticed += len(notices)
+        assert all("evaluation.npz cannot be read (" in notice and "\n" not in notice for notice in notices)
+        assert len(notices) + len(result.evaluations) == 1
+        for found in result.evaluations:
+            assert found.returns.tolist() == saved.returns.tolist()
+            assert (found.tasks, found.fixed_tasks, found.columns) == (saved.tasks, True, "episode")
+    assert noticed > 500
+
+
+@pytest.mark.parametrize("content", [b"\0", b"no archive", b"PK\x03\x04 cut off"])
 def test_broken_evaluation_is_a_notice_and_the_policy_is_tried_instead(
     navigation_runs: Path, tmp_path: Path, content: bytes
 ) -> None:

@@ -89,7 +89,6 @@ def test_everything_that_is_wrong_gets_a_sentence_and_the_rest_is_still_made(
     shutil.copytree(navigation_runs / "seed-0", unfinished)
     lines = (unfinished / "metrics.jsonl").read_text().splitlines(keepends=True)
     (unfinished / "metrics.jsonl").write_text(lines[0] + lines[1][:20])
-    shutil.rmtree(unfinished / "tensorboard")
     with caplog.at_level(logging.WARNING, "maml_rl"):
         path = write_report(
             [cheetah_run, unfinished, tmp_path / "missing"], tmp_path / "report.html", num_tasks=2, num_workers=0
@@ -97,7 +96,6 @@ def test_everything_that_is_wrong_gets_a_sentence_and_the_rest_is_still_made(
     page = path.read_text()
     for sentence in (
         "unfinished, 1 of 3 iterations are done",
-        "pip install tensorboard",
         "there is no folder",
         "There are no videos: cannot draw: no usable OpenGL.",
     ):
@@ -189,3 +187,17 @@ def test_settings_of_the_algorithm_are_rows_of_their_own(navigation_runs: Path, 
     assert '<tr class="changed"><th>cg-iters</th><td><code>2</code>' in settings
     assert "<tr><th>max-kl</th><td><code>0.01</code>" in settings
     assert "algorithm-settings" not in settings
+
+
+def test_report_tells_which_of_its_parts_is_next(tmp_path: Path, navigation_runs: Path) -> None:
+    parts: list[tuple[str, int, int]] = []
+    write_report(
+        [navigation_runs],
+        tmp_path / "report.html",
+        num_tasks=2,
+        num_workers=0,
+        num_videos=1,
+        on_part=lambda *part: parts.append(part),
+    )
+    # Two runs; navigation has no videos.
+    assert parts == [("trying policies", 0, 3), ("trying policies", 1, 3), ("writing the page", 3, 3)]

@@ -1,3 +1,4 @@
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,32 +58,27 @@ def brightness(color: str) -> float:
 @pytest.mark.slow
 @pytest.mark.usefixtures("opengl")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280], ids=["phone", "desktop"])
-def test_page_loads_without_an_error_or_a_missing_picture(page: Path, browser: Browser, width: int, dark: bool) -> None:
-    browser.open(page, width=width, dark=dark)
-    widths = browser.wait(PICTURES)
-    # One or two videos: of four tasks, all may happen to run in the same direction, but two are shown.
-    assert len(widths) == 2
-    assert all(isinstance(shown, int) and shown >= 480 for shown in widths), widths
-    assert browser.complaints() == []
-    assert (
-        browser.run("return performance.getEntriesByType('resource').filter(entry => !entry.name.startsWith('data:'))")
-        == []
-    )
+def test_page_loads_without_an_error_or_a_missing_picture(page: Path, browser: Browser) -> None:
+    for width, dark in product((360, 1280), (False, True)):
+        browser.open(page, width=width, dark=dark)
+        widths = browser.wait(PICTURES)
+        # One or two videos: of four tasks, all may happen to run in the same direction, but two are shown.
+        assert len(widths) == 2, (width, dark)
+        assert all(isinstance(shown, int) and shown >= 480 for shown in widths), (width, dark, widths)
+        assert browser.complaints() == [], (width, dark)
+        loaded = "performance.getEntriesByType('resource').filter(entry => !entry.name.startsWith('data:'))"
+        assert browser.run(f"return {loaded}") == [], (width, dark)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("width", [360, 768, 1280])
-def test_page_fits_its_width_and_its_texts_can_be_read(
-    page_without_comparison: Path, browser: Browser, width: int
-) -> None:
-    browser.open(page_without_comparison, width=width, dark=False)
-    assert browser.run(TOO_WIDE) == []
-    assert browser.run("return document.documentElement.scrollWidth") <= width
-    assert browser.run(SMALLEST_TEXT) >= 9
-    assert browser.complaints() == []
+def test_page_fits_its_width_and_its_texts_can_be_read(page_without_comparison: Path, browser: Browser) -> None:
+    for width in (360, 768, 1280):
+        browser.open(page_without_comparison, width=width, dark=False)
+        assert browser.run(TOO_WIDE) == [], width
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        assert browser.run(SMALLEST_TEXT) >= 9, width
+        assert browser.complaints() == [], width
 
 
 @pytest.mark.slow

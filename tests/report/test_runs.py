@@ -1,3 +1,4 @@
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
 from maml_rl.report.runs import RunGroup, read_runs
+from maml_rl.runs.metrics import MetricsLog
 
 
 def write_run(folder: Path, returns: list[float | None], *, num_batches: int | None = None, **settings: object) -> Path:
@@ -21,8 +23,6 @@ def write_run(folder: Path, returns: list[float | None], *, num_batches: int | N
         for index, value in enumerate(returns)
     ]
     (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
-    (folder / "tensorboard").mkdir()
-    (folder / "tensorboard" / "events.out.tfevents.1").touch()
     return folder
 
 
@@ -113,6 +113,42 @@ def test_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
     assert notice.endswith(f"`train.py --resume --output-folder {folder}` continues it.")
 
 
+def test_damaged_line_is_left_out_with_a_notice_and_the_run_is_not_called_unfinished(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, [])
+    log = MetricsLog(folder / "metrics.jsonl")
+    for iteration in range(3):
+        log.write({"iteration": iteration, "return/step_0": 1.0})
+    log.close()
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace('batches": 1', 'batches": 3'))
+    for number in (1, 3):
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        before = b"".join(lines)
+        lines[number - 1] = lines[number - 1].replace(b"1.0", b"9.0")
+        (folder / "metrics.jsonl").write_bytes(b"".join(lines))
+        (group,), (notice,) = read_runs([folder])
+        assert f"metrics.jsonl: line {number} is damaged" in notice
+        assert np.nanmax(group.curve("return/step_0").mean) == 1.0
+        (folder / "metrics.jsonl").write_bytes(before)
+
+
+def test_altered_config_and_system_are_named_in_notices(tmp_path: Path) -> None:
+    good, bad, worse = (write_run(tmp_path / name, [1.0]) for name in ("good", "bad", "worse"))
+    for folder in (good, bad, worse):
+        (folder / "system.json").write_text('{"cores": 2}')
+        files = [folder / "config.json", folder / "system.json"]
+        lines = (f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
+        (folder / "SHA256SUMS").write_text("".join(lines))
+    (bad / "system.json").write_text('{"cores": 9}')
+    (worse / "config.json").write_text((worse / "config.json").read_text().replace("0.99", "0.98"))
+    (group,), notices = read_runs([good, bad, worse])
+    assert [(run.path, run.system) for run in group.runs] == [(good, {"cores": 2}), (bad, {})]
+    assert [notice.split(" is damaged or was edited")[0] for notice in notices] == [
+        str(bad / "system.json"),
+        str(worse / "config.json"),
+    ]
+
+
 def test_run_without_metrics_is_read_with_a_notice(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [])
     (folder / "metrics.jsonl").unlink()
@@ -120,13 +156,6 @@ def test_run_without_metrics_is_read_with_a_notice(tmp_path: Path) -> None:
     assert len(group.curve("return/step_0").mean) == 0
     assert "no finished iteration" in notice
     assert "--resume" in notice
-
-
-def test_run_without_tensorboard_events_says_what_to_install(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [1.0])
-    (folder / "tensorboard" / "events.out.tfevents.1").unlink()
-    _, (notice,) = read_runs([folder])
-    assert "pip install tensorboard" in notice
 
 
 def test_folder_that_is_no_run_is_passed_over_with_a_notice(tmp_path: Path) -> None:

@@ -134,6 +134,20 @@ def test_foreign_content_with_right_sums_is_refused(
     assert not (tmp_path / "hacked").exists()
 
 
+def test_best_checkpoint_that_is_damaged_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for iteration, score in ((1, 5.0), (2, 9.0), (3, 1.0)):
+        save_checkpoint(checkpoint_at(iteration, score), tmp_path)
+    assert best_intact(tmp_path)[1].iteration == 2
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    (tmp_path / "iteration-000002" / "tensors.safetensors").write_bytes(b"x")
+    assert best_intact(tmp_path)[1].iteration == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "passing over a broken checkpoint" in warning
+    assert "iteration-000002/tensors.safetensors is altered or truncated" in warning
+
+
 def test_newest_are_kept_and_the_best(tmp_path: Path) -> None:
     scores = {1: -5.0, 2: 3.0, 3: None, 4: -1.0, 5: 0.0, 6: -2.0}
     for iteration, score in scores.items():

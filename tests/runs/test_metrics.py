@@ -1,12 +1,15 @@
+import errno
 import json
+import random
 import sys
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from maml_rl.errors import CheckpointError
-from maml_rl.runs.metrics import EventLog, MetricsLog, read_metrics
+from maml_rl.runs.metrics import EventLog, MetricsLog, inspect_metrics, read_metrics
 
 
 def write(path: Path, iterations: range, finished: int = 0) -> None:
@@ -20,10 +23,13 @@ def iterations_of(path: Path) -> list[int]:
     return [metrics["iteration"] for metrics in read_metrics(path)]
 
 
-def test_each_iteration_is_one_line_of_json(tmp_path: Path) -> None:
+def test_each_iteration_is_one_line_of_json_with_its_checksum(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", range(3))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"iteration": i, "kl": 0.1 * i} for i in range(3)]
+    rows = [json.loads(line) for line in lines]
+    # Of the line as it is without the checksum.
+    assert [row.pop("crc32") for row in rows] == [f"{zlib.crc32(json.dumps(row).encode()):08x}" for row in rows]
+    assert rows == [{"iteration": i, "kl": 0.1 * i} for i in range(3)]
 
 
 def test_line_is_with_the_operating_system_as_soon_as_it_is_written(tmp_path: Path) -> None:
@@ -62,6 +68,78 @@ def test_metrics_moved_away_are_missed_with_a_warning(tmp_path: Path, caplog: py
     assert iterations_of(path) == [4, 5, 6]
 
 
+def test_every_altered_byte_is_noticed_and_its_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(3))
+    content, rows = path.read_bytes(), read_metrics(path)
+    *ends, last = [place for place, byte in enumerate(content) if byte == ord("\n")]
+    draw = random.Random(0)
+    for place in range(last):
+        for bit in (0, draw.randrange(1, 8)):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            found = inspect_metrics(path)
+            number = 1 + sum(end < place for end in ends)
+            assert found.damaged[:1] == [number], (place, bit)
+            assert all(row in rows for row in found.rows)
+    assert last > 100
+
+
+def test_damaged_line_is_left_out_with_a_warning_and_an_unfinished_one_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(4))
+    path.write_bytes(path.read_bytes() + b'{"iteration": 4, "k')
+    assert iterations_of(path) == [0, 1, 2, 3]
+    assert caplog.text == ""
+    path.write_bytes(path.read_bytes().replace(b'"kl": 0.1', b'"kl": 0.7'))
+    assert iterations_of(path) == [0, 2, 3]
+    assert f"{path}: line 2 is damaged" in caplog.text
+
+
+def test_damaged_line_of_a_finished_iteration_is_named_on_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(4))
+    path.write_bytes(path.read_bytes().replace(b'"kl": 0.1', b'"kl": 0.7'))
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match=r"iterations up to 2, .*\(damaged: line 2\); put it back"):
+        MetricsLog(path, finished=3)
+    assert path.read_bytes() == before
+
+
+def test_file_of_an_earlier_version_loads_and_gets_checksums_on_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"iteration": i, "kl": 0.1 * i}) + "\n" for i in range(3)))
+    assert iterations_of(path) == [0, 1, 2]
+    path.write_text(path.read_text().replace('"iteration": 1,', '"iteration": 1'))
+    assert inspect_metrics(path).damaged == [2]
+    path.write_text(path.read_text().replace('"iteration": 1', '"iteration": 1,'))
+    write(path, range(3, 5), finished=3)
+    assert read_metrics(path) == [{"iteration": i, "kl": 0.1 * i} for i in range(5)]
+    assert path.read_text().count('"crc32"') == 5
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_full_disk_names_the_file_and_the_remedy() -> None:
+    log = MetricsLog(Path("/dev/full"))
+    with pytest.raises(CheckpointError, match=r"cannot write /dev/full: No space left on device; .* --resume"):
+        log.write({"iteration": 0})
+    log.close()
+
+
+def test_full_disk_under_the_events_names_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(tmp_path)
+    monkeypatch.setattr(log._writer, "add_scalar", fail_for_want_of_room)
+    with pytest.raises(CheckpointError, match=rf"cannot write {tmp_path}: no room; .* --resume"):
+        log.write({"iteration": 0, "kl": 0.5})
+    monkeypatch.undo()
+    log.close()
+
+
+def fail_for_want_of_room(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "no room")
+
+
 def test_numbers_that_json_cannot_write_become_null(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write({"iteration": 0, "kl": float("nan"), "loss/after": float("inf")})
@@ -91,12 +169,17 @@ def test_events_hold_the_numbers_and_a_resumed_run_hides_what_it_repeats(
     assert sorted(events.Tags()["scalars"]) == ["return/step_0", "train/kl"]
 
 
-def test_without_tensorboard_there_is_one_warning_and_no_error(
+def test_without_tensorboard_one_message_names_the_extra_and_warns_where_events_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    log = EventLog(tmp_path)
-    log.write({"iteration": 0, "kl": 0.5})
-    log.close()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "events.out.tfevents.1").touch()
+    with caplog.at_level("INFO", "maml_rl"):
+        for name in ("new", "resumed"):
+            log = EventLog(tmp_path / name)
+            log.write({"iteration": 0, "kl": 0.5})
+            log.close()
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert all("pip install 'maml-rl[tensorboard]'" in message for message in caplog.messages)
+    assert not (tmp_path / "new").exists()

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from maml_rl.runs.numbered import new_folder, newest_path, next_path
+from maml_rl.runs.numbered import new_file, new_folder, newest_path, next_path
 
 
 def test_first_name_is_plain_and_later_ones_are_numbered(tmp_path: Path) -> None:
@@ -22,8 +22,8 @@ def test_number_is_higher_than_all_that_there_are(tmp_path: Path) -> None:
 
 def test_file_is_numbered_before_its_ending(tmp_path: Path) -> None:
     assert next_path(tmp_path / "evaluation.npz").name == "evaluation.npz"
-    (tmp_path / "evaluation.npz").touch()
-    (tmp_path / "evaluation-2.npz").touch()
+    (tmp_path / "evaluation.npz").write_bytes(b"x")
+    (tmp_path / "evaluation-2.npz").write_bytes(b"x")
     assert next_path(tmp_path / "evaluation.npz").name == "evaluation-3.npz"
     assert newest_path(tmp_path / "evaluation.npz") == tmp_path / "evaluation-2.npz"
 
@@ -55,3 +55,22 @@ def test_folder_to_which_nothing_was_written_is_removed_with_its_parents(tmp_pat
     with pytest.raises(ValueError, match="bad input"), new_folder(tmp_path / "runs" / "family" / "run"):
         raise ValueError("bad input")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_reserved_file_is_never_shared_and_passed_over_until_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "results.npz"
+    with new_file(path, number=True) as first, new_file(path, number=True) as second:
+        assert [file.name for file in (first, second)] == ["results.npz", "results-2.npz"]
+        first.write_bytes(b"x")
+        assert newest_path(path) == first
+        with pytest.raises(FileExistsError), new_file(path, number=False):
+            pass
+    # Nothing was written to the second.
+    assert [file.name for file in path.parent.iterdir()] == ["results.npz"]
+
+
+def test_file_to_which_nothing_was_written_is_removed_with_the_folders_made_for_it(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError, match="bad input"), new_file(tmp_path / "there" / "a" / "b" / "x", number=True):
+        raise ValueError("bad input")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["there"]

@@ -1,4 +1,8 @@
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.metrics import read_metrics
-from maml_rl.runs.run_folder import RunFolder
+from maml_rl.runs.run_folder import RunFolder, load_system
 
 
 def config_of(**values: Any) -> Config:
@@ -93,10 +97,226 @@ def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path / "run", config_of(), learner_of())
 
 
-def test_resuming_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no run to resume"):
-        RunFolder(tmp_path / "run", config_of(), learner_of(), resume=True)
-    assert not (tmp_path / "run").exists()
+def test_resuming_nothing_begins_the_run_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RunFolder(tmp_path / "run", config_of(), learner_of(), resume=True) as run:
+        assert run.iteration == 0
+    assert "there is nothing to continue in" in caplog.text
+    assert load_config(tmp_path / "run" / "config.json").differences(config_of()) == []
+
+
+@pytest.mark.parametrize("files", [["config.json"], ["config.json", "system.json"], ["config.json", "metrics.jsonl"]])
+def test_run_that_an_earlier_version_had_only_begun_to_start_is_begun_on_resume(
+    tmp_path: Path, files: list[str]
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("")
+    (tmp_path / "checkpoints" / ".unfinished-iteration-000000").mkdir(parents=True)
+    with RunFolder(tmp_path, config_of(), learner_of(), resume=True) as run:
+        run.record({"iteration": 0, "env_steps": 10, "kl": 0.0})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-000000"]
+
+
+def test_run_that_has_lost_its_checkpoints_but_not_its_metrics_is_not_begun_again(tmp_path: Path) -> None:
+    write_run(tmp_path, 2)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = snapshot(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint in .*: put one back, or .* --overwrite"):
+        RunFolder(tmp_path, config_of(), learner_of(), resume=True)
+    assert snapshot(tmp_path) == before
+
+
+# Each of these is a moment at which a process can be killed.
+MOMENTS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")
+
+# Forks for every moment a process that begins a run, new or in place of another, and is killed there.
+KILLER = """
+import json, logging, os, shutil, signal, sys
+from pathlib import Path
+from tests.runs.test_run_folder import MOMENTS, config_of, learner_of, write_run
+from maml_rl.runs import run_folder
+from maml_rl.runs.metrics import read_metrics
+from maml_rl.runs.run_folder import RunFolder
+
+# What takes long here and is not under test: git, TensorBoard and the disk.
+run_folder.describe_system = dict
+sys.modules["torch.utils.tensorboard"] = None
+os.fsync = lambda descriptor: None
+logging.disable()
+
+def arm(moment):
+    passed = [0]
+    def wrap(name, original):
+        def function(*args, **kwargs):
+            passed[0] += 1
+            if passed[0] == moment:
+                if name == "write":
+                    original(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+        return function
+    for name in MOMENTS:
+        setattr(os, name, wrap(name, getattr(os, name)))
+
+def begin(work, **how):
+    with RunFolder(work, config_of(seed=7), learner_of(seed=5), **how) as run:
+        assert run.iteration == 0, run.iteration
+        run.record({"iteration": 0, "env_steps": 10, "kl": 0.0})
+
+folder, replaces, moments, found = Path(sys.argv[1]), sys.argv[2] == "overwrite", 0, []
+if replaces:
+    write_run(folder / "old", 3)
+    (folder / "old" / "tensorboard").mkdir()
+while True:
+    moments += 1
+    left = folder / str(moments)
+    if replaces:
+        shutil.copytree(folder / "old", left)
+    pid = os.fork()
+    if pid == 0:
+        arm(moments)
+        RunFolder(left, config_of(seed=7), learner_of(seed=5), overwrite=replaces)
+        os._exit(0)
+    killed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    if not left.exists():
+        continue
+    for again in (dict(resume=True), dict(overwrite=True), dict()):
+        work = folder / f"{moments}-{'-'.join(again)}"
+        shutil.copytree(left, work)
+        has_config = (work / "config.json").is_file()
+        is_old = has_config and '"seed": 0' in (work / "config.json").read_text()
+        # A run that the killed process has not touched is the old one, whose config differs.
+        if is_old and not again.get("overwrite"):
+            found.append([killed, "old", len(read_metrics(work / "metrics.jsonl"))])
+            continue
+        if not has_config or again:
+            begin(work, **again)
+            names = sorted(path.name for path in work.iterdir())
+            found.append([killed, "begun", names, len(read_metrics(work / "metrics.jsonl"))])
+        shutil.rmtree(work)
+    if not killed:
+        break
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["new", "overwrite"])
+def test_run_killed_at_every_moment_of_its_start_is_begun_again_without_a_hand(tmp_path: Path, kind: str) -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", KILLER, str(tmp_path), kind], check=True, capture_output=True, text=True, timeout=290
+    ).stdout
+    found = json.loads(output)
+    assert sum(killed for killed, *_ in found) > 60, "too few moments: is the start still patched?"
+    files = [".lock", "SHA256SUMS", "checkpoints", "config.json", "metrics.jsonl", "system.json"]
+    for _, state, *rest in found:
+        # Nothing of the old run and of the killed process is left; or nothing of the old run is missing.
+        assert rest == ([3] if state == "old" else [files, 1])
+
+
+def test_altered_config_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    write_run(tmp_path, 1)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=r"config.json is damaged or was edited: .* remove the line of config"):
+            RunFolder(tmp_path, config_of(), learner_of(), resume=True) if resume else load_config(config)
+    sums = tmp_path / "SHA256SUMS"
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line))
+    assert load_config(config).seed == 1
+    with RunFolder(tmp_path, config_of(seed=1), learner_of(), resume=True):
+        pass
+    assert "config.json" in sums.read_text()
+
+
+def test_every_altered_byte_of_config_and_system_is_noticed(tmp_path: Path) -> None:
+    write_run(tmp_path, 1)
+    for name, load in (("config.json", load_config), ("system.json", lambda path: load_system(path.parent))):
+        path = tmp_path / name
+        content = path.read_bytes()
+        for place in range(0, len(content), 3):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with pytest.raises(ConfigError, match=f"{name} is damaged or was edited"):
+                load(path)
+        path.write_bytes(content)
+        load(path)
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
+def test_sums_of_a_run_are_those_of_sha256sum_also_after_a_resume(tmp_path: Path) -> None:
+    write_run(tmp_path, 1)
+    for batches in (500, 1000):
+        with RunFolder(tmp_path, config_of(num_batches=batches), learner_of(), resume=True):
+            pass
+        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True)
+        assert len((tmp_path / "SHA256SUMS").read_text().splitlines()) == 2
+
+
+def test_run_of_an_earlier_version_without_sums_is_resumed_and_gets_them(tmp_path: Path) -> None:
+    write_run(tmp_path, 1)
+    (tmp_path / "SHA256SUMS").unlink()
+    with RunFolder(tmp_path, config_of(num_batches=1000), learner_of(), resume=True) as run:
+        assert run.iteration == 1
+    listed = (tmp_path / "SHA256SUMS").read_text().split()[1::2]
+    assert sorted(listed) == ["config.json", "system.json"]
+
+
+def test_folders_that_are_links_are_used_and_emptied_of_what_the_run_wrote(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("checkpoints", "tensorboard"):
+        (tmp_path / "scratch" / name).mkdir(parents=True)
+        (tmp_path / "scratch" / name / "mine.txt").write_text("kept")
+        (run / name).symlink_to(tmp_path / "scratch" / name)
+    write_run(run, 2)
+    checkpoints = tmp_path / "scratch" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["iteration-000000", "iteration-000002", "mine.txt"]
+    with RunFolder(run, config_of(seed=5), learner_of(), overwrite=True) as again:
+        assert again.iteration == 0
+    assert (run / "checkpoints").is_symlink()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["iteration-000000", "mine.txt"]
+    assert sorted(path.name.split(".")[0] for path in (run / "tensorboard").iterdir()) == ["events", "mine"]
+    assert read_metrics(run / "metrics.jsonl") == []
+
+
+def test_checkpoint_that_is_a_link_loses_only_the_link(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", 2)
+    moved = tmp_path / "scratch"
+    (tmp_path / "run" / "checkpoints" / "iteration-000002").rename(moved)
+    (tmp_path / "run" / "checkpoints" / "iteration-000002").symlink_to(moved)
+    with RunFolder(tmp_path / "run", config_of(), learner_of(), overwrite=True):
+        pass
+    assert len(list(moved.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "system.json", "SHA256SUMS", ".lock"])
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+def test_file_that_is_a_link_is_refused_and_nothing_is_touched(tmp_path: Path, name: str, how: str) -> None:
+    write_run(tmp_path / "run", 1)
+    (tmp_path / "run" / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{name} is a link to .*elsewhere"):
+        RunFolder(tmp_path / "run", config_of(), learner_of(), **{how: True})
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+def test_link_to_no_folder_or_into_another_run_is_refused_and_nothing_is_touched(tmp_path: Path, how: str) -> None:
+    write_run(tmp_path / "other", 1)
+    write_run(tmp_path / "run", 1)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    for target, words in (
+        (tmp_path / "gone", "where there is none"),
+        (tmp_path / "other" / "checkpoints", "another run"),
+    ):
+        (tmp_path / "run" / "checkpoints").symlink_to(target)
+        before = snapshot(tmp_path)
+        with pytest.raises(ConfigError, match=words):
+            RunFolder(tmp_path / "run", config_of(), learner_of(), **{how: True})
+        assert snapshot(tmp_path) == before
+        (tmp_path / "run" / "checkpoints").unlink()
 
 
 def test_resuming_and_overwriting_at_once_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import make_backend
+from maml_rl.samplers.placement import Placement
 from maml_rl.seeding import PhaseStreams
 
 pytestmark = pytest.mark.timeout(60)
@@ -31,18 +32,8 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def backend_of(policy: Policy, num_workers: int = 0, **options: Any) -> Iterator[RolloutBackend]:
-    settings: dict[str, Any] = {"inference": "auto", "recv_timeout": None, "num_groups": 1, "start_method": "fork"}
-    recipe = Recipe.of("2DNavigation-v0", None, 4)
-    backend = make_backend(
-        "auto",
-        recipe,
-        policy,
-        num_workers=num_workers,
-        slots_per_task=1,
-        episodes_per_task=1,
-        device="cpu",
-        **{**settings, **options},
-    )
+    placement = Placement(num_workers=num_workers, start_method="fork", **options)
+    backend = make_backend(placement, Recipe.of("2DNavigation-v0", None, 4), policy, 1, 1)
     try:
         yield backend
     finally:

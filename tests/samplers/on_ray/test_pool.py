@@ -15,6 +15,7 @@ import ray
 
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.samplers import ray_cluster, ray_pool
+from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.commands import Failed
 from maml_rl.samplers.ray.actor import Introduction, Raised, own_versions
 from maml_rl.samplers.ray.cluster import RayCluster
@@ -104,19 +105,15 @@ def pool_of(
     monkeypatch.setattr(ray_pool, "RayCluster", lambda *arguments: cluster)
     monkeypatch.setattr(ray_pool, "RayWorker", lambda *arguments, **rest: Actor(next(counted)))
     monkeypatch.setattr(ray, "put", lambda value: value)
-    pool = ray_pool.RayPool(
-        "'env'",
-        (b"\x80\x04N.", b"\x80\x04N."),
-        1,
+    placement = Placement(
+        backend="ray",
         num_workers=num_workers,
-        address=None,
-        strict=False,
         step_timeout=1.0,
         max_restarts=1,
-        start_timeout=30.0,
-        head_timeout=1.0,
+        ray_start_timeout=30.0,
+        ray_head_timeout=1.0,
     )
-    return pool, cluster
+    return ray_pool.RayPool(placement, "'env'", (b"\x80\x04N.", b"\x80\x04N."), 1), cluster
 
 
 def introduce(pool: Any, actor: Any, node: str) -> None:
@@ -346,7 +343,7 @@ def test_actors_that_ask_for_no_cpu_stay_off_nodes_without_any(monkeypatch: pyte
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    training, evaluating = (RayCluster(None, None, False, 1.0) for _ in range(2))
+    training, evaluating = (RayCluster(Placement(backend="ray", ray_head_timeout=1.0)) for _ in range(2))
     try:
         assert (training.count_cpus(), training.nodes) == (3, None)
         assert (evaluating.count_cpus(), evaluating.cpus_per_actor) == (3, 0)

@@ -89,7 +89,8 @@ def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
         return found
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, 7])
+# The tests of faults have two workers.
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.nightly), 3, 7])
 def test_digests_are_those_of_the_backend_in_this_process(num_workers: int) -> None:
     assert navigation("ray", num_workers) == navigation("in-process", 0)
 

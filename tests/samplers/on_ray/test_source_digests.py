@@ -5,9 +5,9 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from maml_rl.samplers.wire import source_digests
 
 import maml_rl
+from maml_rl.samplers.ray import source_digests
 from maml_rl.samplers.ray.source_digests import modules_of_user, source_digest
 
 # A family whose class is in one module of a package, with what it imports in two others outside of it.

@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 from gymnasium import spaces
-from maml_rl.samplers.wire import commands
 
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.samplers.describing import describe_task, describe_tasks, shorten
+from maml_rl.samplers.processes import commands
 from maml_rl.samplers.processes.commands import describe_command
 from maml_rl.samplers.processes.worker import describe_exit
 

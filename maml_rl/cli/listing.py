@@ -1,0 +1,113 @@
+"""What `maml-rl configs`, `envs` and `zoo` print: groups with full names and whole sentences, more with --verbose."""
+
+import json
+import textwrap
+from collections.abc import Iterable
+from importlib import import_module
+from itertools import groupby, takewhile
+
+from maml_rl.config.catalog import full_name, shipped_configs, zoo
+from maml_rl.config.config import load_config
+
+_WIDTH = 120
+# How many families with the same tasks are named without --verbose.
+_NAMED = 4
+_KINDS = {
+    "bandit": "Bandits",
+    "tabular_mdp": "Markov decision processes",
+    "navigation": "Navigation",
+    "point": "Navigation",
+    "dark_room": "Navigation",
+    "mujoco": "MuJoCo",
+    "metaworld": "Meta-World (needs the extra metaworld)",
+}
+
+
+def list_configs(*, verbose: bool) -> Iterable[str]:
+    """Yield lines about the configs that come with the package."""
+    paths = {full_name(path): path for path in shipped_configs().values()}
+    for folder, names in groupby(paths, lambda name: name.partition("/")[0]):
+        yield f"{folder}/"
+        group = list(names)
+        width = max(map(len, group))
+        for name in group:
+            lines = paths[name].read_text(encoding="utf-8").splitlines()
+            # The comment that a config begins with says what it is for.
+            purpose = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+            yield from _entry(name.ljust(width), purpose)
+            if verbose:
+                config = load_config(paths[name])
+                yield from _entry(
+                    " " * width,
+                    f"{config.env_name}, {config.algorithm}: {config.num_batches:,} meta-updates of "
+                    f"{config.meta_batch_size} tasks, {config.fast_batch_size} episodes each.",
+                )
+        yield ""
+    yield "`maml-rl train NAME` trains with one. The last part of a name is enough; of several, that of maml/ is meant."
+    if not verbose:
+        yield "--verbose adds the family, the algorithm and the sizes of each."
+
+
+def list_envs(*, verbose: bool) -> Iterable[str]:
+    """Yield lines about the task families."""
+    from maml_rl.envs import FAMILIES
+
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for env_id, family in FAMILIES.items():
+        description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
+        steps = "one step" if family.max_episode_steps is None else f"{family.max_episode_steps} steps"
+        kind = _KINDS[family.module.removeprefix("maml_rl.envs.").partition(".")[0]]
+        text = f"{description.rstrip('.')}. Episodes have {steps}."
+        kinds.setdefault(kind, {}).setdefault(text, []).append(env_id)
+    for kind, tasks in kinds.items():
+        yield kind
+        for text, ids in tasks.items():
+            named = ids if verbose or len(ids) <= _NAMED else ids[: _NAMED - 1]
+            more = "" if named == ids else f", and {len(ids) - len(named)} more"
+            yield from _wrapped(", ".join(named) + more, "  ", "  ")
+            yield from _wrapped(text, "      ", "      ")
+        yield ""
+    if not verbose:
+        yield "--verbose names all families."
+    yield "Any gymnasium.Env with sample_tasks and reset_task is a family, too, as module:Id-v0; see maml-rl check-env."
+
+
+def list_zoo(*, verbose: bool) -> Iterable[str]:
+    """Yield lines about the trained policies that come with the package."""
+    policies = zoo()
+    width = max(map(len, policies))
+    configs = {name: load_config(folder / "config.json") for name, folder in policies.items()}
+    for algorithm in dict.fromkeys(config.algorithm for config in configs.values()):
+        yield algorithm
+        for name, config in configs.items():
+            if config.algorithm != algorithm:
+                continue
+            evaluation = json.loads((policies[name] / "evaluation.json").read_text(encoding="utf-8"))
+            intervals = evaluation["intervals"]
+            by_episode, last = evaluation["columns"] == "episode", len(intervals) - 1
+            first, final = (f"{intervals[column][0]:.1f}" for column in (0, last))
+            if by_episode:
+                returns = f"{first} in the first episode" + (f", {final} in episode {last + 1}" if last else "")
+            else:
+                returns = f"{first} before adaptation, {final} after {last} step{'s' * (last > 1)}"
+            yield from _entry(name.ljust(width), f"{config.env_name}: mean return {returns}.")
+            if verbose:
+                each = ", ".join(f"{value:.1f} [{low:.1f}, {high:.1f}]" for value, low, high in intervals)
+                counted = "in each episode of a trial" if by_episode else "after 0, 1, ... inner steps"
+                text = f"{config.num_batches:,} meta-updates. Returns {counted}, with 95 % intervals: {each}."
+                yield from _entry(" " * width, text)
+        yield ""
+    yield "maml_rl.load_policy('zoo:NAME') loads one, maml-rl test zoo:NAME tests it. Returns are those on new tasks."
+    if not verbose:
+        yield "--verbose adds the returns after every step, with their intervals."
+
+
+def _entry(start: str, text: str) -> list[str]:
+    """Return lines that begin with a name in a column of its own."""
+    return _wrapped(text, f"  {start}  ", " " * (len(start) + 4))
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+    )

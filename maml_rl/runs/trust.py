@@ -1,0 +1,156 @@
+"""Whose code a run names: modules that are not installed are imported only for a run that the user trusts.
+
+A run that somebody else made may name any module, and to import a module is to execute it. What is trusted without a
+word is code that is installed, and code that this user has trained with before. Training writes that down below the
+user's home folder, where no run can write: which module it was, and from which file it came. So a module of the same
+name in a folder that came with the run is other code.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from maml_rl.config.config import Config
+from maml_rl.runs.atomic_files import replace_file
+
+_PACKAGE = "maml_rl"
+_CLUSTER = "ray-address"
+_SITE_NAMES = "site-packages", "dist-packages"
+
+logger = logging.getLogger(__name__)
+
+
+def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
+    """Refuse the config of a run that names code which is neither installed nor known from this user's own training.
+
+    What `Config.override` has replaced comes from the caller, and is not looked at.
+
+    Args:
+        config: of the run.
+        remedy: how the caller says that the run is trusted.
+        samples: whether the run's own cluster is to sample: a Ray cluster executes code in all its clients.
+
+    Raises:
+        ConfigError: If there is such code; nothing of it has been executed.
+    """
+    named = _named(config) if samples else config.named_code()
+    unknown = {
+        key: value
+        for key, value in named.items()
+        if not config.replaces(key.partition(".")[0]) and not _is_known(key, value)
+    }
+    if unknown:
+        key, value = next(iter(unknown.items()))
+        also = "".join(f" and {other!r}" for other in list(unknown.values())[1:])
+        what = "a cluster" if key == _CLUSTER else "code that is not installed, and"
+        raise config.error(
+            f"{value!r}{also} is {what} that you have not trained with; {remedy} if you trust who made the run, as "
+            "this executes it",
+            *key.split("."),
+        )
+
+
+def remember_code(config: Config) -> None:
+    """Write down that this user trains with the code that a config names: from now on it is trusted."""
+    for key, value in _named(config).items():
+        entry = _entry(key, value)
+        if entry is None or _is_known(key, value):
+            continue
+        file = _file(entry)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, entry.encode())
+        except OSError as error:
+            logger.warning(
+                "cannot write %s (%s), so this run will be loaded, tested and resumed only if it is said to be trusted",
+                file,
+                error.strerror,
+            )
+
+
+def _named(config: Config) -> dict[str, str]:
+    """Return what a config names by key: code, and the cluster that samples."""
+    cluster = config.ray_address if config.backend == "ray" else None
+    return config.named_code() | ({} if cluster is None else {_CLUSTER: cluster})
+
+
+def _is_known(key: str, value: str) -> bool:
+    if key != _CLUSTER and _is_installed(value.partition(":")[0].partition(".")[0]):
+        return True
+    entry = _entry(key, value)
+    return entry is not None and _file(entry).is_file()
+
+
+def _entry(key: str, value: str) -> str | None:
+    """Return what is written down of a module or a cluster; None of a module that is not found."""
+    if key == _CLUSTER:
+        return json.dumps({_CLUSTER: value})
+    module = value.partition(":")[0]
+    places = _places(module.partition(".")[0])
+    return json.dumps({"module": module, "from": list(map(str, places))}) if places else None
+
+
+def _file(entry: str) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state, "maml-rl", "trained-with", f"{hashlib.sha256(entry.encode()).hexdigest()}.json")
+
+
+def _places(package: str) -> list[Path]:
+    """Return where a module without dots is, or would be, imported from: its file, or its folders; never import it."""
+    loaded = sys.modules.get(package)
+    if loaded is not None:
+        folders, file = getattr(loaded, "__path__", None), getattr(loaded, "__file__", None)
+    else:
+        try:
+            spec = find_spec(package) if package else None
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None:
+            return []
+        folders, file = spec.submodule_search_locations, spec.origin if spec.has_location else None
+    return [Path(place).resolve() for place in (folders if folders is not None else [file]) if place]
+
+
+def _is_installed(package: str) -> bool:
+    """Tell whether a module without dots lies where packages are installed; Python's own modules do not."""
+    if package == _PACKAGE:
+        return True
+    # The program itself is not installed, even where its file is.
+    places, sites = [] if package == "__main__" else _places(package), _sites()
+    if places and all(any(place.is_relative_to(folder) for folder in sites) for place in places):
+        return True
+    return bool(places) and any(
+        all(place.is_relative_to(folder) for place in places) for folder in _editable(package, sites)
+    )
+
+
+def _sites() -> list[Path]:
+    """Return the folders of installed packages: this interpreter's, and those of other installations on its path."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    # A run may come in a folder of such a name, which is on the path while it is the current one.
+    here = Path.cwd()
+    others = [folder for folder in map(Path, sys.path) if folder.name in _SITE_NAMES and folder.resolve() != here]
+    return list({folder.resolve(): None for folder in [*map(Path, folders), *others]})
+
+
+def _editable(package: str, sites: list[Path]) -> Iterator[Path]:
+    """Yield the folders of the editable installs that say they have a package, from what is in `sites` alone."""
+    for distribution in distributions(path=list(map(str, sites))):
+        if package not in (distribution.read_text("top_level.txt") or "").split():
+            continue
+        with suppress(ValueError, KeyError, TypeError):
+            origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+            if origin["dir_info"]["editable"] and origin["url"].startswith("file:"):
+                yield Path(unquote(urlsplit(origin["url"]).path)).resolve()

@@ -1,0 +1,248 @@
+"""A run of somebody else executes nothing unless it is trusted: its config may name any module."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import maml_rl
+from maml_rl.cli.main import main
+from maml_rl.config import Config, load_config
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.errors import ConfigError
+from maml_rl.runs.trust import check_code, remember_code
+from tests.report.conftest import NAVIGATION, make_run
+
+NAMES = "env-name", "algorithm", "policy", "tasks"
+EVIL = """\
+from pathlib import Path
+
+Path("executed").touch()
+"""
+POLICY = """\
+from maml_rl.policies import NormalMLPPolicy
+
+
+def make(observation_space, action_space):
+    return NormalMLPPolicy(observation_space.shape[0], action_space.shape[0], (8,))
+"""
+
+
+def load(run: Path, *options: str) -> int:
+    try:
+        maml_rl.load_policy(run, trust="--trust" in options)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "test": lambda run, *options: main(["test", str(run), "--num-workers", "0", "--meta-batch-size", "2", *options]),
+    "resume": lambda run, *options: main(
+        ["train", "--resume", "--output-folder", str(run), "--num-workers", "0", *options]
+    ),
+    "again": lambda run, *options: main(
+        ["train", str(run), "--output-folder", "another", "--num-workers", "0", *options]
+    ),
+    "load_policy": load,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with a module that tells when it is executed; nobody has trained with it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "evil.py").write_text(EVIL)
+    yield tmp_path
+    for name in ("evil", "own_code"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def honest_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "honest", {**NAVIGATION, "num-batches": 1})
+
+
+@pytest.fixture
+def hostile_run(request: pytest.FixtureRequest, place: Path, honest_run: Path) -> Path:
+    """A whole run whose config names a module in one of the ways that there are."""
+    run = place / "theirs"
+    shutil.copytree(honest_run, run)
+    config = load_config(run / "config.json")
+    value = {"distribution": "evil:Split"} if request.param == "tasks" else "evil:Thing-v0"
+    text = config.override({request.param: value if request.param != "policy" else "evil:Thing"}).to_json()
+    (run / "config.json").write_text(text)
+    # Who can write the config can write its checksum, or leave it out.
+    (run / "SHA256SUMS").unlink()
+    return run
+
+
+@pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_run_of_somebody_else_executes_nothing(
+    hostile_run: Path, command: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert COMMANDS[command](hostile_run) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "theirs/config.json, line" in line
+    assert "'evil:Thing" in line or "'evil:Split'" in line
+    assert ("trust=True" if command == "load_policy" else "--trust") in line
+    assert not (place / "executed").exists()
+    assert not (place / "state").exists()
+
+
+@pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_run_that_is_trusted_is_imported(hostile_run: Path, command: str, place: Path) -> None:
+    # The module has nothing of what it is imported for.
+    assert COMMANDS[command](hostile_run, "--trust") == 2
+    assert (place / "executed").exists()
+
+
+@pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
+def test_report_executes_nothing_unless_told_to(
+    hostile_run: Path, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["report", str(hostile_run), "--tasks", "2", "--videos", "0", "--num-workers", "0"]
+    assert main(words) == 0
+    assert not (place / "executed").exists()
+    assert "imports nothing that a run names" in caplog.text
+    assert "evil:" in (hostile_run / "report.html").read_text()
+    assert main([*words, "--trust"]) == 0
+    assert (place / "executed").exists()
+
+
+@pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
+def test_help_executes_nothing(hostile_run: Path, place: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", "--output-folder", str(hostile_run), "--help"])
+    assert not (place / "executed").exists()
+
+
+def own_run(place: Path) -> Path:
+    (place / "own_code.py").write_text(POLICY)
+    (place / "mine.yaml").write_text(json.dumps({**NAVIGATION, "num-batches": 1, "policy": "own_code:make"}))
+    options = ["--output-folder", "mine", "--num-workers", "0"]
+    assert main(["train", "mine.yaml", *options]) == 0
+    return place / "mine"
+
+
+def test_code_that_the_user_has_trained_with_needs_no_word(place: Path) -> None:
+    run = own_run(place)
+    for command in ("test", "load_policy", "resume"):
+        assert COMMANDS[command](run) == 0, command
+
+
+def test_module_of_the_same_name_in_another_folder_is_other_code(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = own_run(place)
+    theirs = place / "theirs"
+    theirs.mkdir()
+    (theirs / "own_code.py").write_text(EVIL)
+    monkeypatch.setattr(sys, "path", [str(theirs), *sys.path])
+    del sys.modules["own_code"]
+    assert load(run) == 2
+    assert "own_code:make" in capsys.readouterr().err
+    assert not (place / "executed").exists()
+
+
+def config_of(**values: object) -> Config:
+    return Config.from_mapping(Mapping("config.json", {"env-name": "2DNavigation-v0", **values}))
+
+
+def is_trusted(config: Config) -> bool:
+    try:
+        check_code(config, "say so", samples=True)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("module", "trusted"),
+    [
+        ("torch", True),
+        ("torch.nn", True),
+        ("maml_rl.policies", True),
+        # Python's own modules do all sorts of things when they are imported, or called.
+        ("os", False),
+        ("idlelib.idle", False),
+        ("builtins", False),
+        ("__main__", False),
+        ("evil", False),
+        ("evil.torch", False),
+        ("nowhere_at_all", False),
+    ],
+)
+def test_installed_modules_are_trusted(place: Path, module: str, trusted: bool) -> None:
+    assert is_trusted(config_of(policy=f"{module}:Thing")) is trusted
+    assert is_trusted(config_of(**{"env-name": f"{module}:Thing-v0"})) is trusted
+
+
+def test_folder_of_a_run_is_no_installation_whatever_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = place / "site-packages"
+    theirs.mkdir()
+    (theirs / "evil.py").write_text(EVIL)
+    monkeypatch.chdir(theirs)
+    monkeypatch.setattr(sys, "path", [str(theirs), *sys.path])
+    assert not is_trusted(config_of(policy="evil:make"))
+
+
+@pytest.mark.usefixtures("place")
+def test_relative_modules_are_not_trusted() -> None:
+    assert not is_trusted(config_of(algorithm=".torch:Thing"))
+    assert not is_trusted(config_of(algorithm=":Thing"))
+
+
+def test_package_that_is_partly_elsewhere_is_not_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders without __init__.py are one package, wherever they are."""
+    installed = place / "site-packages"
+    (installed / "shared_name").mkdir(parents=True)
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(installed)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    assert is_trusted(config_of(policy="shared_name.inside:make"))
+    (place / "shared_name").mkdir()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert not is_trusted(config_of(policy="shared_name.inside:make"))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_editable_install_is_installed_under_its_own_name_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    record = place / "site-packages" / "mine-1.0.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (record / "top_level.txt").write_text("evil\n" if listed else "mine\n")
+    (record / "direct_url.json").write_text(json.dumps({"url": place.as_uri(), "dir_info": {"editable": True}}))
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(record.parent)])
+    assert is_trusted(config_of(policy="evil:make")) is listed
+
+
+@pytest.mark.usefixtures("place")
+def test_cluster_of_somebody_else_is_not_joined() -> None:
+    """A Ray cluster executes code in its clients."""
+    config = config_of(**{"backend": "ray", "ray-address": "far.away:6379"})
+    assert not is_trusted(config)
+    assert is_trusted(config.override({"ray-address": "near:6379"}))
+    assert is_trusted(config_of(**{"ray-address": "far.away:6379"}))
+    remember_code(config)
+    assert is_trusted(config)
+    assert not is_trusted(config_of(**{"backend": "ray", "ray-address": "far.away:6380"}))
+
+
+def test_what_cannot_be_written_down_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (place / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "file"))
+    remember_code(config_of(policy="evil:make"))
+    assert "only if it is said to be trusted" in caplog.text
+    assert not (place / "executed").exists()

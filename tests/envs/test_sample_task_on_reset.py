@@ -1,0 +1,97 @@
+"""Families as ordinary environments whose task changes with every episode."""
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from maml_rl.envs import SampleTaskOnReset, SampleTaskOnResetVector, make_vector_env
+from tests.envs.third_party import NoTaskEnv, WalkEnv
+
+FAMILIES = ["2DNavigation-v0", "Bandit-K5-v0", "HalfCheetahVel-v5"]
+
+
+def values(task: dict[str, Any]) -> bytes:
+    return b"".join(np.asarray(task[name]).tobytes() for name in sorted(task))
+
+
+@pytest.mark.parametrize("env_id", FAMILIES)
+def test_every_episode_has_a_task_of_its_own_and_a_seed_repeats_them(env_id: str) -> None:
+    env = SampleTaskOnReset(gymnasium.make(env_id))
+    with warnings.catch_warnings():
+        # It says that the environment is wrapped, which is meant, and what spaces are unusual.
+        warnings.simplefilter("ignore")
+        check_env(env, skip_render_check=True)
+    runs = []
+    for _ in range(2):
+        tasks, starts = [], []
+        for episode in range(4):
+            observation, info = env.reset(seed=3 if episode == 0 else None)
+            assert info["task"] is not None
+            tasks.append(values(env.task))
+            starts.append(np.asarray(observation).tobytes())
+        assert len(set(tasks)) == 4
+        runs.append((tasks, starts))
+    assert runs[0] == runs[1]
+
+
+def test_the_drawn_task_is_the_one_that_rewards() -> None:
+    env = SampleTaskOnReset(gymnasium.make("2DNavigation-v0"))
+    for seed in range(3):
+        env.reset(seed=seed)
+        action = np.array([0.05, -0.02], np.float32)
+        after, reward, *_ = env.step(action)
+        assert reward == pytest.approx(-np.linalg.norm(after - np.asarray(env.task["goal"])), rel=1e-4)
+
+
+def test_anyones_family_may_be_wrapped_and_what_has_no_tasks_is_refused() -> None:
+    env = SampleTaskOnReset(gymnasium.wrappers.TimeLimit(WalkEnv(), 3))
+    env.reset(seed=0)
+    assert env.task
+    with pytest.raises(TypeError, match="NoTaskEnv is no task family: it lacks sample_tasks"):
+        SampleTaskOnReset(NoTaskEnv())
+    with pytest.raises(TypeError, match=r"has no tasks for its slots.*wrap each of its environments"):
+        SampleTaskOnResetVector(gymnasium.vector.SyncVectorEnv([NoTaskEnv]))
+    same_step = gymnasium.make_vec("2DNavigation-v0", num_envs=2, autoreset_mode="SameStep")
+    with pytest.raises(ValueError, match="keep their task; use NextStep"):
+        SampleTaskOnResetVector(same_step)
+
+
+@pytest.mark.parametrize("env_id", FAMILIES)
+def test_slots_get_a_new_task_when_they_are_reset_and_keep_it_until_then(env_id: str) -> None:
+    runs = []
+    for _ in range(2):
+        env = SampleTaskOnResetVector(gymnasium.make_vec(env_id, num_envs=3, max_episode_steps=4))
+        env.action_space.seed(0)
+        env.reset(seed=5)
+        history, rewards = [[values(task) for task in env.tasks]], []
+        ends: list[Any] = []
+        env.reset(options={"reset_mask": np.array([False, True, False])})
+        history.append([values(task) for task in env.tasks])
+        for _ in range(12):
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            rewards.append(reward.tolist())
+            ends.append(terminated | truncated)
+            history.append([values(task) for task in env.tasks])
+        runs.append((history, rewards))
+        # The masked reset, and the step after the end of each episode, changed the task; nothing else did.
+        assert [a != b for a, b in zip(history[0], history[1], strict=True)] == [False, True, False]
+        assert sum(ends[:-1])[0] >= 2
+        for slot in range(3):
+            assert len({row[slot] for row in history[1:]}) == 1 + sum(ended[slot] for ended in ends[:-1])
+        env.close()
+    assert runs[0] == runs[1]
+
+
+def test_a_batch_without_autoreset_changes_tasks_by_reset_only() -> None:
+    env = SampleTaskOnResetVector(make_vector_env("2DNavigation-v0", num_envs=2, max_episode_steps=2))
+    env.reset(seed=0)
+    before = [values(task) for task in env.tasks]
+    for _ in range(4):
+        env.step(np.zeros((2, 2), np.float32))
+    assert [values(task) for task in env.tasks] == before
+    env.reset()
+    assert [values(task) for task in env.tasks] != before

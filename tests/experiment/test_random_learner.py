@@ -1,0 +1,85 @@
+"""A learner with a second network and random numbers of its own: one seed, one result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.train import train
+from maml_rl.metalearners.metalearner import Batch, MetaLearner, State
+from maml_rl.seeding import seeded_torch
+from tests.small_runs import SMALL, untimed
+
+
+class Drawing(MetaLearner):
+    """Draws weights in its constructor, and dropout and noise in every update, as users' code does."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.critic = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        loss = self.critic(batch.valid_episodes.observations).square().mean() + torch.randn(())
+        with torch.no_grad():
+            for param in (*self.policy.parameters(), *self.critic.parameters()):
+                param.add_(torch.randn_like(param), alpha=1e-3)
+        return {"loss/before": loss.item()}
+
+    def state_dict(self) -> State:
+        return {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.critic.load_state_dict({name.removeprefix("critic."): value for name, value in state.items()})
+
+
+def drawing(**values: Any) -> Any:
+    learner = {"algorithm": "tests.experiment.test_random_learner:Drawing", "num-batches": 4, "checkpoint-every": 1}
+    small = {key: value for key, value in SMALL.items() if key != "cg-iters"}
+    return Config.from_mapping(parse_mapping(json.dumps({**small, **learner, **values}), "x.yaml"))
+
+
+def test_runs_of_one_seed_are_the_same_whatever_torch_drew_before(tmp_path: Path) -> None:
+    runs = []
+    for index in range(2):
+        with torch.random.fork_rng(devices=[]):
+            torch.randn(index + 1)
+            before = torch.get_rng_state()
+            train(drawing(), tmp_path / str(index), num_workers=0)
+            assert torch.equal(torch.get_rng_state(), before)
+        runs.append(untimed(tmp_path / str(index)))
+    assert runs[0] == runs[1]
+    train(drawing(seed=1), tmp_path / "other", num_workers=0)
+    assert untimed(tmp_path / "other") != runs[0]
+    losses = [row["loss/before"] for row in runs[0]]
+    assert len(set(losses)) == len(losses)
+
+
+def test_a_resumed_run_draws_what_the_undisturbed_one_does(tmp_path: Path) -> None:
+    train(drawing(), tmp_path / "whole", num_workers=0)
+    train(drawing(**{"num-batches": 2}), tmp_path / "parts", num_workers=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.randn(7)
+        policy = train(drawing(), tmp_path / "parts", num_workers=0, resume=True)
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    whole = make_experiment(drawing())
+    whole.restore("last", tmp_path / "whole")
+    for name, param in policy.named_parameters():
+        assert torch.equal(param, whole.policy.get_parameter(name))
+
+
+def test_an_error_within_the_block_leaves_the_generators_as_they_were() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(TypeError, match="randn"), seeded_torch(3):
+        torch.randn("five")  # type: ignore[call-overload]
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        expected = torch.randn(5)
+    with seeded_torch(3):
+        assert torch.equal(torch.randn(5), expected)

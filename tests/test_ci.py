@@ -1,0 +1,94 @@
+"""Every test is run by some part of `.ci/run`, and every part by a workflow."""
+
+import os
+import re
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKERS = ("metaworld", "nightly", "ray", "slow")
+
+
+def selected(target: str, marked: dict[str, bool]) -> bool:
+    """Return whether a target of the Makefile runs tests with these markers; its expression is one of Python, too."""
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe is not None
+    (expression,) = re.findall(r"-m pytest .*-m '?([\w ]+?)'? \$\(ARGS\)", recipe[1])
+    return bool(eval(expression, {}, marked))
+
+
+def parts() -> set[str]:
+    return set(re.findall(r"^        (\w+)\)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_every_test_is_run_by_day_or_by_night() -> None:
+    for marks in product((False, True), repeat=len(MARKERS)):
+        marked = dict(zip(MARKERS, marks, strict=True))
+        by_day = [selected(target, marked) for target in ("test", "test-metaworld", "test-ray")]
+        assert any(by_day) or selected("test-nightly", marked), marked
+        assert any(by_day) or marked["nightly"], marked
+        if selected("test-fast", marked):
+            assert by_day[0], marked
+
+
+def test_every_part_is_a_job_of_a_workflow() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (by_day,) = re.findall(r"^    set -- (.*)$", script, re.MULTILINE)
+    workflows = {
+        name: yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        for name in ("ci", "nightly")
+    }
+    matrix = workflows["ci"]["jobs"]["part"]["strategy"]["matrix"]
+    assert matrix["part"] == by_day.split()
+    (by_night,) = (step["run"] for step in workflows["nightly"]["jobs"]["nightly"]["steps"] if ".ci" in str(step))
+    assert by_night == "bash .ci/run nightly"
+    assert parts() == {*by_day.split(), "nightly"}
+    for part in parts():
+        assert re.search(rf"^#   {part}\b", script, re.MULTILINE), f"the head of .ci/run does not describe {part}"
+
+
+def run_parts(folder: Path, *names: str, failing: str = "none") -> tuple[int, list[str], str]:
+    """Run parts where `make` only writes down what it is asked for; return the exit code, that, and standard error."""
+    log = folder / "log"
+    log.write_text("")
+    programs = {
+        ".ci/run": (ROOT / ".ci" / "run").read_text(encoding="utf-8"),
+        "bin/make": '#!/bin/sh\necho "$MAML_RL_NO_SKIPS $*" >> "$LOG"\n[ "$1" != "$FAILING" ]\n',
+        "scripts/install-system-packages": "#!/bin/sh\n",
+        ".venv/bin/python": "#!/bin/sh\n",
+    }
+    for name, text in programs.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "LOG": str(log), "FAILING": failing}
+    ended = subprocess.run([".ci/run", *names], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    return ended.returncode, log.read_text().splitlines(), ended.stderr
+
+
+def test_parts_are_done_in_the_order_given_and_refuse_skips(tmp_path: Path) -> None:
+    code, asked, _ = run_parts(tmp_path, "style", "ray", "metaworld", "test", "nightly")
+    assert code == 0
+    assert asked == [
+        "1 lint types",
+        "1 test-ray ARGS=--durations=15",
+        "1 test-metaworld ARGS=--durations=15",
+        "1 test ARGS=--durations=15",
+        *("1 install", "1 test-nightly"),
+    ]
+
+
+def test_part_that_fails_ends_the_whole(tmp_path: Path) -> None:
+    code, asked, _ = run_parts(tmp_path, "nightly", "ray", failing="install")
+    assert code != 0
+    assert asked == ["1 install"]
+
+
+def test_unknown_part_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    code, asked, errors = run_parts(tmp_path, "lint")
+    assert (code, asked) == (2, [])
+    assert "unknown part 'lint'; use style, test, metaworld, ray, pythons or nightly" in errors
