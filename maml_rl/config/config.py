@@ -34,8 +34,9 @@ Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"
 TASKS = "tasks"
-# Settings of an algorithm that may stand at the top level, where earlier configs have them.
+# Settings of maml-trpo that may stand at the top level, where earlier configs have them.
 FLAT_KEYS = (
+    "inner-loss",
     "first-order",
     "max-kl",
     "cg-iters",
