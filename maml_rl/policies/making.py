@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from maml_rl.envs.spaces import flat_observation_space, is_image
@@ -25,6 +26,7 @@ def get_policy_for_env(
     seed: int = 0,
     init_std: float = 1.0,
     min_std: float = 1e-6,
+    output_scale: float = 1.0,
     conv_layers: Sequence[ConvLayer] | None = None,
     image_scale: float | None = None,
 ) -> MLPPolicy | CNNPolicy:
@@ -43,6 +45,9 @@ def get_policy_for_env(
         seed: of the initial weights.
         init_std: initial standard deviation of a Gaussian policy.
         min_std: the deviation of a Gaussian policy never falls below it.
+        output_scale: of the initial weights of the output layer, relative to those of Glorot and Bengio 2010. With a
+            small one actions hardly depend on the observation at first, so that no loop of observation and action
+            carries the policy away.
         conv_layers: filters, kernel size and stride of each convolution, for images; by default two that take
             patches of 4 x 4, then of 2 x 2, where they fit.
         image_scale: what images are divided by; None for the largest number of their space. Give it where the space
@@ -50,13 +55,16 @@ def get_policy_for_env(
 
     Raises:
         TypeError: If a space is not supported, or `hidden_sizes` is not a sequence.
-        ValueError: If the convolutions do not fit the images, or `image_scale` comes without images.
+        ValueError: If the convolutions do not fit the images, `output_scale` is not positive, or `image_scale` comes
+            without images.
     """
     if isinstance(hidden_sizes, int) or not all(isinstance(size, int | np.integer) for size in hidden_sizes):
         raise TypeError(
             "hidden_sizes must be a sequence of whole numbers, one for each hidden layer, as (64, 64) or (64,); got "
             f"{hidden_sizes!r}"
         )
+    if not output_scale > 0.0:
+        raise ValueError(f"output_scale must be positive, got {output_scale}")
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
     common: dict[str, Any] = {"hidden_sizes": hidden_sizes, "nonlinearity": nonlinearity, "seed": seed}
     try:
@@ -67,6 +75,7 @@ def get_policy_for_env(
     if is_image(flat):
         layers = fitting_conv_layers(flat.shape) if conv_layers is None else tuple(conv_layers)
         head = _perceptron(action_space, conv_output_size(flat.shape, layers), init_std, min_std, common)
+        _scale_outputs(head, output_scale)
         # A seed of its own: weights from the stream of the head would repeat its.
         scale = float(flat.high.max()) if image_scale is None else image_scale
         return CNNPolicy(flat.shape, head, layers, nonlinearity, seed=seed + 2**32, image_scale=scale)
@@ -77,7 +86,15 @@ def get_policy_for_env(
     else:
         input_size = spaces.flatdim(flat)
     common["observation_shape"] = flat.shape
-    return _perceptron(action_space, input_size, init_std, min_std, common)
+    policy = _perceptron(action_space, input_size, init_std, min_std, common)
+    _scale_outputs(policy, output_scale)
+    return policy
+
+
+def _scale_outputs(policy: MLPPolicy, scale: float) -> None:
+    """Multiply the weights of the output layer."""
+    with torch.no_grad():
+        policy.get_parameter(policy.layer_names[-1][0]).mul_(scale)
 
 
 def _perceptron(
