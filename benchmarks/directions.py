@@ -54,13 +54,14 @@ class Step:
     rounded: float
 
 
-def steps(config: Config, updates: int, dampings: Sequence[float] | None = None) -> Iterator[Step]:
-    """Train for `updates` meta-updates; yield a step for each number of iterations, before every update but the first.
+def steps(config: Config, updates: int, dampings: Sequence[float] | None = None, *, after: int = 1) -> Iterator[Step]:
+    """Train, and yield a step for each number of iterations before each of some meta-updates.
 
     Args:
         config: of MAML-TRPO.
-        updates: meta-updates.
+        updates: meta-updates that are looked at.
         dampings: for each of which there is a step; the config's by default.
+        after: meta-updates before the first that is looked at.
 
     Raises:
         TypeError: If the algorithm has no trust region.
@@ -74,9 +75,9 @@ def steps(config: Config, updates: int, dampings: Sequence[float] | None = None)
         def sample() -> Batch:
             return learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
 
-        for update in range(updates + 1):
+        for update in range(after + updates):
             batch = sample()
-            if update:
+            if update >= after:
                 yield from _steps(learner, batch, sample(), dampings or [learner.settings.cg_damping])
             learner.update(batch)
 
@@ -150,7 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=(__doc__ or "").partition(":")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--config", default="finn2017/2d-navigation", help="name or path of a config of MAML-TRPO")
-    parser.add_argument("--updates", type=int, default=3, help="meta-updates of each training")
+    parser.add_argument("--updates", type=int, default=3, help="meta-updates of each training to look at")
+    parser.add_argument("--after", type=int, default=1, help="meta-updates before the first of these")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the trainings")
     parser.add_argument("--dampings", type=float, nargs="+", help="of the curvature; the config's if not given")
     parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
@@ -162,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = [
         step
         for seed in options.seeds
-        for step in steps(config.override({"seed": seed}), options.updates, options.dampings)
+        for step in steps(config.override({"seed": seed}), options.updates, options.dampings, after=options.after)
     ]
     print("| damping | iterations | promised | gained | KL | gained on other episodes | KL there | rounding |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")

@@ -131,10 +131,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--inner-loss", default="log-probability", choices=INNER_LOSSES, help="of the training")
     parser.add_argument("--updates", type=int, nargs="+", default=[8, 11, 12, 13, 15, 17], help="to look at")
     parser.add_argument("--seed", type=int, default=11, help="of the training")
+    parser.add_argument("--output-scale", type=float, default=1.0, help="of the first policy")
     parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
     options = parser.parse_args(arguments)
     config = load_config(find_config(options.config)).override(
-        {"num-workers": options.num_workers, "seed": options.seed, "inner-loss": options.inner_loss}
+        {
+            "num-workers": options.num_workers,
+            "seed": options.seed,
+            "inner-loss": options.inner_loss,
+            "output-scale": options.output_scale,
+        }
     )
     print("| meta-update | inner loss | KL before adaptation | before | after, old episodes | after, new episodes |")
     print("|---:|---|---:|---:|---:|---:|")

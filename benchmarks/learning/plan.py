@@ -117,7 +117,7 @@ NAVIGATION = Family(
     "2d-navigation.yaml",
     60,
     10,
-    changes={"env-kwargs": {"low": -0.5, "high": 0.5}},
+    changes={"env-kwargs": {"low": -0.5, "high": 0.5}, "output-scale": 1.0, "evaluate-every": None},
     algorithm_changes={"maml-trpo": {**_STEPS_OF_MOVES, "inner-loss": "log-probability"}, "rl2": _STEPS_OF_MOVES},
 )
 # Trials of two episodes: as many episodes as 20 tasks with 10 before and 10 after a step.
