@@ -17,7 +17,8 @@ TINY = {
 
 def test_a_step_keeps_its_promise_to_first_order_and_more_iterations_promise_more() -> None:
     config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override({**TINY, "max-kl": 1e-8})
-    steps = list(directions.steps(config, 2))
+    # With less damping, float32 would decide the last directions.
+    steps = list(directions.steps(config, 2, [1e-2]))
     assert [step.iterations for step in steps] == [*directions.ITERATIONS] * 2
     for step in steps:
         assert step.own == pytest.approx(step.predicted, rel=0.05)
