@@ -46,7 +46,7 @@ def sample(policy: NormalMLPPolicy, params: dict[str, Tensor] | None = None) -> 
     with torch.no_grad():
         own = dict(policy.named_parameters()) if params is None else params
         stacked = policy.stack_parameters(len(TASKS), own)
-            actions, _ = policy.act(states.unsqueeze(-1), noise.unsqueeze(-1), params=stacked)
+        actions, _ = policy.act(states.unsqueeze(-1), noise.unsqueeze(-1), params=stacked)
     rewards = reward(TASKS.reshape(-1, 1, 1), states, actions.squeeze(-1))
     ones = torch.ones(len(TASKS), states.shape[2], dtype=torch.long)
     final = torch.zeros(len(TASKS), states.shape[2], 1)
