@@ -89,7 +89,9 @@ def _outcome(
     with torch.no_grad():
         old_distribution = policy.distribution_parameters(seen.observations)
         learner.update(batch)
-        kl = masked_mean(policy.kl(old_distribution, policy.distribution_parameters(seen.observations)), seen.mask)
+        kl = masked_mean(
+            policy.distributions.kl(old_distribution, policy.distribution_parameters(seen.observations)), seen.mask
+        )
     theirs = [_phase_zero(experiment, sampler, tasks) for _ in range(_DRAWS)]
     stale, fresh = (_after(learner, sampler, tasks, episodes) for episodes in (ours, theirs))
     moved = _returns(theirs) - before[0]
