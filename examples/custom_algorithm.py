@@ -14,7 +14,7 @@ from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import Batch, MetaLearner, SettingsModel
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
-from maml_rl.metalearners.objectives import surrogate
+from maml_rl.metalearners.losses import surrogate
 
 
 def after_adaptation(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:

@@ -25,7 +25,8 @@ from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.spaces import array_layout, is_image
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
-from maml_rl.metalearners.metalearner import MetaLearner, algorithm_of
+from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import conv_output_size, fitting_conv_layers
 from maml_rl.profiling import NULL_TIMER, StageTimer

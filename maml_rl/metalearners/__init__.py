@@ -2,7 +2,8 @@
 
 from maml_rl.config import SettingsModel
 from maml_rl.metalearners.maml_trpo import MAMLTRPO
-from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner, algorithms, find_metalearner, register
+from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner
+from maml_rl.metalearners.registry import algorithms, find_metalearner, register
 
 register("maml-trpo", MAMLTRPO)
 register("maml-vpg", "maml_rl.metalearners.maml_vpg:MAMLVPG")

@@ -1,4 +1,7 @@
-"""What the algorithms have in common whose meta-policy takes steps of Adam: the steps, their settings and metrics."""
+"""What the algorithms have in common whose meta-policy takes steps of Adam: the steps, their settings and metrics.
+
+An algorithm is a subclass with an objective (made of the functions in `losses`), an inner loss or rule, and settings.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,11 +11,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from maml_rl import functional
 from maml_rl.adaptation import AdaptationRule, InnerLoss, check_advantages, reinforce
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Positive
+from maml_rl.config.config import Count, Positive
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
+from maml_rl.metalearners.losses import divergence
 from maml_rl.metalearners.metalearner import Batch, MetaLearner
 from maml_rl.policies import Policy
 
@@ -22,6 +25,21 @@ class AdamSettings(SettingsModel):
 
     learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 1e-3
     first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
+
+    def steps_per_batch(self) -> int:
+        """Return how many steps of Adam one batch is good for."""
+        return 1
+
+
+class ClippedSettings(SettingsModel):
+    """Settings of every algorithm with the clipped objective; a base class before `AdamSettings`."""
+
+    num_updates: Annotated[Count, Field(description="steps of Adam on each batch")] = 5
+    clip: Annotated[Positive, Field(description="how far the ratio of probabilities may leave 1 and still count")] = 0.3
+
+    def steps_per_batch(self) -> int:
+        """Return the setting."""
+        return self.num_updates
 
 
 class AdamLearner(MetaLearner):
@@ -62,10 +80,6 @@ class AdamLearner(MetaLearner):
         """Return the inner loop that is differentiated through; its step sizes may be learned, too."""
         return self.rule
 
-    def num_updates(self) -> int:
-        """Return how many steps of Adam one batch is good for."""
-        return 1
-
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam.
 
@@ -91,12 +105,12 @@ class AdamLearner(MetaLearner):
         )
         objective.anchor()
         losses, norms = [], []
-        for _ in range(self.num_updates()):
+        for _ in range(self.settings.steps_per_batch()):
             losses.append(objective.backward())
             norms.append(float(torch.stack([x.grad.norm() for x in learned if x.grad is not None]).norm()))
             self.optimizer.step()
         after, *inner_kls, kl = objective.measure(
-            lambda new, old: torch.stack([self.objective(new, old), *self.divergences(new, old)], dim=1)
+            lambda new, old: torch.stack([self.objective(new, old), *map(divergence, new, old)], dim=1)
         )
         return {
             "loss/before": losses[0],
@@ -105,11 +119,3 @@ class AdamLearner(MetaLearner):
             "grad_norm": norms[0],
             **{f"inner_kl/step_{step}": value for step, value in enumerate(inner_kls)},
         }
-
-    def divergences(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> list[Tensor]:
-        """Return KL(old, new) in every phase, (k,) each: the mean over the real steps of a task."""
-        kl = self.policy.distributions.kl
-        return [
-            functional.masked_mean(kl(one.distribution, other.distribution), other.samples.mask)
-            for one, other in zip(old, new, strict=True)
-        ]

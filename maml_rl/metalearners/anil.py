@@ -4,26 +4,31 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
+from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
-from maml_rl.metalearners.maml_ppo import ClippedLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
+from maml_rl.metalearners.autograd_objective import PhaseOutcome
+from maml_rl.metalearners.losses import clipped_loss
 from maml_rl.policies import MLPPolicy, Policy
 
 
-class ANIL(ClippedLearner):
+class ANIL(AdamLearner):
     """MAML-PPO whose inner loop adapts the head of the policy; the rest is learned for all tasks.
 
     Source: Raghu et al. 2020, https://arxiv.org/abs/1909.09157
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of ANIL."""
 
         head: Annotated[
             Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
             Field(description="names of the parameters that are adapted; null: the output layer of an MLP"),
         ] = None
+
+    settings: Settings
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
@@ -42,3 +47,7 @@ class ANIL(ClippedLearner):
                 "head",
             )
         return AdaptationRule(config.fast_lr, parameters=head, inner_loss=cls.inner_loss)
+
+    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+        """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
+        return clipped_loss(new[-1], clip=self.settings.clip)

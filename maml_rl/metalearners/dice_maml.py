@@ -1,11 +1,16 @@
 """MAML with the inner objective of DiCE."""
 
-from maml_rl.metalearners.adam import AdamSettings
-from maml_rl.metalearners.inner_losses import dice
-from maml_rl.metalearners.maml_vpg import MAMLVPG
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from maml_rl.adaptation import reinforce
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings
+from maml_rl.metalearners.autograd_objective import PhaseOutcome
+from maml_rl.metalearners.losses import dice
 
 
-class DiceMAML(MAMLVPG):
+class DiceMAML(AdamLearner):
     """MAML-VPG whose inner loss has the Hessian of the expected return, in expectation.
 
     Source: Foerster et al. 2018, https://arxiv.org/abs/1802.05098; as an inner objective in Rothfuss et al. 2019,
@@ -16,3 +21,7 @@ class DiceMAML(MAMLVPG):
         """Settings of DiCE-MAML."""
 
     inner_loss = staticmethod(dice)
+
+    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+        """Return -mean(log pi(a|s) * A) over the episodes after adaptation, (k,)."""
+        return reinforce(new[-1])

@@ -7,13 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from maml_rl.metalearners.adam import AdamSettings
+from maml_rl.adaptation import reinforce
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.maml_vpg import MAMLVPG
+from maml_rl.metalearners.losses import sampling_log_prob
 from maml_rl.metalearners.metalearner import Batch
 
 
-class EMAML(MAMLVPG):
+class EMAML(AdamLearner):
     """MAML-VPG with the term for the distribution that the episodes before adaptation are sampled from.
 
     Source: Stadie et al. 2018, https://arxiv.org/abs/1803.01118
@@ -31,12 +32,10 @@ class EMAML(MAMLVPG):
 
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
         """Return the loss after adaptation, and the log-probability of all episodes before it times the gain, (k,)."""
-        loss = super().objective(new, old)
+        loss = reinforce(new[-1])
         for outcome in new[:-1]:
-            samples = outcome.samples
-            gains = self._gains.to(loss)[samples.tasks]
-            whole = torch.where(samples.mask > 0, outcome.log_probs, 0.0).sum((1, 2))
-            loss = loss - self.settings.exploration * gains * whole
+            gains = self._gains.to(loss)[outcome.samples.tasks]
+            loss = loss - self.settings.exploration * gains * sampling_log_prob(outcome)
         return loss
 
     def update(self, batch: Batch) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps,
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
-from maml_rl.metalearners.inner_losses import likelihood_ratio
+from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner
-from maml_rl.metalearners.objectives import OuterObjective, surrogate
 from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
 from maml_rl.policies import Policy
 

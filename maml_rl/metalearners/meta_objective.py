@@ -19,7 +19,7 @@ from maml_rl.derivatives import (
 )
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.objectives import OuterObjective
+from maml_rl.metalearners.losses import OuterObjective
 from maml_rl.metalearners.task_chunk import TaskChunk
 from maml_rl.policies import Policy
 

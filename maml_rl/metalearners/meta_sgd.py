@@ -1,19 +1,21 @@
 """Meta-SGD: a learned step size for every parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.metalearners.maml_ppo import ClippedLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
+from maml_rl.metalearners.autograd_objective import PhaseOutcome
+from maml_rl.metalearners.losses import clipped_loss
 from maml_rl.metalearners.metalearner import Batch, State
 
 _SIZES = "step_sizes."
 
 
-class MetaSGD(ClippedLearner):
+class MetaSGD(AdamLearner):
     """MAML-PPO that learns, with the initial parameters, a step size of the inner loop for every number in them.
 
     Args:
@@ -23,8 +25,10 @@ class MetaSGD(ClippedLearner):
     Source: Li et al. 2017, https://arxiv.org/abs/1707.09835
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of Meta-SGD."""
+
+    settings: Settings
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -38,6 +42,10 @@ class MetaSGD(ClippedLearner):
         }
         self.optimizer.add_param_group({"params": list(self._sizes.values())})
         self.rule = self._present_rule()
+
+    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+        """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
+        return clipped_loss(new[-1], clip=self.settings.clip)
 
     def learning_rule(self) -> AdaptationRule:
         """Return the inner loop with step sizes that are differentiated in."""

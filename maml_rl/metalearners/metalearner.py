@@ -1,14 +1,12 @@
-"""What an algorithm is: the protocol of metalearners, and the registry of their names.
+"""What an algorithm is: the protocol of metalearners.
 
 Training, evaluation, checkpoints, saved policies and reports know this protocol only, so that an algorithm is one file:
 a subclass of `MetaLearner` with its settings and its `update`, registered by name.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import torch
@@ -16,10 +14,9 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import UsersCode, explain
+from maml_rl.metalearners.optimizer_state import load_optimizer_state, optimizer_state
 from maml_rl.policies import Policy, as_policy, get_policy_for_env
 
 # What a metalearner keeps: tensors, and what JSON holds, under flat names.
@@ -129,7 +126,7 @@ class MetaLearner(ABC):
         device: torch.device | str = "cpu",
     ) -> None:
         self.policy = as_policy(policy)
-        check_memory(type(self), self.policy)
+        _check_memory(type(self), self.policy)
         self.rule = None if rule is None else as_rule(rule)
         self.settings = self.Settings() if settings is None else settings
         self.collection = collection or Collection()
@@ -221,7 +218,7 @@ class MetaLearner(ABC):
 
         The state of `optimizer` is part of it. A resumed run is bit-identical if all that `update` reads is here.
         """
-        return {} if self.optimizer is None else _optimizer_state(self.optimizer)
+        return {} if self.optimizer is None else optimizer_state(self.optimizer)
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned.
@@ -230,7 +227,7 @@ class MetaLearner(ABC):
             ValueError: If it does not fit.
         """
         if self.optimizer is not None:
-            _load_optimizer_state(self.optimizer, state)
+            load_optimizer_state(self.optimizer, state)
 
     def _phases(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None) -> Batch:
         train_episodes, valid_episodes = sampler.sample(
@@ -245,7 +242,7 @@ class MetaLearner(ABC):
         return Batch([*train_episodes, valid_episodes])
 
 
-def check_memory(learner: type[MetaLearner], policy: Policy) -> None:
+def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:
     """Refuse a policy with a memory where adaptation takes gradient steps.
 
     Raises:
@@ -256,107 +253,3 @@ def check_memory(learner: type[MetaLearner], policy: Policy) -> None:
             f"{learner.__name__} adapts by gradient steps, through which it cannot train {type(policy).__name__}, "
             "which has a memory; use the algorithm rl2, or a policy without a memory"
         )
-
-
-_OPTIMIZER = "optimizer"
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> State:
-    """Return an optimizer's state as {"optimizer.0.exp_avg": tensor, ...}; its hyperparameters are settings."""
-    return {
-        f"{_OPTIMIZER}.{index}.{name}": value
-        for index, entries in optimizer.state_dict()["state"].items()
-        for name, value in entries.items()
-    }
-
-
-def _load_optimizer_state(optimizer: torch.optim.Optimizer, state: State) -> None:
-    whole = optimizer.state_dict()
-    entries: dict[int, dict[str, Any]] = {}
-    for key, value in state.items():
-        if match := re.fullmatch(rf"{_OPTIMIZER}\.(\d+)\.(\w+)", key):
-            entries.setdefault(int(match[1]), {})[match[2]] = value.clone() if isinstance(value, Tensor) else value
-    known = {index for group in whole["param_groups"] for index in group["params"]}
-    if not entries.keys() <= known:
-        raise ValueError(f"the optimizer's state is for {len(entries)} parameters, and there are {len(known)}")
-    optimizer.load_state_dict({**whole, "state": entries})
-
-
-# By name: a class, or where it is, so that an algorithm is imported when it is used.
-_REGISTRY: dict[str, type[MetaLearner] | str] = {}
-
-
-def register(name: str, learner: type[MetaLearner] | str) -> None:
-    """Give an algorithm a name for configs.
-
-    Args:
-        name: as in `algorithm: name`.
-        learner: the class, or "module:Class".
-
-    Raises:
-        ValueError: If the name is taken by another class, or holds a colon.
-    """
-    if ":" in name:
-        raise ValueError(f"the name of an algorithm holds no colon, got {name!r}")
-    if _REGISTRY.get(name, learner) is not learner:
-        raise ValueError(f"the name {name!r} is taken by {_REGISTRY[name]}; choose another")
-    _REGISTRY[name] = learner
-
-
-def algorithms() -> list[str]:
-    """Return the registered names."""
-    return list(_REGISTRY)
-
-
-def find_metalearner(name: str) -> type[MetaLearner]:
-    """Return the class of a registered name, or of "module:Class".
-
-    Raises:
-        ValueError: If there is none; with the nearest name.
-    """
-    found = _REGISTRY.get(name, name)
-    if isinstance(found, str):
-        module, _, attribute = found.partition(":")
-        if not attribute:
-            raise ValueError(f"unknown algorithm {name!r}{suggest(name, algorithms())}")
-        with UsersCode(lambda error: _not_imported(name, error)):
-            imported = import_module(module)
-        try:
-            found = getattr(imported, attribute)
-        except AttributeError:
-            raise ValueError(f"the module {module} has no {attribute!r}") from None
-    if not (isinstance(found, type) and issubclass(found, MetaLearner)):
-        raise ValueError(f"{name!r} is no metalearner; make it a subclass of maml_rl.metalearners.MetaLearner")
-    clash = [key for key in _keys(found) if key in _keys(Config)]
-    if clash:
-        raise ValueError(f"the setting {clash[0]!r} of {name!r} is a key of every config; choose another name")
-    return found
-
-
-def _not_imported(name: str, error: BaseException) -> ValueError:
-    hint = "; put the folder of the module into PYTHONPATH" if isinstance(error, ImportError) else ""
-    return ValueError(f"cannot import the algorithm {name!r} ({explain(error)}){hint}")
-
-
-def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Config]:
-    """Return a config's algorithm, its checked settings, and the config with all of these written out.
-
-    Raises:
-        ConfigError: If there is no such algorithm, or a setting is unknown, mistyped or out of range.
-    """
-    try:
-        learner = find_metalearner(config.algorithm)
-    except ValueError as error:
-        raise config.error(str(error), "algorithm") from None
-
-    def explain_unknown(key: str) -> str:
-        owners = [name for name in algorithms() if key in _keys(find_metalearner(name))]
-        return f"; it is a setting of {', '.join(owners)}, and the algorithm is {config.algorithm}" if owners else ""
-
-    settings = config.check_algorithm_settings(learner.Settings, explain_unknown)
-    return learner, settings, config.with_algorithm_settings(settings)
-
-
-def _keys(owner: Any) -> list[str]:
-    model = owner if issubclass(owner, SettingsModel) else owner.Settings
-    return [str(field.alias) for field in model.model_fields.values()]

@@ -7,15 +7,15 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.config.config import Positive
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.inner_losses import likelihood_ratio
-from maml_rl.metalearners.maml_ppo import ClippedLearner, ClippedSettings
+from maml_rl.metalearners.losses import clipped_loss, divergence, likelihood_ratio
 from maml_rl.metalearners.metalearner import Batch, State
 
 _COEFFICIENTS = "inner_kl_coefficients"
 
 
-class ProMP(ClippedLearner):
+class ProMP(AdamLearner):
     """Low-variance curvature in the inner loop, a clipped objective after it, and a penalty on divergence before it.
 
     The coefficient of the penalty, one for each inner step, is adapted as in PPO: halved when the divergence is below
@@ -24,7 +24,7 @@ class ProMP(ClippedLearner):
     Source: Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of ProMP."""
 
         inner_kl_penalty: Annotated[
@@ -42,11 +42,10 @@ class ProMP(ClippedLearner):
 
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
         """Return the clipped surrogate loss and the penalty, (k,)."""
-        loss = super().objective(new, old)
-        inner = self.divergences(new[:-1], old[:-1])
+        loss = clipped_loss(new[-1], clip=self.settings.clip)
         # The mean over inner steps.
-        for coefficient, divergence in zip(self._coefficients, inner, strict=True):
-            loss = loss + coefficient / len(inner) * divergence
+        for coefficient, before, old_before in zip(self._coefficients, new[:-1], old[:-1], strict=True):
+            loss = loss + coefficient / len(self._coefficients) * divergence(before, old_before)
         return loss
 
     def update(self, batch: Batch) -> dict[str, Any]:
@@ -55,8 +54,8 @@ class ProMP(ClippedLearner):
         if self.settings.adaptive_inner_kl:
             target = self.settings.target_inner_kl
             for step, coefficient in enumerate(self._coefficients):
-                divergence = metrics[f"inner_kl/step_{step}"]
-                factor = 0.5 if divergence < target / 1.5 else 2.0 if divergence > target * 1.5 else 1.0
+                measured = metrics[f"inner_kl/step_{step}"]
+                factor = 0.5 if measured < target / 1.5 else 2.0 if measured > target * 1.5 else 1.0
                 self._coefficients[step] = coefficient * factor
         return metrics | {f"inner_kl/coefficient_{step}": value for step, value in enumerate(self._coefficients)}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import Adaptation, InnerLoop
 from maml_rl.derivatives import Linearization, PolicyOnSamples, Workspace
-from maml_rl.metalearners.objectives import OuterObjective
+from maml_rl.metalearners.losses import OuterObjective
 from maml_rl.policies import DistributionParams
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from maml_rl.config.config import SECTION, Config
 from maml_rl.experiment.evaluate import Evaluation, pooled_intervals
-from maml_rl.metalearners.metalearner import find_metalearner
+from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, tasks
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.evaluations import GroupResult

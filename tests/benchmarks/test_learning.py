@@ -15,7 +15,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners.metalearner import algorithm_of
+from maml_rl.metalearners.registry import algorithm_of
 
 TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
 FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 3, 2, -1e6, TINY)

@@ -11,7 +11,7 @@ from benchmarks.learning.command import run
 from benchmarks.learning.page import draw_curves
 from benchmarks.learning.plan import PRETRAIN, TRPO, Contender, Family, Plan, named
 from benchmarks.learning.results import Row, write_rows
-from maml_rl.metalearners.metalearner import algorithm_of
+from maml_rl.metalearners.registry import algorithm_of
 
 FAMILY = Family("family", "Family", "2d-navigation.yaml", 10, 10)
 

@@ -10,8 +10,8 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
+from maml_rl.metalearners.losses import surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.objectives import surrogate
 from maml_rl.policies import Policy
 from tests.synthetic import KINDS, direction, make_problem
 

@@ -12,7 +12,7 @@ from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners import MAMLTRPO
-from maml_rl.metalearners.objectives import surrogate
+from maml_rl.metalearners.losses import surrogate
 from maml_rl.policies import Policy
 from tests.synthetic import KINDS, make_problem
 

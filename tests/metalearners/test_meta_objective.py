@@ -10,9 +10,8 @@ from benchmarks.reference_update import ReferenceUpdate
 from maml_rl.adaptation import AdaptationRule, adapt_steps
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.inner_losses import likelihood_ratio
+from maml_rl.metalearners.losses import likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.objectives import surrogate
 from maml_rl.policies import Policy
 from tests.synthetic import KINDS, OpaquePolicy, direction, make_problem
 

@@ -20,8 +20,8 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO, Batch, MetaLearner, find_metalearner, register
-from maml_rl.metalearners.inner_losses import likelihood_ratio
-from maml_rl.metalearners.metalearner import algorithm_of
+from maml_rl.metalearners.losses import likelihood_ratio
+from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.policies import Policy
 from maml_rl.samplers import MultiTaskSampler
 from tests.small_runs import config_of as config_of_run

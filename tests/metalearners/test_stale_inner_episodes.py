@@ -14,9 +14,8 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt, reinforce
 from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import MAMLTRPO
-from maml_rl.metalearners.inner_losses import likelihood_ratio
+from maml_rl.metalearners.losses import likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.objectives import surrogate
 from maml_rl.policies import NormalMLPPolicy
 
 TASKS = torch.tensor([-1.0, 1.0], dtype=torch.float64)

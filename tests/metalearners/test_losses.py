@@ -5,7 +5,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import PhaseOutcome, Samples
-from maml_rl.metalearners.inner_losses import dice, likelihood_ratio
+from maml_rl.metalearners.losses import dice, likelihood_ratio
 from maml_rl.policies import NormalMLPPolicy
 
 # One task, three steps, two episodes; the second ends after one step.

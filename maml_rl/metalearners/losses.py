@@ -1,0 +1,90 @@
+"""The losses of the algorithms: inner losses besides `reinforce`, outer objectives, and terms of objectives.
+
+All inner losses have the gradient of `reinforce` where the episodes were sampled; their Hessians differ.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maml_rl import functional
+from maml_rl.adaptation import of_log_probs
+from maml_rl.derivatives import PhaseOutcome
+
+# (log_probs, old_log_probs (M, T, B), something with advantages and mask (M, T, B)) -> one loss per task, (M,).
+OuterObjective = Callable[[Tensor, Tensor, Any], Tensor]
+
+
+@of_log_probs
+def likelihood_ratio(outcome: PhaseOutcome) -> Tensor:
+    """Return -mean(pi(a|s) / pi_old(a|s) * A) over the real steps of each task, (M,): low-variance curvature.
+
+    In expectation its Hessian is that of the expected return but for products of the scores of different steps.
+
+    Args:
+        outcome: of M tasks; the `log_probs` of its samples, where they have some, are those of pi_old.
+
+    Source: Rothfuss et al. 2019, section 5, https://arxiv.org/abs/1810.06784
+    """
+    log_probs, samples = outcome.log_probs, outcome.samples
+    old = log_probs.detach() if samples.log_probs is None else samples.log_probs
+    return surrogate(log_probs, old, samples)
+
+
+@of_log_probs
+def dice(outcome: PhaseOutcome) -> Tensor:
+    """Return the inner loss of DiCE with a baseline, (M,): in expectation its Hessian is that of the expected return.
+
+    -mean((box(s_t) - box(s_{t-1})) * A_t) over the real steps of each task, where s_t is the sum of the
+    log-probabilities of an episode's actions up to step t, and box(x) = exp(x - x without gradient). Where A is the
+    return from step t on, it is the sum of box(s_t) * r_t of the first source, but for a constant.
+
+    Args:
+        outcome: of M tasks.
+
+    Source: Foerster et al. 2018, https://arxiv.org/abs/1802.05098; Farquhar et al. 2019, for advantages,
+    https://arxiv.org/abs/1909.10549
+    """
+    samples = outcome.samples
+    real = torch.where(samples.mask > 0, outcome.log_probs, 0.0)
+    up_to = real.cumsum(1)
+    before = up_to - real
+    boxes = torch.exp(up_to - up_to.detach()) - torch.exp(before - before.detach())
+    return -functional.masked_mean(boxes * samples.advantages, samples.mask)
+
+
+def surrogate(log_probs: Tensor, old_log_probs: Tensor, samples: Any) -> Tensor:
+    """Return -mean(pi(a|s) / pi_old(a|s) * A) over the real steps of each task, the objective of TRPO."""
+    return functional.surrogate_loss(log_probs, old_log_probs, samples.advantages, samples.mask)
+
+
+def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, samples: Any, *, clip: float) -> Tensor:
+    """Return -mean(min(r * A, clamp(r, 1 - clip, 1 + clip) * A)) over the real steps of each task: PPO's objective.
+
+    r is pi(a|s) / pi_old(a|s).
+
+    Source: Schulman et al. 2017, eq. 7, https://arxiv.org/abs/1707.06347
+    """
+    # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
+    ratio = torch.exp(torch.where(samples.mask > 0, log_probs - old_log_probs, 0.0))
+    return -functional.masked_mean(functional.clipped_gain(ratio, samples.advantages, clip), samples.mask)
+
+
+def clipped_loss(outcome: PhaseOutcome, *, clip: float) -> Tensor:
+    """Return `clipped_surrogate` of an outcome in a meta-update, whose samples have the old log-probabilities, (M,)."""
+    samples = outcome.samples
+    assert samples.log_probs is not None
+    return clipped_surrogate(outcome.log_probs, samples.log_probs, samples, clip=clip)
+
+
+def sampling_log_prob(outcome: PhaseOutcome) -> Tensor:
+    """Return the log-probability of all actions of each task's episodes, (M,)."""
+    return torch.where(outcome.samples.mask > 0, outcome.log_probs, 0.0).sum((1, 2))
+
+
+def divergence(new: PhaseOutcome, old: PhaseOutcome) -> Tensor:
+    """Return KL(old, new), the mean over the real steps of each task, (M,)."""
+    kl = new.policy.distributions.kl(old.distribution, new.distribution)
+    return functional.masked_mean(kl, new.samples.mask)

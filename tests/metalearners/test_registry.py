@@ -1,0 +1,37 @@
+"""The registered algorithms: what they are built of."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+
+from maml_rl import metalearners
+from maml_rl.metalearners import MetaLearner, SettingsModel, algorithms, find_metalearner
+
+
+def depth_below(base: type, kind: type) -> int:
+    """Return the length of the longest way from `kind` up to `base`; 0 for `base` itself."""
+    return 0 if kind is base else 1 + max(depth_below(base, each) for each in kind.__bases__ if issubclass(each, base))
+
+
+def classes_below(base: type) -> list[type]:
+    for module in iter_modules(metalearners.__path__):
+        import_module(f"{metalearners.__name__}.{module.name}")
+    found, left = [], [base]
+    while left:
+        found.append(left.pop())
+        left.extend(kind for kind in found[-1].__subclasses__() if kind.__module__.startswith(metalearners.__name__))
+    return found
+
+
+@pytest.mark.parametrize("base", [MetaLearner, SettingsModel])
+def test_no_algorithm_and_no_settings_are_deeper_than_two_below_their_protocol(base: type) -> None:
+    found = classes_below(base)
+    assert len(found) > len(algorithms())
+    assert [kind.__qualname__ for kind in found if depth_below(base, kind) > 2] == []
+
+
+def test_no_algorithm_is_built_on_another() -> None:
+    learners = {find_metalearner(name) for name in algorithms()}
+    assert len(learners) == len(algorithms())
+    assert [kind.__qualname__ for kind in learners if learners & set(kind.__mro__[1:])] == []
