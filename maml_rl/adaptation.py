@@ -227,28 +227,31 @@ def adapt(
         samples = Samples.of(episodes, slice(None), dtype=dtype, device=episodes.device)
         # Without gradients of their own, parameters are adapted all the same, by learned step sizes.
         stacked = {name: x if x.requires_grad else x.detach().requires_grad_() for name, x in stacked.items()}
-        distribution = policy.distribution_parameters(samples.observations, stacked)
-        log_probs = policy.distributions.log_prob(distribution, samples.actions)
-        losses = loss(PhaseOutcome(policy, samples, stacked, distribution, log_probs))
-        return descend(losses, stacked, size, first_order=first_order)
+        return inner_step(PhaseOutcome.of(policy, samples, stacked), loss, size, first_order=first_order)
 
 
-def descend(losses: Tensor, params: Params, step_size: StepSize, *, first_order: bool = False) -> dict[str, Tensor]:
-    """Move parameters against the gradient of a loss; the result is differentiable by torch.
+def inner_step(
+    outcome: PhaseOutcome, inner_loss: InnerLoss, step_size: StepSize, *, first_order: bool = False
+) -> dict[str, Tensor]:
+    """Move the parameters of M tasks against the gradient of their inner loss; the result is differentiable by torch.
 
     Args:
-        losses: (M,) one for each task, computed from `params`.
-        params: {name: (M, ...)}.
+        outcome: what the policy does under these parameters.
+        inner_loss: of the step.
         step_size: of the step.
         first_order: treat the gradient as a constant when differentiating the result.
 
+    Returns:
+        {name: (M, ...)}.
+
     Raises:
-        ValueError: If a step size is for a name that is not in `params`.
+        ValueError: If a step size is for a name that is not one of the parameters.
     """
+    params = outcome.params
     sizes = step_size if isinstance(step_size, Mapping) else dict.fromkeys(params, step_size)
     _check_names(sizes, params)
     gradients = torch.autograd.grad(
-        losses.sum(),
+        inner_loss(outcome).sum(),
         [params[name] for name in sizes],
         create_graph=not first_order,
         retain_graph=True,
@@ -256,7 +259,7 @@ def descend(losses: Tensor, params: Params, step_size: StepSize, *, first_order:
         materialize_grads=True,
     )
     stepped = {
-        name: params[name] - (size.to(gradient.device) if isinstance(size, Tensor) else size) * gradient
+        name: _descended(params[name], size, gradient)
         for (name, size), gradient in zip(sizes.items(), gradients, strict=True)
     }
     return {name: stepped.get(name, param) for name, param in params.items()}
@@ -399,7 +402,7 @@ class InnerLoop:
         """
         for index, (step, step_size) in enumerate(self._steps):
             gradient = self._differentiate(index, step.at(start, workspace), workspace, anchor=anchor)
-            start = start - step_size * gradient
+            start = _descended(start, step_size, gradient)
         return start
 
     def linearize(
@@ -420,7 +423,7 @@ class InnerLoop:
         for index, (step, step_size) in enumerate(self._steps):
             linearization = step.at(points[-1], Workspace())
             gradient = self._differentiate(index, linearization, workspace, twice=True, anchor=anchor)
-            points.append(points[-1] - step_size * gradient if trajectory is None else trajectory[index + 1])
+            points.append(_descended(points[-1], step_size, gradient) if trajectory is None else trajectory[index + 1])
             kept.append((linearization, step_size))
         return Adaptation(points, kept)
 
@@ -439,6 +442,12 @@ class InnerLoop:
         return linearization.differentiate(
             lambda log_probs: self._inner_loss(linearization.outcome(samples, log_probs)), workspace, twice=twice
         )[1]
+
+
+def _descended(params: Tensor, step_size: float | Tensor, gradient: Tensor) -> Tensor:
+    """Return where one inner step leads, whatever the shape of the parameters."""
+    size = step_size.to(gradient.device) if isinstance(step_size, Tensor) else step_size
+    return params - size * gradient
 
 
 def flat_step_size(step_size: StepSize, layout: ParameterLayout, like: Tensor) -> float | Tensor:

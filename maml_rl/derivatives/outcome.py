@@ -1,5 +1,7 @@
 """What a policy does on the samples of a phase: all that a loss may be computed from."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,6 +30,13 @@ class PhaseOutcome:
     params: Params
     distribution: DistributionParams
     log_probs: Tensor
+
+    @classmethod
+    def of(cls, policy: Policy, samples: Samples, params: Params) -> PhaseOutcome:
+        """Compute what a policy does on samples of k tasks under `params` {name: (k, ...)}; differentiable by torch."""
+        distribution = policy.distribution_parameters(samples.observations, params)
+        log_probs = policy.distributions.log_prob(distribution, samples.actions)
+        return cls(policy, samples, params, distribution, log_probs)
 
     @property
     def entropy(self) -> Tensor:

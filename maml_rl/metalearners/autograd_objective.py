@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule, descend
+from maml_rl.adaptation import AdaptationRule, inner_step
 from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
@@ -35,13 +35,12 @@ def outcomes(
     """
     found = []
     for step, recorded in enumerate(phases):
-        distribution = policy.distribution_parameters(recorded.observations, params)
-        log_probs = policy.distributions.log_prob(distribution, recorded.actions)
-        samples = recorded if recorded.log_probs is not None else replace(recorded, log_probs=log_probs.detach())
-        found.append(PhaseOutcome(policy, samples, params, distribution, log_probs))
+        outcome = PhaseOutcome.of(policy, recorded, params)
+        if recorded.log_probs is None:
+            outcome = replace(outcome, samples=replace(recorded, log_probs=outcome.log_probs.detach()))
+        found.append(outcome)
         if step + 1 < len(phases):
-            losses = rule.inner_loss(found[-1])
-            params = descend(losses, params, rule.step_size(step), first_order=first_order)
+            params = inner_step(outcome, rule.inner_loss, rule.step_size(step), first_order=first_order)
     return found
 
 

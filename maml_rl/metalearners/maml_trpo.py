@@ -29,11 +29,13 @@ class MAMLTRPO(MetaLearner):
     Args:
         policy: whose parameters are the initial parameters of every task; `update` changes them.
         fast_lr: the inner loop: a step size for all inner steps, one for each, or a rule.
-        first_order: ignore second derivatives of the inner loss in gradient and curvature.
+        first_order: ignore second derivatives of the inner loss in gradient and curvature; None for the default of
+            `Settings`.
         device: where the update is computed; the policy itself stays where it is.
         inner_loss: see `maml_rl.adapt`; None for the rule's own.
         objective: outer objective.
-        curvature_fraction: share of each task's episodes, in (0, 1], that the curvature is computed from.
+        curvature_fraction: share of each task's episodes, in (0, 1], that the curvature is computed from; None for the
+            default of `Settings`.
         settings: all of these and those of the trust region, in place of `first_order` and `curvature_fraction`.
         collection: see `MetaLearner`.
 
@@ -71,17 +73,17 @@ class MAMLTRPO(MetaLearner):
         self,
         policy: nn.Module,
         fast_lr: RuleLike = 0.1,
-        first_order: bool = False,
+        first_order: bool | None = None,
         device: torch.device | str = "cpu",
         *,
         inner_loss: InnerLoss | None = None,
         objective: OuterObjective = surrogate,
-        curvature_fraction: float = 1.0,
+        curvature_fraction: float | None = None,
         settings: SettingsModel | None = None,
         collection: Collection | None = None,
     ) -> None:
         settings = settings or self.Settings.from_arguments(
-            first_order=first_order, curvature_fraction=curvature_fraction
+            **_given(first_order=first_order, curvature_fraction=curvature_fraction)
         )
         super().__init__(policy, settings=settings, collection=collection, device=device)
         self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
@@ -100,13 +102,13 @@ class MAMLTRPO(MetaLearner):
         self,
         train_episodes: Sequence[Episodes],
         valid_episodes: Episodes,
-        max_kl: float = 1e-3,
-        cg_iters: int = 10,
-        cg_damping: float = 1e-2,
-        ls_max_steps: int = 10,
-        ls_backtrack_ratio: float = 0.5,
+        max_kl: float | None = None,
+        cg_iters: int | None = None,
+        cg_damping: float | None = None,
+        ls_max_steps: int | None = None,
+        ls_backtrack_ratio: float | None = None,
     ) -> dict[str, Any]:
-        """Update the policy's parameters by one trust-region step.
+        """Update the policy's parameters by one trust-region step; an argument of None stands for the setting.
 
         Args:
             train_episodes: for each inner step the episodes of all tasks before it, with advantages; none for plain
@@ -126,15 +128,14 @@ class MAMLTRPO(MetaLearner):
                 for another step size.
             NonFiniteError: If the loss, its gradient or the curvature is not finite; the parameters stay as they are.
         """
-        settings = self.Settings.from_arguments(
-            first_order=self.settings.first_order,
-            curvature_fraction=self.settings.curvature_fraction,
+        given = _given(
             max_kl=max_kl,
             cg_iters=cg_iters,
             cg_damping=cg_damping,
             ls_max_steps=ls_max_steps,
             ls_backtrack_ratio=ls_backtrack_ratio,
         )
+        settings = self.Settings.from_arguments(**self.settings.model_dump(by_alias=False) | given)
         train = [_stacked(episodes) for episodes in train_episodes]
         return self._step(train, _stacked(valid_episodes), settings)
 
@@ -196,6 +197,10 @@ class MAMLTRPO(MetaLearner):
             "accepted": search.accepted,
             "grad_norm": gradient.norm().item(),
         }
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _stacked(episodes: Episodes) -> TaskEpisodes:

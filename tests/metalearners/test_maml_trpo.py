@@ -1,5 +1,6 @@
 """The whole update: it improves within its bound, repeats to the last bit, and refuses what it cannot use."""
 
+import inspect
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from maml_rl.adaptation import adapt, adapt_steps
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners import MAMLTRPO
+from maml_rl.metalearners import MAMLTRPO, Batch
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.policies import Policy
 from tests.synthetic import KINDS, make_problem
@@ -183,6 +184,34 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     with pytest.raises(ValueError, match=message):
         MAMLTRPO(policy).step(train, valid, **arguments)
+
+
+@pytest.mark.parametrize("values", [{}, {"max_kl": 2e-3, "cg_damping": 0.3, "ls_backtrack_ratio": 0.4}])
+def test_step_without_arguments_takes_the_settings_and_a_given_one_replaces_its_own(values: dict[str, float]) -> None:
+    settings = MAMLTRPO.Settings.from_arguments(**values)
+    moved = []
+    for batch, overridden in ((True, {}), (False, {}), (True, {"max_kl": 1e-4}), (False, {"max_kl": 1e-4})):
+        policy, train, valid = make_problem("normal", 1, LENGTHS)
+        if batch:
+            whole = MAMLTRPO.Settings.from_arguments(**(values | overridden))
+            MAMLTRPO(policy, 0.1, settings=whole).update(Batch([*train, valid]))
+        else:
+            MAMLTRPO(policy, 0.1, settings=settings).step(train, valid, **overridden)
+        moved.append(snapshot(policy))
+    by_settings, by_step, by_other_settings, by_argument = moved
+    assert by_settings == by_step
+    assert by_other_settings == by_argument
+    assert by_argument != by_step
+
+
+def test_constructor_and_signatures_have_no_defaults_besides_the_settings() -> None:
+    policy, _, _ = make_problem("normal", 1)
+    assert MAMLTRPO(policy).settings == MAMLTRPO.Settings()
+    for function in (MAMLTRPO.__init__, MAMLTRPO.step):
+        parameters = inspect.signature(function).parameters
+        named = set(MAMLTRPO.Settings.model_fields) & set(parameters)
+        assert named
+        assert {parameters[name].default for name in named} <= {None}
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, float("nan")])
