@@ -9,7 +9,7 @@ from torch.distributions import kl_divergence
 
 from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
 from maml_rl.derivatives.mlp import MLPLinearization
-from maml_rl.policies import NormalMLPPolicy, Policy
+from maml_rl.policies import GaussianHead, NormalMLPPolicy, Policy
 from tests.synthetic import KINDS, OpaquePolicy, make_episodes, make_policy
 
 LENGTHS = ((4, 2), (1, 3), (4, 4))
@@ -124,7 +124,8 @@ def test_divergence_is_that_of_torch_distributions_over_real_steps(kind: str, au
 def test_deviation_below_its_bound_has_no_influence(automatic: bool) -> None:
     policy = make_policy("normal")
     assert isinstance(policy, NormalMLPPolicy)
-    policy.min_log_std = math.log(0.5)
+    assert isinstance(policy.distributions, GaussianHead)
+    policy.distributions.min_log_std = math.log(0.5)
     problem = Problem(policy, automatic)
     sigma = problem.layout.views(problem.parameters)["sigma"]
     sigma[:, 0], sigma[:, 1] = -3.0, 0.2
