@@ -30,6 +30,9 @@ ROOMS = (
     "functional",
     "seeding",
     "checksums",
+    "spaces",
+    "machine",
+    "arguments",
     "errors",
 )
 

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval, check_positive
+from maml_rl.arguments import check_interval, check_positive
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares

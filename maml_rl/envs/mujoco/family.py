@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_positive
+from maml_rl.arguments import check_positive
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics

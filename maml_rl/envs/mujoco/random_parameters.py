@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_positive
+from maml_rl.arguments import check_positive
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions
 from maml_rl.envs.task_space import TaskParameter, TaskSpace

@@ -5,7 +5,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval
+from maml_rl.arguments import check_interval
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions
 from maml_rl.envs.mujoco.physics import Floats

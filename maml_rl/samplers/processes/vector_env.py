@@ -16,7 +16,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeed
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.arguments import check_count
+from maml_rl.arguments import check_count
 from maml_rl.envs.making import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
