@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_choices, check_count
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, check_flags, read_reset_mask, slot_seeds
-from maml_rl.envs.tasks import TaskArrays, TaskEntry, parse_tasks
+from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 

@@ -18,7 +18,7 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import make_baseline
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
-from maml_rl.envs.making import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
+from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.episode.task_episodes import Baseline

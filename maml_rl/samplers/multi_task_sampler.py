@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
 from maml_rl.arguments import check_count
-from maml_rl.envs.making import EnvMaker, ObservedLastStep, env_id, require_tasks
+from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError

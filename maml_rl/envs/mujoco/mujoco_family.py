@@ -18,7 +18,7 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
-from maml_rl.envs.tasks import TaskEntry
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 
