@@ -1,4 +1,4 @@
-"""What more iterations of conjugate gradients bring: `python -m benchmarks.directions`, a table of docs/performance.md.
+"""What more iterations of conjugate gradients bring: `python -m benchmarks.directions`, tables of docs/performance.md.
 
 A trust-region step is computed from the episodes of one batch of tasks, and its loss and divergence are measured on
 them and on the episodes of another batch, sampled with the same parameters. What a step gains on its own episodes
@@ -6,11 +6,13 @@ alone, it has learned from their noise.
 """
 
 import argparse
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from maml_rl.cli.console import Parser
 from maml_rl.config import Config, load_config
@@ -22,8 +24,9 @@ from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import Batch
 from maml_rl.metalearners.objectives import surrogate
 from maml_rl.metalearners.trust_region import longest_step
+from maml_rl.policies import Policy
 
-ITERATIONS = (1, 2, 3, 5, 7, 10)
+ITERATIONS = (1, 2, 3, 5, 7, 10, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +35,33 @@ class Step:
 
     Attributes:
         iterations: of conjugate gradients.
+        damping: of the curvature.
         predicted: change of the loss that gradient and step promise, on the step's own episodes.
         own: change of the loss there.
         own_kl: mean KL(old, new) there.
         other: change of the loss on other episodes.
         other_kl: mean KL(old, new) there.
+        rounded: length of the difference between this step and that of float64 gradients and products, relative to it.
     """
 
     iterations: int
+    damping: float
     predicted: float
     own: float
     own_kl: float
     other: float
     other_kl: float
+    rounded: float
 
 
-def steps(config: Config, updates: int) -> Iterator[Step]:
-    """Train for `updates` meta-updates; yield a step for each number of iterations, before every update but the first.
+def steps(config: Config, updates: int, dampings: Sequence[float] | None = None, *, after: int = 1) -> Iterator[Step]:
+    """Train, and yield a step for each number of iterations before each of some meta-updates.
+
+    Args:
+        config: of MAML-TRPO.
+        updates: meta-updates that are looked at.
+        dampings: for each of which there is a step; the config's by default.
+        after: meta-updates before the first that is looked at.
 
     Raises:
         TypeError: If the algorithm has no trust region.
@@ -62,38 +75,68 @@ def steps(config: Config, updates: int) -> Iterator[Step]:
         def sample() -> Batch:
             return learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
 
-        for update in range(updates + 1):
+        for update in range(after + updates):
             batch = sample()
-            if update:
-                yield from _steps(learner, batch, sample())
+            if update >= after:
+                yield from _steps(learner, batch, sample(), dampings or [learner.settings.cg_damping])
             learner.update(batch)
 
 
-def _steps(learner: MAMLTRPO, own_batch: Batch, other_batch: Batch) -> Iterator[Step]:
-    settings = learner.settings
-    with _objective(learner, own_batch) as own, _objective(learner, other_batch) as other:
+def _steps(learner: MAMLTRPO, own_batch: Batch, other_batch: Batch, dampings: Sequence[float]) -> Iterator[Step]:
+    settings, exact_policy = learner.settings, copy.deepcopy(learner.policy).double()
+    with (
+        _objective(learner, learner.policy, own_batch) as own,
+        _objective(learner, learner.policy, other_batch) as other,
+        _objective(learner, exact_policy, own_batch) as exact,
+    ):
         theta = own.initial_parameters()
-        for objective in (own, other):
+        for objective in (own, other, exact):
             objective.anchor(theta)
         own_loss, gradient = own.gradient(theta)
         other_loss, _ = other.gradient(theta)
-        for iterations in ITERATIONS:
-            step = longest_step(
-                own.curvature_product,
-                gradient,
-                iterations=iterations,
-                damping=settings.cg_damping,
-                max_kl=settings.max_kl,
+        _, exact_gradient = exact.gradient(theta)
+        for damping in dampings:
+            rounded, unrounded = (
+                _directions(objective, slope, damping, settings.max_kl)
+                for objective, slope in ((own, gradient), (exact, exact_gradient))
             )
-            own_there, own_kl = own.evaluate(theta + step)
-            other_there, other_kl = other.evaluate(theta + step)
-            predicted = torch.dot(gradient, step).item()
-            yield Step(iterations, predicted, own_there - own_loss, own_kl, other_there - other_loss, other_kl)
+            for iterations, step, exact_step in zip(ITERATIONS, rounded, unrounded, strict=True):
+                own_there, own_kl = own.evaluate(theta + step)
+                other_there, other_kl = other.evaluate(theta + step)
+                yield Step(
+                    iterations,
+                    damping,
+                    torch.dot(gradient, step).item(),
+                    own_there - own_loss,
+                    own_kl,
+                    other_there - other_loss,
+                    other_kl,
+                    ((step - exact_step).norm() / exact_step.norm()).item(),
+                )
 
 
-def _objective(learner: MAMLTRPO, batch: Batch) -> MetaObjective:
+def _directions(objective: MetaObjective, gradient: Tensor, damping: float, max_kl: float) -> list[Tensor]:
+    """Return the step of every number of iterations; they begin alike, so that all take the products of the longest."""
+    images: list[Tensor] = []
+
+    def of(iterations: int) -> Tensor:
+        known = iter(images.copy())
+
+        def product(vector: Tensor) -> Tensor:
+            image = next(known, None)
+            if image is None:
+                image = objective.curvature_product(vector)
+                images.append(image)
+            return image
+
+        return longest_step(product, gradient, iterations=iterations, damping=damping, max_kl=max_kl)
+
+    return [of(iterations) for iterations in ITERATIONS]
+
+
+def _objective(learner: MAMLTRPO, policy: Policy, batch: Batch) -> MetaObjective:
     return MetaObjective(
-        learner.policy,
+        policy,
         batch.train_episodes,
         batch.valid_episodes,
         rule=learner.rule,
@@ -108,25 +151,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=(__doc__ or "").partition(":")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--config", default="finn2017/2d-navigation", help="name or path of a config of MAML-TRPO")
-    parser.add_argument("--updates", type=int, default=3, help="meta-updates of each training")
+    parser.add_argument("--updates", type=int, default=3, help="meta-updates of each training to look at")
+    parser.add_argument("--after", type=int, default=1, help="meta-updates before the first of these")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the trainings")
+    parser.add_argument("--dampings", type=float, nargs="+", help="of the curvature; the config's if not given")
     parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
     options = parser.parse_args(arguments)
     try:
         config = load_config(find_config(options.config)).override({"num-workers": options.num_workers})
     except ConfigError as error:
         parser.error(str(error))
-    found = [step for seed in options.seeds for step in steps(config.override({"seed": seed}), options.updates)]
-    print("| iterations | promised | gained | KL | gained on other episodes | KL there |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for iterations in ITERATIONS:
-        of_these = [step for step in found if step.iterations == iterations]
+    found = [
+        step
+        for seed in options.seeds
+        for step in steps(config.override({"seed": seed}), options.updates, options.dampings, after=options.after)
+    ]
+    print("| damping | iterations | promised | gained | KL | gained on other episodes | KL there | rounding |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for damping, iterations in dict.fromkeys((step.damping, step.iterations) for step in found):
+        of_these = [step for step in found if (step.damping, step.iterations) == (damping, iterations)]
         gains = [
             -1000.0 * np.mean([getattr(step, name) for step in of_these]) for name in ("predicted", "own", "other")
         ]
         own_kl, other_kl = (np.mean([getattr(step, name) for step in of_these]) for name in ("own_kl", "other_kl"))
         promised, own, other = (f"{gain:.1f}" for gain in gains)
-        print(f"| {iterations} | {promised} | {own} | {own_kl:.4f} | {other} | {other_kl:.4f} |", flush=True)
+        rounded = np.mean([step.rounded for step in of_these])
+        print(
+            f"| {damping:g} | {iterations} | {promised} | {own} | {own_kl:.4f} | {other} | {other_kl:.4f} |",
+            f"{rounded:.1%} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -384,38 +385,59 @@ class InnerLoop:
         first_order: bool = False,
     ) -> None:
         self._steps = list(zip(steps, step_sizes, strict=True))
+        # With the log-probabilities of the old policy, once they are known.
+        self._samples = [step.samples for step in steps]
         self._inner_loss, self._first_order = inner_loss, first_order
 
-    def run(self, start: Tensor, workspace: Workspace) -> Tensor:
-        """Return the adapted parameters (k, D) from `start` (k, D), and keep nothing."""
-        for step, step_size in self._steps:
-            gradient = self._differentiate(step, step.at(start, workspace), workspace)
+    def run(self, start: Tensor, workspace: Workspace, *, anchor: bool = False) -> Tensor:
+        """Return the adapted parameters (k, D) from `start` (k, D), and keep nothing but what `anchor` asks for.
+
+        Args:
+            start: (k, D).
+            workspace: of the calling thread.
+            anchor: see `linearize`.
+        """
+        for index, (step, step_size) in enumerate(self._steps):
+            gradient = self._differentiate(index, step.at(start, workspace), workspace, anchor=anchor)
             start = start - step_size * gradient
         return start
 
-    def linearize(self, start: Tensor, workspace: Workspace, trajectory: list[Tensor] | None = None) -> Adaptation:
+    def linearize(
+        self, start: Tensor, workspace: Workspace, trajectory: list[Tensor] | None = None, *, anchor: bool = False
+    ) -> Adaptation:
         """Adapt from `start` (k, D), and keep what products with the Jacobian need.
 
         Args:
             start: (k, D).
             workspace: of the calling thread.
             trajectory: phi_0 ... phi_K, if they are known: then the Jacobian is computed along them.
+            anchor: take the log-probabilities of this pass for those of the old policy from now on, where none were
+                recorded while sampling. An inner loss with a ratio is then a function of the parameters elsewhere, too.
         """
         if self._first_order:
-            return Adaptation(trajectory or [start, self.run(start, workspace)], [])
+            return Adaptation(trajectory or [start, self.run(start, workspace, anchor=anchor)], [])
         points, kept = [start], []
         for index, (step, step_size) in enumerate(self._steps):
             linearization = step.at(points[-1], Workspace())
-            gradient = self._differentiate(step, linearization, workspace, twice=True)
+            gradient = self._differentiate(index, linearization, workspace, twice=True, anchor=anchor)
             points.append(points[-1] - step_size * gradient if trajectory is None else trajectory[index + 1])
             kept.append((linearization, step_size))
         return Adaptation(points, kept)
 
     def _differentiate(
-        self, step: PolicyOnSamples, linearization: Linearization, workspace: Workspace, *, twice: bool = False
+        self,
+        index: int,
+        linearization: Linearization,
+        workspace: Workspace,
+        *,
+        twice: bool = False,
+        anchor: bool = False,
     ) -> Tensor:
+        if anchor and (samples := self._steps[index][0].samples).log_probs is None:
+            self._samples[index] = replace(samples, log_probs=linearization.log_probs.clone())
+        samples = self._samples[index]
         return linearization.differentiate(
-            lambda log_probs: self._inner_loss(linearization.outcome(step.samples, log_probs)), workspace, twice=twice
+            lambda log_probs: self._inner_loss(linearization.outcome(samples, log_probs)), workspace, twice=twice
         )[1]
 
 

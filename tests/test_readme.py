@@ -31,27 +31,24 @@ def command_lines() -> list[str]:
     return [line for line in lines if line.startswith(("python train.py", "python test.py", "maml-rl"))]
 
 
-def test_policy_is_adapted_to_a_task_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_is_adapted_to_a_task_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(python_block("adapt_to_task"), names)
-    before, after = names["policy"], names["adapted"]
-    assert any((one != other).any() for one, other in zip(before.parameters(), after.parameters(), strict=True))
-    env = names["env"]
-    assert isinstance(env, gymnasium.Env)
-    policy, observation, rewards = after, names["observation"], [names["reward"]]
-    for _ in range(40):
-        observation, reward, *_ = env.step(policy.choose(observation)[0])
-        rewards.append(reward)
-    # The goal is 0.36 away from the start.
-    assert max(rewards) > -0.15, "the adapted policy does not find the goal"
+    assert isinstance(names["env"], gymnasium.Env)
+    before, after = map(float, capsys.readouterr().out.split())
+    # The goal is 0.36 away from the start: 36 is lost by who stays there.
+    assert before < -25.0
+    assert after > -6.0, "the adapted policy does not find the goal"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_sampler_is_imported_as_shown(tmp_path: Path) -> None:
     text = python_block("with MultiTaskSampler(")
-    for large, small in (("batch_size=20", "batch_size=2"), ("sample_tasks(40)", "sample_tasks(2)")):
+    for large, small in (("sample_tasks(40)", "sample_tasks(10)"),):
         assert large in text
         text = text.replace(large, small)
     (tmp_path / "script.py").write_text(text)
@@ -60,7 +57,9 @@ def test_sampler_is_imported_as_shown(tmp_path: Path) -> None:
         [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert re.fullmatch(r"tensor\(-?[\d.]+\) tensor\(-?[\d.]+\)\n", ended.stdout)
+    shown = re.fullmatch(r"tensor\((-[\d.]+)\) tensor\((-[\d.]+)\)\n", ended.stdout)
+    assert shown is not None
+    assert float(shown[2]) > float(shown[1]) + 10.0, "the return after adaptation is not much higher than before"
 
 
 @pytest.mark.timeout(60)

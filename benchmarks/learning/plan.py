@@ -108,7 +108,18 @@ def named(*entries: Any) -> dict[str, Any]:
     return {entry.name: entry for entry in entries}
 
 
-NAVIGATION = Family("2d-navigation", "2D navigation", "2d-navigation.yaml", 60, 10)
+# Actions that are the moves themselves, for all contenders, and the inner steps that suit them: the default experiment,
+# whose file this is, has normalized actions and other steps.
+_STEPS_OF_MOVES = {"fast-lr": 0.1, "halve-step-size": "never"}
+NAVIGATION = Family(
+    "2d-navigation",
+    "2D navigation",
+    "2d-navigation.yaml",
+    60,
+    10,
+    changes={"env-kwargs": {"low": -0.5, "high": 0.5}, "output-scale": 1.0, "evaluate-every": None},
+    algorithm_changes={"maml-trpo": {**_STEPS_OF_MOVES, "inner-loss": "log-probability"}, "rl2": _STEPS_OF_MOVES},
+)
 # Trials of two episodes: as many episodes as 20 tasks with 10 before and 10 after a step.
 RL2_OF_400_EPISODES = {"meta-batch-size": 200}
 HALFCHEETAH_DIR = Family(

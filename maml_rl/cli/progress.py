@@ -36,6 +36,7 @@ class TrainingProgress:
         self.first: Metrics | None = None
         self.latest: Metrics | None = None
         self._best: tuple[float, int] | None = None
+        self._evaluated: Metrics | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +59,7 @@ class TrainingProgress:
                 self._seconds[key] = self._seconds.get(key, 0.0) + value
         if evaluated := return_keys(metrics, evaluated=True):
             self._best = max(self._best or (-math.inf, 0), (metrics[evaluated[-1]], metrics["iteration"]))
+            self._evaluated = metrics
         self._env_steps += metrics["time/steps_per_s"] * metrics["time/sample_s"]
         # Short, so that the bar fits on one line of 80 columns.
         returns = _returns(metrics)
@@ -90,6 +92,11 @@ class TrainingProgress:
         lines.append(
             f"each iteration took {sample:.2f} s of sampling, at {speed:,.0f} steps/s, and {update:.2f} s of updating"
         )
+        if self._evaluated is not None:
+            lines.append(
+                f"on held-out tasks, after {self._evaluated['iteration'] + 1} iterations: "
+                + _by_column(self._evaluated)
+            )
         if self._best is not None:
             value, iteration = self._best
             lines.append(
@@ -134,6 +141,17 @@ class ReportProgress:
 def _returns(metrics: Metrics) -> list[float]:
     """Return the mean returns from before adaptation to after it; a single one where training does not adapt."""
     return [metrics[key] for key in return_keys(metrics)]
+
+
+def _by_column(metrics: Metrics) -> str:
+    """Return the mean returns of an evaluation, from the first column to the last."""
+    keys = return_keys(metrics, evaluated=True)
+    shown = "return " + ", ".join(f"{metrics[key]:.1f}" for key in keys)
+    if len(keys) == 1:
+        return shown
+    of_steps = keys[0].rpartition("/")[2].startswith("step")
+    last = len(keys) - 1
+    return f"{shown} after 0 to {last} gradient steps" if of_steps else f"{shown} in the episodes 0 to {last}"
 
 
 def _in_words(metrics: Metrics) -> str:

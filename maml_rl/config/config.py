@@ -34,8 +34,9 @@ Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"
 TASKS = "tasks"
-# Settings of an algorithm that may stand at the top level, where earlier configs have them.
+# Settings of maml-trpo that may stand at the top level, where earlier configs have them.
 FLAT_KEYS = (
+    "inner-loss",
     "first-order",
     "max-kl",
     "cg-iters",
@@ -158,6 +159,10 @@ class Config(SettingsModel):
     nonlinearity: Annotated[
         Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
     ] = "tanh"
+    output_scale: Annotated[
+        Positive,
+        Field(description="size of the initial weights of the output layer, relative to the usual"),
+    ] = 1.0
     fast_batch_size: Annotated[Count, Field(description="episodes for each task and phase")] = 20
     num_steps: Annotated[Count, Field(description="inner steps (gradient steps on one task) in training")] = 1
     fast_lr: Annotated[Positive, Field(description="inner step size")] = 0.1

@@ -4,7 +4,7 @@ import copy
 import inspect
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import array_layout, is_image
@@ -38,6 +39,8 @@ from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
+# Ways of collecting, which are for training alone.
+_MODES = ("inference", "num_groups", "recv_timeout")
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
 
@@ -153,7 +156,12 @@ class Experiment:
             ConfigError: If the config's way of collecting makes no sense.
         """
         config = self.config
-        modes = {} if evaluation else self._modes()
+        placement = self._placement(evaluation)
+        # The update may still run elsewhere.
+        acts_elsewhere = placement["backend"] == "ray" or placement.get("inference") == "worker"
+        placement["device"] = "cpu" if acts_elsewhere else self.device
+        if num_workers is not None:
+            placement["num_workers"] = num_workers
         prefetched = config.prefetch > 0 and not evaluation
         try:
             return MultiTaskSampler(
@@ -163,41 +171,31 @@ class Experiment:
                 policy=copy.deepcopy(self.policy) if prefetched else self.policy,
                 baseline=copy.deepcopy(self.baseline) if evaluation else self.baseline,
                 seed=config.seed,
-                num_workers=config.num_workers if num_workers is None else num_workers,
-                backend=config.backend,
-                ray_address=config.ray_address,
-                strict=config.strict,
-                ray_start_timeout=config.ray_start_timeout,
-                ray_head_timeout=config.ray_head_timeout,
                 slots_per_task=1 if self.metalearner.columns == "episode" else config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
-                step_timeout=config.step_timeout,
-                max_restarts=config.max_restarts,
                 evaluation=evaluation,
                 task_split=task_split,
                 task_distribution=self.task_distribution,
                 record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
                 timer=timer,
-                # The update may still run elsewhere.
-                device="cpu" if config.backend == "ray" or modes.get("inference") == "worker" else self.device,
-                **modes,
+                **placement,
             )
         except ConfigError:
             raise
         except (TypeError, ValueError) as error:
-            chosen = [*modes, *(["backend"] if config.backend != "auto" else [])]
+            chosen = [name for name in (*_MODES, "backend") if name in placement and _is_chosen(config, name)]
             if not chosen:
                 raise
             raise config.error(str(error), chosen[0].replace("_", "-")) from error
 
-    def _modes(self) -> dict[str, Any]:
-        """Return the sampler's arguments for the config's way of collecting."""
-        config = self.config
-        return {
-            name: getattr(config, name)
-            for name in ("inference", "num_groups", "recv_timeout")
-            if getattr(config, name) != type(config).model_fields[name].default
-        }
+    def _placement(self, evaluation: bool) -> dict[str, Any]:
+        """Return what the config says of the fields of `Placement`; an evaluation is sampled in the default mode."""
+        names = [each.name for each in fields(Placement) if each.name in Config.model_fields]
+        return {name: getattr(self.config, name) for name in names if not (evaluation and name in _MODES)}
+
+
+def _is_chosen(config: Config, name: str) -> bool:
+    return bool(getattr(config, name) != Config.model_fields[name].default)
 
 
 def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_workers: int | None = 0) -> Experiment:

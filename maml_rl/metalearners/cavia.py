@@ -79,7 +79,9 @@ class CAVIA(ClippedLearner):
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Settings) -> Policy:
         """Make an MLP with a context; see `MetaLearner.make_policy`."""
-        inner = get_policy_for_env(env, config.hidden_sizes, config.nonlinearity, seed=config.seed)
+        inner = get_policy_for_env(
+            env, config.hidden_sizes, config.nonlinearity, seed=config.seed, output_scale=config.output_scale
+        )
         if not isinstance(inner, MLPPolicy):
             raise TypeError(f"cavia has no {type(inner).__name__} with a context; for images choose another algorithm")
         # A seed of its own: weights from the stream of the first layer would repeat that layer's.

@@ -1,20 +1,25 @@
 """MAML with a trust region as the outer optimizer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases
-from maml_rl.config import SettingsModel
+from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
+from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
+from maml_rl.metalearners.inner_losses import likelihood_ratio
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner
 from maml_rl.metalearners.objectives import OuterObjective, surrogate
 from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
+from maml_rl.policies import Policy
+
+# By the name in a config.
+INNER_LOSSES: dict[str, InnerLoss] = {"log-probability": reinforce, "likelihood-ratio": likelihood_ratio}
 
 Episodes = TaskEpisodes | Sequence[BatchEpisodes]
 
@@ -42,6 +47,10 @@ class MAMLTRPO(MetaLearner):
     class Settings(SettingsModel):
         """Settings of MAML-TRPO."""
 
+        inner_loss: Annotated[
+            Literal["log-probability", "likelihood-ratio"],
+            Field(description="loss of the inner steps; likelihood-ratio keeps the policy from drifting off"),
+        ] = "log-probability"
         first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
         max_kl: Annotated[
             Positive, Field(description="trust region: mean KL divergence that one meta-update may cause")
@@ -78,6 +87,11 @@ class MAMLTRPO(MetaLearner):
         super().__init__(policy, settings=settings, collection=collection, device=device)
         self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
         self._objective = objective
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
+        """Make gradient steps of the inner loss that the settings name."""
+        return AdaptationRule(config.fast_lr, inner_loss=INNER_LOSSES[settings.inner_loss])
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Update the policy's parameters by one trust-region step; see `step`."""

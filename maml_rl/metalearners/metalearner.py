@@ -147,6 +147,7 @@ class MetaLearner(ABC):
             config.hidden_sizes,
             config.nonlinearity,
             seed=config.seed,
+            output_scale=config.output_scale,
             conv_layers=config.conv_layers,
             image_scale=config.image_scale,
         )

@@ -61,7 +61,7 @@ class TaskChunk:
             The loss of each task, (k,), and the gradient of their sum in theta, (D,).
         """
         samples = self._valid.samples
-        adapted = self._inner.linearize(theta.repeat(len(samples.mask), 1), workspace)
+        adapted = self._inner.linearize(theta.repeat(len(samples.mask), 1), workspace, anchor=anchor)
         outcome = self._valid.at(adapted.parameters, Workspace())
         if anchor:
             old_log_probs = outcome.log_probs if samples.log_probs is None else samples.log_probs

@@ -5,11 +5,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
+from torch import nn
 
 from maml_rl.policies.cnn import CNNPolicy, ConvLayer, fitting_conv_layers
 from maml_rl.policies.heads import head_for
-from maml_rl.policies.mlp import MLPPolicy, Nonlinearity
+from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, Perceptron
 from maml_rl.spaces import flat_observation_space, is_image
 
 
@@ -21,6 +23,7 @@ def get_policy_for_env(
     seed: int = 0,
     init_std: float = 1.0,
     min_std: float = 1e-6,
+    output_scale: float = 1.0,
     conv_layers: Sequence[ConvLayer] | None = None,
     image_scale: float | None = None,
 ) -> MLPPolicy | CNNPolicy:
@@ -39,6 +42,9 @@ def get_policy_for_env(
         seed: of the initial weights.
         init_std: initial standard deviation of a Gaussian policy.
         min_std: the deviation of a Gaussian policy never falls below it.
+        output_scale: of the initial weights of the output layer, relative to those of Glorot and Bengio 2010. With a
+            small one actions hardly depend on the observation at first, so that no loop of observation and action
+            carries the policy away.
         conv_layers: filters, kernel size and stride of each convolution, for images; by default two that take
             patches of 4 x 4, then of 2 x 2, where they fit.
         image_scale: what images are divided by; None for the largest number of their space. Give it where the space
@@ -46,13 +52,16 @@ def get_policy_for_env(
 
     Raises:
         TypeError: If a space is not supported, or `hidden_sizes` is not a sequence.
-        ValueError: If the convolutions do not fit the images, or `image_scale` comes without images.
+        ValueError: If the convolutions do not fit the images, `output_scale` is not positive, or `image_scale` comes
+            without images.
     """
     if isinstance(hidden_sizes, int) or not all(isinstance(size, int | np.integer) for size in hidden_sizes):
         raise TypeError(
             "hidden_sizes must be a sequence of whole numbers, one for each hidden layer, as (64, 64) or (64,); got "
             f"{hidden_sizes!r}"
         )
+    if not output_scale > 0.0:
+        raise ValueError(f"output_scale must be positive, got {output_scale}")
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
     try:
         flat = flat_observation_space(observation_space)
@@ -63,10 +72,12 @@ def get_policy_for_env(
     if is_image(flat):
         layers = fitting_conv_layers(flat.shape) if conv_layers is None else tuple(conv_layers)
         scale = float(flat.high.max()) if image_scale is None else image_scale
-        return CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed, image_scale=scale)
+        images = CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed, image_scale=scale)
+        _scale_outputs(images.perceptron, images.head, output_scale)
+        return images
     if image_scale is not None:
         raise ValueError(f"image_scale is for images, and the observations are {observation_space}; leave it out")
-    return MLPPolicy(
+    policy = MLPPolicy(
         spaces.flatdim(flat),
         head,
         hidden_sizes,
@@ -75,6 +86,14 @@ def get_policy_for_env(
         observation_shape=flat.shape,
         observation_start=int(flat.start) if isinstance(flat, spaces.Discrete) else None,
     )
+    _scale_outputs(policy.perceptron, policy, output_scale)
+    return policy
+
+
+def _scale_outputs(perceptron: Perceptron, module: nn.Module, scale: float) -> None:
+    """Multiply the weights of the output layer, which `module` has."""
+    with torch.no_grad():
+        module.get_parameter(perceptron.layer_names[-1][0]).mul_(scale)
 
 
 def _find_space(env: Any, kind: str) -> gym.Space[Any]:

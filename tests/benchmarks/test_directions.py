@@ -17,7 +17,8 @@ TINY = {
 
 def test_a_step_keeps_its_promise_to_first_order_and_more_iterations_promise_more() -> None:
     config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override({**TINY, "max-kl": 1e-8})
-    steps = list(directions.steps(config, 2))
+    # With less damping, float32 would decide the last directions.
+    steps = list(directions.steps(config, 2, [1e-2]))
     assert [step.iterations for step in steps] == [*directions.ITERATIONS] * 2
     for step in steps:
         assert step.own == pytest.approx(step.predicted, rel=0.05)
@@ -25,6 +26,16 @@ def test_a_step_keeps_its_promise_to_first_order_and_more_iterations_promise_mor
     promised = [step.predicted for step in steps[: len(directions.ITERATIONS)]]
     assert promised == sorted(promised, reverse=True)
     assert all(step.other != step.own for step in steps)
+    # The first direction is the gradient's; float32 gives six digits of it.
+    assert all(0.0 < step.rounded < 1e-4 for step in steps if step.iterations == 1)
+
+
+def test_damping_shortens_what_rounding_decides() -> None:
+    config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override(TINY)
+    steps = list(directions.steps(config, 1, [1e-5, 1e-1]))
+    assert [step.damping for step in steps] == [1e-5] * len(directions.ITERATIONS) + [1e-1] * len(directions.ITERATIONS)
+    rounded = {step.damping: step.rounded for step in steps if step.iterations == 20}
+    assert rounded[1e-1] < rounded[1e-5]
 
 
 def test_an_algorithm_without_a_trust_region_is_refused() -> None:
@@ -40,5 +51,5 @@ def test_the_table_has_a_row_for_every_number_of_iterations(
     monkeypatch.setattr(directions, "load_config", lambda path: load(path).override(TINY))
     directions.main(["--config", "2d-navigation", "--updates", "1", "--seeds", "0", "1", "--num-workers", "0"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == [str(count) for count in directions.ITERATIONS]
-    assert all(line.count("|") == 7 for line in lines)
+    assert [line.split("|")[2].strip() for line in lines[2:]] == [str(count) for count in directions.ITERATIONS]
+    assert all(line.count("|") == 9 for line in lines)

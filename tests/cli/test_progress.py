@@ -127,3 +127,15 @@ def test_bar_of_a_report_shows_what_is_done() -> None:
         screen = shown()
     assert "trying policies:  25%" in screen
     assert re.search(r"drawing videos:  75%.*3/4", screen)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [("step", "after 0 to 2 gradient steps"), ("episode", "in the episodes 0 to 2")],
+)
+def test_summary_has_the_returns_of_the_last_evaluation_column_by_column(column: str, words: str) -> None:
+    with TrainingProgress(2) as progress:
+        for iteration, shift in enumerate((0.0, -1.0)):
+            evaluated = {f"evaluation/return/{column}_{index}": -9.0 + 4.0 * index + shift for index in range(3)}
+            progress({**metrics_of(iteration, -20.0, -10.0), **evaluated})
+    assert f"on held-out tasks, after 2 iterations: return -10.0, -6.0, -2.0 {words}" in progress.summary().splitlines()

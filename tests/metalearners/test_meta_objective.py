@@ -10,6 +10,7 @@ from benchmarks.reference_update import ReferenceUpdate
 from maml_rl.adaptation import AdaptationRule, adapt_steps
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.inner_losses import likelihood_ratio
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.objectives import surrogate
 from maml_rl.policies import Policy
@@ -255,6 +256,65 @@ def test_gradient_away_from_the_old_parameters_is_the_slope_of_the_loss_there(
         again = meta.gradient(theta)
         assert again[0] == loss
         assert torch.equal(again[1], gradient)
+
+
+@WAYS
+@ALL_KINDS
+@pytest.mark.parametrize("tasks_per_chunk", [None, 1])
+def test_ratio_of_the_inner_loss_is_taken_to_the_old_policy_wherever_the_loss_is_evaluated(
+    kind: str, automatic: bool, tasks_per_chunk: int | None
+) -> None:
+    policy, train, valid = make_problem(kind, 2, RAGGED)
+    rule = AdaptationRule(0.3, inner_loss=likelihood_ratio)
+    with meta_objective(policy, train, valid, rule=rule, automatic=automatic, tasks_per_chunk=tasks_per_chunk) as meta:
+        theta = meta.initial_parameters()
+        _, gradient = anchored(meta, theta)
+        there = theta + 0.2 * direction(policy)
+        moved, moved_gradient = meta.gradient(there)
+        evaluated, _ = meta.evaluate(there)
+        again, _ = meta.evaluate(theta)
+
+    # Task by task, all in one graph: the old policy adapts beside the new one, on the same episodes.
+    def loss_at(flat_theta: Tensor) -> Tensor:
+        losses = []
+        for task in range(len(valid)):
+            old, new = unflattened(policy, theta.clone().requires_grad_()), unflattened(policy, flat_theta)
+            for episodes in train:
+                old_probs = chances(policy, episodes, task, old)
+                old = descended(-mean_of(old_probs / old_probs.detach(), episodes, task), old)
+                new_probs = chances(policy, episodes, task, new)
+                new = descended(-mean_of(new_probs / old_probs.detach(), episodes, task), new)
+            ratio = chances(policy, valid, task, new) / chances(policy, valid, task, old).detach()
+            losses.append(-mean_of(ratio, valid, task))
+        return torch.stack(losses).mean()
+
+    def descended(loss: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        gradients = torch.autograd.grad(loss, list(params.values()), create_graph=True)
+        return {name: x - 0.3 * g for (name, x), g in zip(params.items(), gradients, strict=True)}
+
+    for point, loss, slope in ((theta, again, gradient), (there, moved, moved_gradient)):
+        leaf = point.clone().requires_grad_()
+        expected = loss_at(leaf)
+        assert loss == pytest.approx(expected.item(), rel=1e-10)
+        torch.testing.assert_close(slope, torch.autograd.grad(expected, leaf)[0], rtol=1e-9, atol=1e-12)
+    assert evaluated == pytest.approx(moved, rel=1e-12)
+
+
+def unflattened(policy: Policy, flat_theta: Tensor) -> dict[str, Tensor]:
+    own = dict(policy.named_parameters())
+    pieces = flat_theta.split([param.numel() for param in own.values()])
+    return {name: piece.view_as(param) for piece, (name, param) in zip(pieces, own.items(), strict=True)}
+
+
+def chances(policy: Policy, episodes: TaskEpisodes, task: int, params: dict[str, Tensor]) -> Tensor:
+    stacked = {name: param.unsqueeze(0) for name, param in params.items()}
+    one = slice(task, task + 1)
+    return policy.log_prob(episodes.observations[one], episodes.actions[one], stacked)[0].exp()
+
+
+def mean_of(weights: Tensor, episodes: TaskEpisodes, task: int) -> Tensor:
+    real = episodes.mask[task].bool()
+    return (weights * episodes.advantages[task])[real].mean()
 
 
 @WAYS

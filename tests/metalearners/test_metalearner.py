@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl.adaptation import AdaptationRule, adapt
+from maml_rl.adaptation import AdaptationRule, adapt, reinforce
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.derivatives import PhaseOutcome
+from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -19,6 +20,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO, Batch, MetaLearner, find_metalearner, register
+from maml_rl.metalearners.inner_losses import likelihood_ratio
 from maml_rl.metalearners.metalearner import algorithm_of
 from maml_rl.policies import Policy
 from maml_rl.samplers import MultiTaskSampler
@@ -250,3 +252,27 @@ def test_metalearner_without_inner_steps_has_one_phase_and_recorded_log_probabil
 def small_config(**values: Any) -> Config:
     """A run of one iteration; another algorithm takes none of the settings of MAML-TRPO."""
     return config_of_run(num_batches=1).override({key.replace("_", "-"): value for key, value in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"), [("", reinforce), ("inner-loss: likelihood-ratio\n", likelihood_ratio)], ids=["default", "chosen"]
+)
+def test_inner_loss_of_trpo_is_that_of_the_config_in_sampling_and_update(text: str, loss: Any) -> None:
+    learner, settings, config = algorithm_of(config_of(text))
+    policy = make_policy("normal")
+    made = learner.from_config(policy, config, settings)
+    assert made.rule is not None
+    assert made.rule.inner_loss is loss
+    assert made.rule.name() == loss.__qualname__
+
+
+def test_output_scale_of_a_config_reaches_the_policies_of_its_learners() -> None:
+    spaces_of = make_vector_env("2DNavigation-v0")
+    for algorithm in ("maml-trpo", "cavia"):
+        weights = []
+        for scale in (1.0, 0.5):
+            learner, settings, config = algorithm_of(config_of(f"algorithm: {algorithm}\noutput-scale: {scale}\n"))
+            weights.append(dict(learner.make_policy(spaces_of, config, settings).named_parameters()))
+        changed = [name for name, param in weights[0].items() if not torch.equal(param, weights[1][name])]
+        assert len(changed) == 1
+        assert torch.equal(0.5 * weights[0][changed[0]], weights[1][changed[0]])

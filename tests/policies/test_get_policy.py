@@ -113,3 +113,26 @@ def test_unsupported_space_is_refused_with_a_remedy(observation_space, action_sp
 def test_what_has_no_spaces_is_refused():
     with pytest.raises(TypeError, match="observation space"):
         get_policy_for_env("HalfCheetahDir-v5")
+
+
+@pytest.mark.parametrize("action_space", [BOX, spaces.Discrete(3)], ids=str)
+@pytest.mark.parametrize("hidden_sizes", [(), (8, 8)])
+def test_output_scale_multiplies_the_first_weights_of_the_output_layer_alone(action_space, hidden_sizes):
+    usual, small = (
+        get_policy_for_env(env(BOX, action_space), hidden_sizes, "tanh", output_scale=scale) for scale in (1.0, 0.01)
+    )
+    outputs = usual.perceptron.layer_names[-1][0]
+    for name, param in usual.named_parameters():
+        torch.testing.assert_close(small.get_parameter(name), param * (0.01 if name == outputs else 1.0))
+
+
+def test_output_scale_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match=r"output_scale must be positive, got 0\.0"):
+        get_policy_for_env(env(BOX, BOX), output_scale=0.0)
+
+
+def test_output_layer_behind_convolutions_is_scaled():
+    image = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+    usual, small = (get_policy_for_env(env(image, BOX), (8,), output_scale=scale) for scale in (1.0, 0.5))
+    (changed,) = (name for name, param in usual.named_parameters() if not torch.equal(param, small.get_parameter(name)))
+    torch.testing.assert_close(small.get_parameter(changed), 0.5 * usual.get_parameter(changed))

@@ -1,0 +1,38 @@
+"""How a config's placement reaches the sampler."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from maml_rl.config.config import Config
+from maml_rl.experiment import build
+from maml_rl.experiment.build import make_experiment
+from maml_rl.samplers.placement import Placement
+
+OTHERS: dict[str, Any] = {
+    "backend": "processes",
+    "num_workers": 3,
+    "inference": "central",
+    "recv_timeout": 0.5,
+    "num_groups": 2,
+    "step_timeout": 7.0,
+    "max_restarts": 1,
+    "ray_address": "10.0.0.1:6379",
+    "strict": True,
+    "ray_start_timeout": 11.0,
+    "ray_head_timeout": 12.0,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Placement) if field.name in Config.model_fields])
+def test_every_setting_of_a_placement_reaches_the_sampler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(build, "MultiTaskSampler", lambda *args, **options: given.update(options))
+    config = {"env-name": "2DNavigation-v0", name.replace("_", "-"): OTHERS[name]}
+    experiment = make_experiment(Config.model_validate(config))
+    experiment.make_sampler()
+    assert given[name] == OTHERS[name]
+    given.clear()
+    experiment.make_sampler(evaluation=True)
+    assert (name in given) is (name not in ("inference", "recv_timeout", "num_groups"))

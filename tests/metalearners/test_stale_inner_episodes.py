@@ -1,0 +1,113 @@
+"""What a meta-update promises against what it earns, in a problem where expectations need no sampling.
+
+States are -1 and 1, one step each; the mean of the action is linear in the state. In the task c = -1 or 1 the reward is
+c * s + 0.1 * c * a + 0.02 * a. Its first part, the larger, has nothing to do with the action. Actions stand at the
+quantiles of the normal distribution, so that means over episodes are expectations to three digits.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt, reinforce
+from maml_rl.episode import TaskEpisodes
+from maml_rl.metalearners import MAMLTRPO
+from maml_rl.metalearners.inner_losses import likelihood_ratio
+from maml_rl.metalearners.meta_objective import MetaObjective
+from maml_rl.metalearners.objectives import surrogate
+from maml_rl.policies import NormalMLPPolicy
+
+TASKS = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+STATES = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+NOISE = torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(500, dtype=torch.float64) + 0.5) / 500)
+NOISE = NOISE / NOISE.square().mean().sqrt()
+MAX_KL = 1e-3
+
+
+def make_policy() -> NormalMLPPolicy:
+    policy = NormalMLPPolicy(1, 1, (), "tanh", init_std=1.0, seed=0).double()
+    with torch.no_grad():
+        for name, param in policy.named_parameters():
+            if name in policy.perceptron.layer_names[0]:
+                param.zero_()
+    return policy
+
+
+def reward(task: Tensor, state: Tensor, action: Tensor) -> Tensor:
+    return task * state + 0.1 * task * action + 0.02 * action
+
+
+def sample(policy: NormalMLPPolicy, params: dict[str, Tensor] | None = None) -> TaskEpisodes:
+    """Return an episode for every state and noise, (2, 1, 1000)."""
+    states = STATES.repeat_interleave(len(NOISE)).expand(len(TASKS), 1, -1)
+    noise = NOISE.repeat(len(STATES)).expand(len(TASKS), 1, -1)
+    with torch.no_grad():
+        own = dict(policy.named_parameters()) if params is None else params
+        stacked = policy.stack_parameters(len(TASKS), own)
+        actions, _ = policy.act(states.unsqueeze(-1), noise.unsqueeze(-1), params=stacked)
+    rewards = reward(TASKS.reshape(-1, 1, 1), states, actions.squeeze(-1))
+    ones = torch.ones(len(TASKS), states.shape[2], dtype=torch.long)
+    final = torch.zeros(len(TASKS), states.shape[2], 1)
+    episodes = TaskEpisodes(states.unsqueeze(-1), actions, rewards, ones, ones.bool(), ~ones.bool(), final)
+    # The value of all states is zero in both tasks, but for what a policy earns with the small parts of the reward.
+    episodes.advantages = rewards
+    return episodes
+
+
+@dataclass
+class Outcome:
+    promised: float
+    earned: float
+    moved: float
+
+
+def update(inner_loss: InnerLoss) -> Outcome:
+    policy, rule = make_policy(), AdaptationRule(1.0, inner_loss=inner_loss)
+
+    def run() -> tuple[TaskEpisodes, TaskEpisodes]:
+        train = sample(policy)
+        return train, sample(policy, adapt(policy, train, rule=rule, create_graph=False))
+
+    train, valid = run()
+    settings = {"max_kl": MAX_KL, "cg_iters": 10, "cg_damping": 1e-8}
+    logs = MAMLTRPO(policy, rule).step([train], valid, **settings)  # type: ignore[arg-type]
+    assert logs["accepted"]
+    promised = logs["loss/before"] - logs["loss/after"]
+    slope = dict(policy.named_parameters())[policy.perceptron.layer_names[0][0]]
+    return Outcome(promised, float(run()[1].rewards.mean() - valid.rewards.mean()), float(slope.detach().abs().max()))
+
+
+def test_log_probabilities_of_stale_actions_promise_what_new_episodes_do_not_hold() -> None:
+    outcome = update(reinforce)
+    # Where the mean moves away from the actions, state by state, their advantages become part of the inner step.
+    assert outcome.moved > 0.01
+    assert outcome.promised > 3.0 * outcome.earned
+
+
+def test_likelihood_ratio_promises_what_new_episodes_hold() -> None:
+    outcome = update(likelihood_ratio)
+    assert outcome.moved < 1e-3
+    assert outcome.earned > 0.0
+    assert outcome.promised == pytest.approx(outcome.earned, rel=0.05)
+
+
+@pytest.mark.parametrize(("inner_loss", "false_gain"), [(reinforce, 0.1), (likelihood_ratio, 0.0)])
+def test_gain_from_a_mean_that_follows_the_state_is_that_of_the_inner_loss(
+    inner_loss: InnerLoss, false_gain: float
+) -> None:
+    policy, rule = make_policy(), AdaptationRule(1.0, inner_loss=inner_loss)
+    train = sample(policy)
+    valid = sample(policy, adapt(policy, train, rule=rule, create_graph=False))
+    objective = MetaObjective(policy, [train], valid, rule=rule, objective=surrogate, device=torch.device("cpu"))
+    with objective as meta:
+        theta = meta.initial_parameters()
+        meta.anchor(theta)
+        names = [name for name, param in policy.named_parameters() for _ in range(param.numel())]
+        tilt = -0.05 * torch.tensor(
+            [name == policy.perceptron.layer_names[0][0] for name in names], dtype=torch.float64
+        )
+        gain = meta.evaluate(theta)[0] - meta.evaluate(theta + tilt)[0]
+    # E[(a - d s) A] = 0.1 c + 0.02 - c d: of the tilt d comes a step of the bias, and of it a reward of 0.1 * d.
+    assert gain == pytest.approx(false_gain * 0.05, abs=3e-4)
