@@ -8,7 +8,7 @@ if __name__ == "__main__":
     # While libraries load there is nothing to clean up, and not all of them take a KeyboardInterrupt for what it is.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        from maml_rl.cli.train_test import run_test
+        from maml_rl.cli.evaluate import run_test
     except (ImportError, SyntaxError) as error:
         hint = "`make install` sets up .venv, and `. .venv/bin/activate` makes it this shell's python"
         print(f"test.py: error: {sys.executable} cannot load maml_rl ({error}); {hint}", file=sys.stderr)

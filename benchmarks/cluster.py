@@ -33,7 +33,7 @@ from benchmarks.reporting import Report, Row, check_packages, chosen, common_opt
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.tasks import TaskEntry
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.seeding import SlotStreams

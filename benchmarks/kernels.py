@@ -28,9 +28,9 @@ from benchmarks.measuring import Measurements, Participant, machine, ratios, tak
 from benchmarks.reporting import Report, Row, chosen, common_options, finish, progress
 from maml_rl import MultiTaskSampler, functional
 from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
-from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
+from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy, as_policy, get_policy_for_env
 
 OBSERVATION_SIZE, ACTION_SIZE = 20, 6

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maml_rl.machine import usable_cores
+
 PACKAGES = ("gymnasium", "mujoco", "mjbatch", "numpy", "torch", "stable_baselines3", "envpool")
 
 Measurements = Mapping[str, float]
@@ -110,11 +112,6 @@ def take_turns(
 def ratios(numerator: Samples, denominator: Samples) -> Samples:
     """Return the ratio of every round; what slows a whole round down cancels."""
     return Samples([above / below for above, below in zip(numerator.values, denominator.values, strict=True)])
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.measuring import usable_cores
+from maml_rl.machine import usable_cores
 
 Float64 = NDArray[np.float64]
 

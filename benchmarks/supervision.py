@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
-from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns, usable_cores
+from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+from maml_rl.machine import usable_cores
 
 RATES = "Environment steps per second"
 SHARES = "Share that supervision and transport leave"

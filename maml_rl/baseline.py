@@ -8,8 +8,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from maml_rl.envs.spaces import flat_observation_space, is_image
 from maml_rl.episode.task_episodes import Baseline, BatchEpisodes, TaskEpisodes
+from maml_rl.spaces import flat_observation_space, is_image
 
 __all__ = ["LinearFeatureBaseline", "ZeroBaseline", "make_baseline"]
 

@@ -1,6 +1,7 @@
 """The rooms of the package, and which way the imports between them point."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -30,8 +31,14 @@ ROOMS = (
     "functional",
     "seeding",
     "checksums",
+    "spaces",
+    "machine",
+    "arguments",
     "errors",
 )
+# File names that rooms of one plan share: what stands for a backend, its workers and what acts in them; the commands
+# `train` and `evaluate` and what they call.
+SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "train.py", "worker.py"}
 
 
 def imports() -> Iterator[tuple[str, str, str]]:
@@ -56,6 +63,11 @@ def imports() -> Iterator[tuple[str, str, str]]:
 def test_every_room_has_its_place() -> None:
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
     assert found - {"__init__", "__main__"} == set(ROOMS)
+
+
+def test_no_file_name_stands_twice() -> None:
+    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name not in {"__init__.py", "__main__.py"})
+    assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
 
 
 def test_imports_between_rooms_point_downwards() -> None:

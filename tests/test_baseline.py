@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maml_rl.baseline import LinearFeatureBaseline, ZeroBaseline, make_baseline
-from maml_rl.envs.spaces import flat_observation_space
 from maml_rl.episode import BatchEpisodes, TaskEpisodes
+from maml_rl.spaces import flat_observation_space
 
 
 def make(lengths: Any, observations: Any = None, rewards: Any = None, seed: int = 0, **ends: Any) -> TaskEpisodes:

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from benchmarks.contenders.collecting import Episodes, Float32, LockstepContender, TaskPolicies
 from benchmarks.contenders.layouts import Job
-from benchmarks.measuring import Measurements, usable_cores
+from benchmarks.measuring import Measurements
+from maml_rl.machine import usable_cores
 
 _ENV = "HalfCheetah-v4"
 

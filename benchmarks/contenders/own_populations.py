@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.contenders.layouts import Workload
 from benchmarks.measuring import Measurements
-from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.make_env import make_vector_env
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers.population import PopulationEvaluator
 

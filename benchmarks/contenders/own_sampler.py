@@ -14,7 +14,7 @@ from benchmarks.measuring import Measurements, of_cpu_time
 from benchmarks.replay import Replay, Trajectories
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
-from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.episode import TaskEpisodes
 from maml_rl.policies import get_policy_for_env

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.contenders.layouts import Workload
 from maml_rl.baseline import LinearFeatureBaseline
-from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.make_env import make_vector_env
 from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import Policy, get_policy_for_env

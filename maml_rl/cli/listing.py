@@ -56,7 +56,7 @@ def list_envs(*, verbose: bool) -> Iterable[str]:
     for env_id, family in FAMILIES.items():
         description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
         steps = "one step" if family.max_episode_steps is None else f"{family.max_episode_steps} steps"
-        kind = _KINDS[family.module.removeprefix("maml_rl.envs.").partition(".")[0]]
+        kind = _KINDS[family.module.removeprefix("maml_rl.envs.").removeprefix("families.").partition(".")[0]]
         text = f"{description.rstrip('.')}. Episodes have {steps}."
         kinds.setdefault(kind, {}).setdefault(text, []).append(env_id)
     for kind, tasks in kinds.items():

@@ -26,8 +26,9 @@ from maml_rl.cli.console import (
     run_command,
     utf8,
 )
+from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.listing import list_configs, list_envs, list_zoo
-from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.cli.train import run_train
 from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 

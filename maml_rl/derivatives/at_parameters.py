@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
+from maml_rl.derivatives.by_hand import MLPLinearization, fits
 from maml_rl.derivatives.contract import Linearization
 from maml_rl.derivatives.general import AutogradLinearization
 from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.mlp import MLPLinearization, fits
 from maml_rl.derivatives.rows import Rows
 from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace

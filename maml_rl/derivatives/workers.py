@@ -2,14 +2,16 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from maml_rl.machine import intra_op_threads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -82,21 +84,3 @@ class ChunkWorkers:
         if self._pool is None or len(items) < 2:
             return [run(item) for item in items]
         return list(self._pool.map(run, items))
-
-
-@contextmanager
-def intra_op_threads(count: int) -> Iterator[None]:
-    """Run the `with` block with `count` torch intra-op threads, then restore the caller's number.
-
-    Args:
-        count: at least 1.
-    """
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,9 +12,9 @@ import gymnasium
 import numpy as np
 
 from maml_rl.envs.meta_env import check_flags
-from maml_rl.envs.spaces import array_layout, flattener_for
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import explain
+from maml_rl.spaces import array_layout, flattener_for
 
 _DUTIES = {
     "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",

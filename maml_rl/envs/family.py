@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.arguments import check_choices, check_count
-from maml_rl.envs.memory import check_memory
+from maml_rl.arguments import check_choices, check_count
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, check_flags, read_reset_mask, slot_seeds
-from maml_rl.envs.tasks import TaskArrays, TaskEntry, parse_tasks
+from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
+from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 
 # What unseeded environments start from: the same task in every process, until `reset_task` gives another.
@@ -90,7 +90,7 @@ class BatchedFamily(MetaVectorEnv):
         self.entries = dict(entries)
         # Tasks may be drawn, and tables of them made, before anything else shows how large they are.
         num_bytes = 8 * num_envs * sum(math.prod(entry.shape) for entry in entries.values())
-        check_memory(
+        refuse_if_too_large(
             num_bytes, f"one task per slot of {type(self).__name__}", "choose smaller arguments of the environment"
         )
         self.parts = (slice(0, num_envs),)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, read_reset_mask
 from maml_rl.envs.observing import ObservingVectorEnv
-from maml_rl.envs.spaces import write_flat
+from maml_rl.spaces import write_flat
 
 
 @dataclass(frozen=True, slots=True)

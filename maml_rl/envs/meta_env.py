@@ -19,10 +19,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.memory import check_memory
-from maml_rl.envs.spaces import array_layout
 from maml_rl.envs.task_space import Task as Task
 from maml_rl.envs.task_space import TaskSpace
+from maml_rl.machine import refuse_if_too_large
+from maml_rl.spaces import array_layout
 
 # When an environment's info holds a number that is recorded: at every step, or at the last of an episode.
 InfoKind = Literal["step", "episode"]
@@ -54,7 +54,7 @@ class StepBuffers:
     ) -> StepBuffers:
         """Return buffers of zeros for `num_envs` slots."""
         shape, dtype = array_layout(observation_space)
-        check_memory(
+        refuse_if_too_large(
             num_envs * math.prod(shape) * dtype.itemsize,
             f"one observation of {observation_space} for each of {num_envs:,} slots",
             "use fewer slots (slots_per_task) or smaller observations",

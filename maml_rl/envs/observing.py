@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task
-from maml_rl.envs.spaces import is_image, write_flat
+from maml_rl.spaces import is_image, write_flat
 
 
 class ObservingVectorEnv(MetaVectorEnv):

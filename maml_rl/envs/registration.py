@@ -63,14 +63,17 @@ _METAWORLD_ENVIRONMENTS = """
 """
 
 FAMILIES: dict[str, FamilySpec] = {
-    **{f"Bandit-K{k}-v0": FamilySpec("maml_rl.envs.bandit", "BernoulliBandit", None, {"k": k}) for k in (5, 10, 50)},
     **{
-        f"GaussianBandit-K{k}-v0": FamilySpec("maml_rl.envs.bandit", "GaussianBandit", None, {"k": k})
+        f"Bandit-K{k}-v0": FamilySpec("maml_rl.envs.families.bandit", "BernoulliBandit", None, {"k": k})
         for k in (5, 10, 50)
     },
-    "TabularMDP-v0": FamilySpec("maml_rl.envs.tabular_mdp", "TabularMDP", 10),
-    "2DNavigation-v0": FamilySpec("maml_rl.envs.navigation", "Navigation2D", 100),
-    "PixelNavigation-v0": FamilySpec("maml_rl.envs.navigation", "PixelNavigation", 50),
+    **{
+        f"GaussianBandit-K{k}-v0": FamilySpec("maml_rl.envs.families.bandit", "GaussianBandit", None, {"k": k})
+        for k in (5, 10, 50)
+    },
+    "TabularMDP-v0": FamilySpec("maml_rl.envs.families.tabular_mdp", "TabularMDP", 10),
+    "2DNavigation-v0": FamilySpec("maml_rl.envs.families.navigation", "Navigation2D", 100),
+    "PixelNavigation-v0": FamilySpec("maml_rl.envs.families.navigation", "PixelNavigation", 50),
     "HalfCheetahVel-v5": _mujoco("half_cheetah", "HalfCheetahVel"),
     "HalfCheetahDir-v5": _mujoco("half_cheetah", "HalfCheetahDir"),
     "HalfCheetahVel-finn2017-v0": _mujoco("finn2017", "Finn2017HalfCheetahVel"),
@@ -92,12 +95,12 @@ FAMILIES: dict[str, FamilySpec] = {
     "HumanoidDir-v5": _mujoco("humanoid", "HumanoidDir"),
     "AntDir2D-v5": _mujoco("ant", "AntDir2D"),
     "AntGoal-v5": _mujoco("ant", "AntGoal"),
-    "PointGoal-v0": FamilySpec("maml_rl.envs.point", "PointGoal", 20),
-    "SparsePointGoal-v0": FamilySpec("maml_rl.envs.point", "SparsePointGoal", 20),
-    "PointCorner-v0": FamilySpec("maml_rl.envs.point", "PointCorner", 100),
-    "SparsePointCorner-v0": FamilySpec("maml_rl.envs.point", "PointCorner", 100, {"sparse": True}),
-    "DarkRoom-v0": FamilySpec("maml_rl.envs.dark_room", "DarkRoom", 20),
-    "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.dark_room", "DarkKeyDoor", 50),
+    "PointGoal-v0": FamilySpec("maml_rl.envs.families.point", "PointGoal", 20),
+    "SparsePointGoal-v0": FamilySpec("maml_rl.envs.families.point", "SparsePointGoal", 20),
+    "PointCorner-v0": FamilySpec("maml_rl.envs.families.point", "PointCorner", 100),
+    "SparsePointCorner-v0": FamilySpec("maml_rl.envs.families.point", "PointCorner", 100, {"sparse": True}),
+    "DarkRoom-v0": FamilySpec("maml_rl.envs.families.dark_room", "DarkRoom", 20),
+    "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.families.dark_room", "DarkKeyDoor", 50),
     **{f"MetaWorld/ML1-{name}-v3": _metaworld(f"ML1-{name}-v3") for name in _METAWORLD_ENVIRONMENTS.split()},
     **{f"MetaWorld/{benchmark}-v3": _metaworld(benchmark) for benchmark in ("ML10", "ML25", "ML45")},
 }

@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.arguments import check_count
+from maml_rl.arguments import check_count
 from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env
 from maml_rl.envs.meta_env import (
     InfoKind,
@@ -25,8 +25,8 @@ from maml_rl.envs.meta_env import (
     read_reset_mask,
     slot_seeds,
 )
-from maml_rl.envs.spaces import fits, flattener_for
 from maml_rl.errors import ChildEnvError, TaskError, UsersCode, explain
+from maml_rl.spaces import fits, flattener_for
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,12 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import make_baseline
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
-from maml_rl.envs.making import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
-from maml_rl.envs.memory import check_memory
+from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
-from maml_rl.envs.spaces import array_layout, is_image
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
+from maml_rl.machine import refuse_if_too_large
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.policies import Policy, as_policy
@@ -36,6 +35,7 @@ from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
+from maml_rl.spaces import array_layout, is_image
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
@@ -68,7 +68,7 @@ class Experiment:
     in_child: bool = False
     task_distribution: TaskDistribution | None = None
 
-    def check_memory(self, num_tasks: int, num_steps: int, num_batches: int = 1) -> None:
+    def refuse_too_large_batches(self, num_tasks: int, num_steps: int, num_batches: int = 1) -> None:
         """Refuse batches that certainly do not fit into the memory of this machine.
 
         Args:
@@ -84,7 +84,7 @@ class Experiment:
         # Elsewhere than on the CPU, the memory of the device holds the parameters.
         on_cpu = num_steps > 0 and self.device.type == "cpu"
         adapted = num_tasks * sum(param.nbytes for param in self.policy.parameters()) if on_cpu else 0
-        check_memory(
+        refuse_if_too_large(
             episodes * self.episode_bytes + adapted,
             f"a batch of {num_tasks:,} tasks with {config.fast_batch_size:,} episodes before and after each of "
             f"{num_steps:,} inner steps",
@@ -298,7 +298,7 @@ def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:
     widths = [num_inputs, *config.hidden_sizes, spaces.flatdim(env.single_action_space)]
     num_parameters = sum((before + 1) * after for before, after in pairwise(widths))
     try:
-        check_memory(2 * 4 * num_parameters, f"a policy of {num_parameters:,} parameters", "lower hidden-sizes")
+        refuse_if_too_large(2 * 4 * num_parameters, f"a policy of {num_parameters:,} parameters", "lower hidden-sizes")
     except ConfigError as error:
         raise config.error(str(error), "hidden-sizes") from None
 

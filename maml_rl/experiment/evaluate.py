@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.adaptation import AdaptationRule, StepSize
-from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
@@ -26,6 +25,7 @@ from maml_rl.experiment.statistics import (
     without_each,
     without_each_row,
 )
+from maml_rl.machine import refuse_if_too_large
 from maml_rl.metalearners.metalearner import Batch, Columns
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.samplers import MultiTaskSampler
@@ -203,10 +203,12 @@ def evaluate(
         )
     if not 1 <= repetitions <= _MOST_REPETITIONS:
         raise ConfigError(f"repetitions must lie in [1, {_MOST_REPETITIONS}], got {repetitions}")
-    experiment.check_memory(meta_batch_size if tasks is None else min(meta_batch_size, len(tasks)), num_steps)
+    experiment.refuse_too_large_batches(
+        meta_batch_size if tasks is None else min(meta_batch_size, len(tasks)), num_steps
+    )
     num_tasks = num_batches * meta_batch_size if tasks is None else len(tasks)
     results = 4 * num_tasks * repetitions * (num_steps + 1) * config.fast_batch_size
-    check_memory(results, f"the returns on {num_tasks:,} tasks", "lower num-batches or meta-batch-size")
+    refuse_if_too_large(results, f"the returns on {num_tasks:,} tasks", "lower num-batches or meta-batch-size")
     returns: list[list[NDArray[np.float32]]] = []
     infos: list[list[dict[str, NDArray[np.float32]]]] = []
     opened: AbstractContextManager[MultiTaskSampler] = (

@@ -11,7 +11,7 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
 from maml_rl.config.config import Config, load_config
-from maml_rl.envs.making import EnvMaker
+from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from maml_rl.envs.arguments import check_count
+from maml_rl.arguments import check_count
 
 Item = TypeVar("Item")
 

@@ -84,7 +84,7 @@ def train(
     config = experiment.config
     remember_code(config)
     num_steps = 0 if experiment.metalearner.rule is None else config.training_steps
-    experiment.check_memory(config.meta_batch_size, num_steps, 1 + min(config.prefetch, config.num_batches))
+    experiment.refuse_too_large_batches(config.meta_batch_size, num_steps, 1 + min(config.prefetch, config.num_batches))
     held_out = _held_out_tasks(experiment, Path(folder), resume=resume)
     timer = StageTimer() if profile else NULL_TIMER
     with (
@@ -129,11 +129,11 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
         return None
     try:
         if isinstance(config.evaluation_tasks, int):
-            experiment.check_memory(config.evaluation_tasks, config.test_steps)
+            experiment.refuse_too_large_batches(config.evaluation_tasks, config.test_steps)
             return config.evaluation_tasks
         # A resumed run keeps its tasks, even if the file has changed.
         tasks = experiment.load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks)
-        experiment.check_memory(len(tasks), config.test_steps)
+        experiment.refuse_too_large_batches(len(tasks), config.test_steps)
     except ConfigError as error:
         raise config.error(str(error), "evaluation-tasks") from error
     return tasks

@@ -2,6 +2,7 @@
 
 from maml_rl.policies.cnn import CNNPolicy
 from maml_rl.policies.distributions import MultiCategorical
+from maml_rl.policies.get_policy import get_policy_for_env
 from maml_rl.policies.gru_policy import GRUPolicy
 from maml_rl.policies.heads import (
     BernoulliHead,
@@ -13,7 +14,6 @@ from maml_rl.policies.heads import (
     MultiCategoricalHead,
     Params,
 )
-from maml_rl.policies.making import get_policy_for_env
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import (
     BernoulliMLPPolicy,

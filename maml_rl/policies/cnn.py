@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maml_rl.envs.arguments import check_positive
-from maml_rl.envs.spaces import is_image
+from maml_rl.arguments import check_positive
 from maml_rl.policies.heads import DistributionParams, Head, Params
 from maml_rl.policies.mlp import Nonlinearity, Perceptron, StackedLayer, layer_names_for, register_parameters
 from maml_rl.policies.policy import Memory, Policy
+from maml_rl.spaces import is_image
 
 # Number of filters, kernel size and stride of one convolution.
 ConvLayer = tuple[int, int, int]

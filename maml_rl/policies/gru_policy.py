@@ -14,11 +14,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from maml_rl.envs.spaces import category_counts
 from maml_rl.policies.heads import Head, Params, head_for
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import register_parameters
 from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.spaces import category_counts
 
 Cell = Literal["gru", "lstm"]
 ValueKind = Literal["head", "network", "none"]

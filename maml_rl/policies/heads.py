@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, kl_divergence
 
 from maml_rl import functional
-from maml_rl.envs.spaces import category_counts
 from maml_rl.policies.distributions import (
     DistributionForm,
     MultiCategorical,
@@ -27,6 +26,7 @@ from maml_rl.policies.distributions import (
     invert_categorical,
     log_prob,
 )
+from maml_rl.spaces import category_counts
 
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]

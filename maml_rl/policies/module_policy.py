@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
-from maml_rl.envs.spaces import category_counts
 from maml_rl.policies.distributions import DistributionForm, noise_shape, sample_from_noise, take_apart
 from maml_rl.policies.heads import DistributionParams, FormDistributions, Params
 from maml_rl.policies.policy import Memory, Policy, Unrolled
+from maml_rl.spaces import category_counts
 
 _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 # Tasks that act together. Rounding under vmap depends on the number of tasks and on the place among them: both are the

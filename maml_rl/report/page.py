@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from maml_rl.config.config import SECTION, Config
 from maml_rl.experiment.evaluate import Evaluation, pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
-from maml_rl.report import curves, tasks
+from maml_rl.report import curves, task_charts
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element, join
@@ -136,13 +136,13 @@ def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> 
     if not compared:
         yield step_returns([result])
     if result.evaluations:
-        yield tasks.task_returns(result.evaluations[0])
+        yield task_charts.task_returns(result.evaluations[0])
     if not compared:
         yield curves.divergence([result.group])
         yield from curves.policy_spread([result.group])
         yield step_table([result])
     if result.sampled is not None:
-        yield tasks.navigation_paths(result.sampled)
+        yield task_charts.navigation_paths(result.sampled)
     yield films
 
 

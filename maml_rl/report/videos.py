@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.config.config import Config
-from maml_rl.envs.making import make_vector_env
+from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import MamlRLError
@@ -21,7 +21,7 @@ from maml_rl.report.curves import after, figure
 from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.scales import readable
-from maml_rl.report.tasks import NAVIGATION, describe, spread_out
+from maml_rl.report.task_charts import NAVIGATION, describe, spread_out
 
 Frames = NDArray[np.uint8]
 

@@ -1,11 +1,12 @@
 """What a run was started with: the commit of the code, the processor, the versions of the packages."""
 
-import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from maml_rl.machine import usable_cores
 
 _PACKAGES = ("maml-rl", "torch", "numpy", "gymnasium", "mujoco", "mjbatch")
 _PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
@@ -18,11 +19,10 @@ def describe_system() -> dict[str, Any]:
         "commit" of the package's own repository, with "-dirty" where it was changed, None outside of one; "cpu" and
         the number of its usable "cores"; "platform"; "python"; and the versions of the "packages".
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "commit": _commit(),
         "cpu": _cpu(),
-        "cores": cores,
+        "cores": usable_cores(),
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": package_versions(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from maml_rl.envs.making import ObservedLastStep, ObservedTask
+from maml_rl.envs.make_env import ObservedLastStep, ObservedTask
 from maml_rl.envs.meta_env import Task
 
 _MAX_TASK_CHARACTERS = 200

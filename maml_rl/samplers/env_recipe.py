@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker, env_id, make_vector_env
+from maml_rl.arguments import check_count
+from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.samplers.describing import describe_env, describe_task

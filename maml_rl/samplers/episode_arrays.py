@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import EnvDescription
-from maml_rl.envs.spaces import array_layout, is_image
+from maml_rl.machine import refuse_if_too_large
+from maml_rl.spaces import array_layout, is_image
 
 # Shape and type of an array, by its name.
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -84,7 +84,7 @@ class EpisodeArrays:
         Raises:
             ConfigError: If they certainly do not fit into memory.
         """
-        check_memory(
+        refuse_if_too_large(
             sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values()),
             "the episodes of a phase",
             "use fewer tasks or episodes, shorter episodes or smaller observations",

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildEnvError, MamlRLError, UsersCode
+from maml_rl.machine import usable_cores
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.describing import describe_env
@@ -19,7 +20,7 @@ from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import Placement, usable_cores
+from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
 
 

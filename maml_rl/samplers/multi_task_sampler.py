@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
-from maml_rl.derivatives.workers import intra_op_threads
-from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker, ObservedLastStep, env_id, require_tasks
+from maml_rl.arguments import check_count
+from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
+from maml_rl.machine import intra_op_threads
 from maml_rl.policies import as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer

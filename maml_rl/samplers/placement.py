@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
-from maml_rl.envs.arguments import check_count
+from maml_rl.arguments import check_count
+from maml_rl.machine import usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -143,8 +143,3 @@ class Placement:
             raise ValueError("recv_timeout and num_groups exclude each other: a group is waited for as a whole")
         elif self.recv_timeout is not None and self.workers == 0:
             raise ValueError("recv_timeout needs workers to wait for, but num_workers is 0; raise it")
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from maml_rl.arguments import check_count
 from maml_rl.derivatives import ParameterLayout
-from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import EnvMaker
+from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer

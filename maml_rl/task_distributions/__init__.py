@@ -1,6 +1,6 @@
 """Which tasks training draws, and which its evaluations: in place of the family's own distribution."""
 
-from maml_rl.task_distributions.distributions import Curriculum, Grid, Split, Stratified, TaskList
+from maml_rl.task_distributions.built_in import Curriculum, Grid, Split, Stratified, TaskList
 from maml_rl.task_distributions.task_distribution import (
     FamilyTasks,
     TaskDistribution,

@@ -9,8 +9,9 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.main import main
-from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.cli.train import run_train
 from maml_rl.config import load_config
 
 SMALL = """\

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
-from maml_rl.derivatives.mlp import MLPLinearization
+from maml_rl.derivatives.by_hand import MLPLinearization
 from maml_rl.policies import GaussianHead, NormalMLPPolicy, Policy
 from tests.synthetic import KINDS, OpaquePolicy, make_episodes, make_policy
 

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 
 from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
-from maml_rl.envs.spaces import is_image
+from maml_rl.spaces import is_image
 from tests.envs.contract import STEPS, assert_same_slot, assert_same_tasks, play, random_actions, same
 
 

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs.meta_env import StepBuffers, slot_seeds
-from maml_rl.envs.spaces import array_layout
+from maml_rl.spaces import array_layout
 
 
 @pytest.mark.parametrize(

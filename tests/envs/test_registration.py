@@ -90,7 +90,8 @@ def test_every_family_describes_its_tasks(env_id: str) -> None:
 def test_importing_the_package_loads_neither_torch_nor_a_family() -> None:
     program = (
         "import sys, maml_rl, gymnasium; "
-        "families = {'maml_rl.envs.bandit', 'maml_rl.envs.navigation', 'maml_rl.envs.tabular_mdp'}; "
+        "names = ('bandit', 'navigation', 'tabular_mdp'); "
+        "families = {f'maml_rl.envs.families.{name}' for name in names}; "
         "heavy = families | {'torch', 'mujoco', 'mjbatch'}; "
         "loaded = heavy & set(sys.modules); assert not loaded, loaded; "
         "gymnasium.make('2DNavigation-v0'); assert 'torch' not in sys.modules"

@@ -5,10 +5,10 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs import MetaVectorEnv, ObservedTask, make_vector_env
-from maml_rl.envs.spaces import is_image
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.spaces import is_image
 from tests.envs.contract import assert_same_tasks, play, random_actions, same
 from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv, WordEnv
 

@@ -62,7 +62,7 @@ def test_custom_family_takes_about_forty_lines() -> None:
 def test_custom_family_can_be_named_in_a_config(
     example: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from maml_rl.cli.train_test import run_train
+    from maml_rl.cli.train import run_train
 
     config = tmp_path / "tram.yaml"
     config.write_text(

@@ -176,7 +176,9 @@ def test_failure_of_an_environment_ends_the_run_and_the_thread(tmp_path: Path, m
     def reset_buffers(*_: Any) -> None:
         raise RuntimeError("out of fuel")
 
-    monkeypatch.setattr("maml_rl.envs.navigation.Navigation2DVectorEnv.reset_buffers", reset_buffers, raising=True)
+    monkeypatch.setattr(
+        "maml_rl.envs.families.navigation.Navigation2DVectorEnv.reset_buffers", reset_buffers, raising=True
+    )
     threads = threading.active_count()
     with pytest.raises((RuntimeError, ChildEnvError), match="out of fuel"):
         train(config_of(prefetch=1), tmp_path, num_workers=0)

@@ -77,7 +77,7 @@ def own_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "zoo"
     monkeypatch.setattr("maml_rl.config.catalog.ZOO", folder)
     monkeypatch.setattr("maml_rl.experiment.zoo.ZOO", folder)
-    monkeypatch.setattr("maml_rl.cli.train_test.ZOO", folder)
+    monkeypatch.setattr("maml_rl.cli.run_options.ZOO", folder)
     return folder
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.errors import NonFiniteError
+from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective

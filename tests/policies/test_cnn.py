@@ -11,8 +11,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
-from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.episode import TaskEpisodes
+from maml_rl.machine import intra_op_threads
 from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
 from maml_rl.policies.cnn import conv_output_size
 

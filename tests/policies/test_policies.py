@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from maml_rl.derivatives.workers import intra_op_threads
+from maml_rl.machine import intra_op_threads
 from maml_rl.policies import (
     BernoulliMLPPolicy,
     CategoricalMLPPolicy,

@@ -9,7 +9,7 @@ import pytest
 
 from maml_rl.config.config import Config, load_config
 from maml_rl.experiment.evaluate import Evaluation
-from maml_rl.report import curves, tasks, write_report
+from maml_rl.report import curves, task_charts, write_report
 from maml_rl.report.comparison import step_returns, step_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
@@ -203,7 +203,7 @@ def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: li
     assert "this policy, oracle, knows the task" in words(root)
     assert "training does not adapt" in words(read(curves.learning_curve(oracle.group)))
     assert oracle.sampled is not None
-    assert tasks.navigation_paths(oracle.sampled) is None
+    assert task_charts.navigation_paths(oracle.sampled) is None
 
 
 def test_time_of_a_run_is_shown_by_sampling_and_update(navigation: GroupResult) -> None:
@@ -275,7 +275,7 @@ def test_published_returns_are_shown_for_no_other_config(name: str) -> None:
 
 def test_returns_are_drawn_against_the_number_that_tells_tasks_apart() -> None:
     task_list: list[dict[str, object]] = [{"velocity": 0.1 * index} for index in range(5)]
-    root = read(tasks.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
+    root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
     before = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "before" in dot.get("class", "")]
     assert before == sorted(before)
     assert count(root, "circle", "after") == 5
@@ -284,7 +284,7 @@ def test_returns_are_drawn_against_the_number_that_tells_tasks_apart() -> None:
 
 def test_tasks_of_two_kinds_stand_in_two_columns() -> None:
     task_list: list[dict[str, object]] = [{"direction": sign} for sign in (1, -1, 1, -1, 1)]
-    root = read(tasks.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
+    root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
     after = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "after" in dot.get("class", "")]
     assert max(after[1::2]) < min(after[0::2])
     assert {"1", "\N{MINUS SIGN}1"} <= {text.text for text in root.iter("text")}
@@ -292,7 +292,7 @@ def test_tasks_of_two_kinds_stand_in_two_columns() -> None:
 
 def test_tasks_in_the_plane_are_maps_with_a_scale() -> None:
     task_list: list[dict[str, object]] = [{"goal": [0.1 * index, -0.1 * index]} for index in range(5)]
-    root = read(tasks.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
+    root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
     assert len(list(root.iter("svg"))) == 2
     # Of all ten returns, -3 and -2 are in the lowest seventh, 4 and 5 in the highest.
     assert (count(root, "circle", "shade0"), count(root, "circle", "shade6")) == (2, 2)
@@ -303,7 +303,7 @@ def test_tasks_in_the_plane_are_maps_with_a_scale() -> None:
 def test_tasks_that_no_axis_can_show_stand_in_the_order_in_which_they_were_drawn(entry: dict[str, object]) -> None:
     # Sorted by a noisy return, the lowest would seem to improve, without any adaptation.
     returns = BEFORE_AND_AFTER[[3, 0, 4, 1, 2]]
-    root = read(tasks.task_returns(evaluation([dict(entry) for _ in range(5)], returns)))
+    root = read(task_charts.task_returns(evaluation([dict(entry) for _ in range(5)], returns)))
     assert count(root, "path", "link") == 5
     dots = [dot for dot in root.iter("circle") if "before" in dot.get("class", "")]
     assert [float(dot.get("cx", 0)) for dot in dots] == sorted(float(dot.get("cx", 0)) for dot in dots)
@@ -313,12 +313,12 @@ def test_tasks_that_no_axis_can_show_stand_in_the_order_in_which_they_were_drawn
 
 
 def test_evaluation_without_steps_has_no_chart_of_tasks() -> None:
-    assert tasks.task_returns(evaluation([{"velocity": 1.0}] * 5, BEFORE_AND_AFTER[:, :1])) is None
+    assert task_charts.task_returns(evaluation([{"velocity": 1.0}] * 5, BEFORE_AND_AFTER[:, :1])) is None
 
 
 def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: GroupResult) -> None:
     assert navigation.sampled is not None
-    root = read(tasks.navigation_paths(navigation.sampled))
+    root = read(task_charts.navigation_paths(navigation.sampled))
     maps = [plot for plot in root.iter("svg") if plot.get("role") == "img"]
     assert len(maps) == 5
     (line, *_), (start,) = (
@@ -345,7 +345,7 @@ def test_paths_lie_whole_within_axes_with_numbers(navigation: GroupResult) -> No
     moved = copy.copy(first)
     moved.observations = first.observations * 30.0
     sampled = replace(navigation.sampled, phases=[moved, second, second])
-    for plot in read(tasks.navigation_paths(sampled)).iter("svg"):
+    for plot in read(task_charts.navigation_paths(sampled)).iter("svg"):
         _, _, width, height = map(float, plot.get("viewBox", "").split())
         for line in (mark for mark in plot.iter("path") if "line" in mark.get("class", "").split()):
             points = np.array([tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")])
@@ -368,13 +368,13 @@ def test_paths_lie_whole_within_axes_with_numbers(navigation: GroupResult) -> No
     ],
 )
 def test_tasks_are_described_in_few_words(task: dict[str, object], expected: str) -> None:
-    assert tasks.describe(task) == expected
+    assert task_charts.describe(task) == expected
 
 
 def test_chosen_tasks_are_spread_over_their_range() -> None:
-    assert tasks.spread_out([{"velocity": speed} for speed in (0.5, 2.0, 0.0, 1.0)], 2) == [2, 1]
-    assert tasks.spread_out([{"goal": [0, 0]}] * 3, 2) == [0, 1]
-    assert tasks.spread_out([{"velocity": 1.0}], 4) == [0]
+    assert task_charts.spread_out([{"velocity": speed} for speed in (0.5, 2.0, 0.0, 1.0)], 2) == [2, 1]
+    assert task_charts.spread_out([{"goal": [0, 0]}] * 3, 2) == [0, 1]
+    assert task_charts.spread_out([{"velocity": 1.0}], 4) == [0]
 
 
 def test_recorded_infos_are_drawn_over_training_and_told_of_new_tasks(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 
 from maml_rl.cli.main import run_report
-from maml_rl.cli.train_test import run_train
+from maml_rl.cli.train import run_train
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import write_report
 from maml_rl.task_distributions.task_files import save_tasks

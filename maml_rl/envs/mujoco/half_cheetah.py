@@ -11,12 +11,12 @@ import mujoco
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import BatchOfOne
-from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
-from maml_rl.envs.tasks import TaskEntry
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 

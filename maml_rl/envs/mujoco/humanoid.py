@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
-from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 _FORWARD_REWARD = 1.25

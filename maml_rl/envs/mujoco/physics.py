@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_count
+from maml_rl.arguments import check_count
 
 Engine = Literal["auto", "mjbatch", "mujoco"]
 Mask = NDArray[np.bool_]

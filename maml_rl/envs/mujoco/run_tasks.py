@@ -5,12 +5,12 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_interval
+from maml_rl.arguments import check_interval
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions
+from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions
 from maml_rl.envs.mujoco.physics import Floats
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
-from maml_rl.envs.tasks import TaskEntry
 
 
 def _is_direction(number: NDArray[np.float64]) -> bool:

@@ -10,11 +10,11 @@ from typing import Any, Unpack
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import BatchOfOne
-from maml_rl.envs.mujoco.family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.run_tasks import VelocityTasks
-from maml_rl.envs.tasks import TaskEntry
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 _CONTROL_COST = 1e-4

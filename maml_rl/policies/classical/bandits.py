@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from maml_rl.envs.arguments import check_count, check_number
+from maml_rl.arguments import check_count, check_number
 from maml_rl.policies.classical.counting import CountingPolicy, Ties, check_fraction
 from maml_rl.policies.classical.gittins import gittins_indices
 from maml_rl.policies.distributions import invert_beta

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maml_rl.envs.arguments import check_count, check_number
+from maml_rl.arguments import check_count, check_number
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy

@@ -14,8 +14,8 @@ from maml_rl.samplers.phase import WORKER_STAGES
 from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
 from maml_rl.samplers.processes.process_setup import restore_interpreter
 from maml_rl.samplers.processes.shared_phase import SharedPhase
-from maml_rl.samplers.progress import PhaseAbandonedError, Progress, ReportingEnv
 from maml_rl.samplers.rollout.loop import sample_phase
+from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
 
 
 class PhaseRunner:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.memory import available_memory
 from maml_rl.envs.meta_env import EnvDescription, StepBuffers
-from maml_rl.envs.spaces import array_layout
 from maml_rl.errors import ChildEnvError
+from maml_rl.machine import available_memory
 from maml_rl.samplers.episode_arrays import Layout
-from maml_rl.samplers.progress import Progress
+from maml_rl.samplers.worker_progress import Progress
+from maml_rl.spaces import array_layout
 
 # Arrays start on cache lines of their own.
 _ALIGNMENT = 64

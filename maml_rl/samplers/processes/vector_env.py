@@ -16,8 +16,8 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeed
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.arguments import check_count
-from maml_rl.envs.making import env_id
+from maml_rl.arguments import check_count
+from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
 from maml_rl.samplers.describing import describe_env

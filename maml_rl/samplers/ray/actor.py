@@ -28,9 +28,9 @@ from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.progress import PhaseAbandonedError, Progress, ReportingEnv
 from maml_rl.samplers.ray.source_digests import source_digest
 from maml_rl.samplers.rollout.loop import sample_phase
+from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
 
 # Slots are kept for so many different numbers of tasks: all units of a phase but the last have the same.
 _SIZES_KEPT = 2

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.derivatives import ParameterLayout, cut
-from maml_rl.derivatives.workers import intra_op_threads
-from maml_rl.envs.spaces import array_layout
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
+from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 from maml_rl.seeding import PhaseStreams
+from maml_rl.spaces import array_layout
 
 # Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to
 # stay in the cache.
@@ -181,7 +181,7 @@ class Actor:
         if any(new.shape != old.shape or new.dtype != old.dtype for new, old in zip(after, before, strict=False)) or (
             len(after) != len(before)
         ):
-            check_memory(self._policy, after, before)
+            check_carried_memory(self._policy, after, before)
         num_rows = (tasks.stop - tasks.start) * self._slots_per_task
         everywhere = rows == slice(0, num_rows) and (running is None or bool(running.all()))
         if everywhere and num_rows == self._num_tasks * self._slots_per_task:
@@ -221,7 +221,7 @@ def phase_parameters(
     return policy.stack_parameters(num_tasks, params), True
 
 
-def check_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
+def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
     """Refuse a memory of other shapes or types than expected.
 
     Raises:
@@ -269,7 +269,7 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
         rows = torch.from_numpy(np.broadcast_to(zeros, (1, _TRIED, *shape)).copy()).to(before[0].device)
         noise = torch.full((1, _TRIED, policy.noise_size), 0.5, device=before[0].device)
         _, after = policy.act(rows, noise, before)
-    check_memory(policy, after, before)
+    check_carried_memory(policy, after, before)
 
 
 def _shapes(memory: Any) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from maml_rl.derivatives.workers import intra_op_threads
 from maml_rl.envs.meta_env import StepBuffers
+from maml_rl.machine import intra_op_threads
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase

@@ -23,7 +23,8 @@ from cluster_on_this_machine import STORE, actor_processes, cluster_of, connecte
 from faulty_env import HORIZON, LargeEnv
 
 from maml_rl import MultiTaskSampler
-from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.cli.evaluate import run_test
+from maml_rl.cli.train import run_train
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.profiling import StageTimer

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from phases import sample_here
 
-from maml_rl.envs.navigation import Navigation2DVectorEnv, PixelNavigationVectorEnv
+from maml_rl.envs.families.navigation import Navigation2DVectorEnv, PixelNavigationVectorEnv
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler
-from maml_rl.envs.bandit import BernoulliBanditVectorEnv
+from maml_rl.envs.families.bandit import BernoulliBanditVectorEnv
 from maml_rl.envs.meta_env import InfoKind, RecordedInfos
 from maml_rl.errors import ChildEnvError, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, get_policy_for_env

@@ -11,12 +11,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_count, check_number
+from maml_rl.arguments import check_count, check_number
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.family import BatchedFamily, to_all_slots
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
-from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 

@@ -12,14 +12,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_positive
+from maml_rl.arguments import check_positive
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.drawing import Canvas
+from maml_rl.envs.families.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
-from maml_rl.envs.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
-from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 Floats = NDArray[np.float64]

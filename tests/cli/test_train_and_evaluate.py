@@ -18,7 +18,8 @@ import psutil
 import pytest
 import torch
 
-from maml_rl.cli.train_test import run_test, run_train
+from maml_rl.cli.evaluate import run_test
+from maml_rl.cli.train import run_train
 from maml_rl.config import load_config
 from maml_rl.experiment import evaluate as evaluation_module
 from maml_rl.runs import metrics as metrics_module

@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maml_rl.envs.spaces import flat_observation_space, is_image
 from maml_rl.policies.cnn import CNNPolicy, ConvLayer, fitting_conv_layers
 from maml_rl.policies.heads import head_for
 from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, Perceptron
+from maml_rl.spaces import flat_observation_space, is_image
 
 
 def get_policy_for_env(

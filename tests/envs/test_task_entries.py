@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.envs.tasks import TaskEntry, parse_task, parse_tasks
+from maml_rl.envs.task_entries import TaskEntry, parse_task, parse_tasks
 from maml_rl.errors import TaskError
 
 ENTRIES = {

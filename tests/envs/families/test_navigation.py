@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.envs.navigation import (
+from maml_rl.envs.families.navigation import (
     GOAL_COLOR,
     PATH_COLOR,
     START_COLOR,

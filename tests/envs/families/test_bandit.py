@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import make_vector_env
-from maml_rl.envs.bandit import BernoulliBanditVectorEnv, GaussianBanditVectorEnv
+from maml_rl.envs.families.bandit import BernoulliBanditVectorEnv, GaussianBanditVectorEnv
 from maml_rl.errors import TaskError
 
 PULLS = 40_000

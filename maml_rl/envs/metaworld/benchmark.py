@@ -8,34 +8,24 @@ https://arxiv.org/abs/2505.11289
 
 from __future__ import annotations
 
-import copy
-import math
-import re
-import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache, cached_property
-from importlib.metadata import requires
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import mujoco
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
-from maml_rl.envs.mujoco.rendering import Renderer
-from maml_rl.envs.tasks import TaskEntry, parse_tasks
+from maml_rl.envs.metaworld.arm import Arm, State
+from maml_rl.envs.metaworld.environments import Floats, Split, benchmark_environments
+from maml_rl.envs.task_entries import TaskEntry, parse_tasks
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams, check_seed
-
-Split = Literal["train", "test"]
-Floats = NDArray[np.float64]
 
 # How many goals an environment of the benchmark has, as in the published protocol.
 _NUM_GOALS: dict[Split, int] = {"train": 50, "test": 40}
@@ -43,16 +33,7 @@ _OBSERVATION_SIZE = 39
 # No environment has more numbers in a task.
 _MOST_NUMBERS = 6
 _NUMBERS = ("grasp_success", "grasp_reward", "near_object", "in_place_reward", "obj_to_target", "unscaled_reward")
-_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-# What a reset changes of a model, and what attributes of an environment may be live views of.
-_MODEL_FIELDS = ("body_pos", "site_pos")
-_LIVE_FIELDS = ("xpos", "site_xpos")
-# Attributes of an environment that never change, or are kept otherwise.
-_NOT_KEPT = {"model", "data", "mujoco_renderer", "_np_random", "_np_random_seed"}
-# A reset draws a goal twice, and some environments draw again until it is far enough; a fixed one never changes.
-_MOST_DRAWS = 1_000
 _STARTS_KEPT = 1_024
-_CAMERA = "corner"
 
 
 class MetaWorldVectorEnv(BatchedFamily):
@@ -97,11 +78,11 @@ class MetaWorldVectorEnv(BatchedFamily):
         render_mode: str | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
-        self._environments, self._benchmark_seed = _environments(benchmark), check_seed(benchmark_seed)
+        self._environments, self._benchmark_seed = benchmark_environments(benchmark), check_seed(benchmark_seed)
         choices = tuple(dict.fromkeys(name for names in self._environments.values() for name in names))
-        self._arms: list[_Arm | None] = []
-        self._idle: list[_Arm] = []
-        self._starts: OrderedDict[tuple[str, bytes], _State] = OrderedDict()
+        self._arms: list[Arm | None] = []
+        self._idle: list[Arm] = []
+        self._starts: OrderedDict[tuple[str, bytes], State] = OrderedDict()
         first = self._take(choices[0])
         size = first.low.size if len(choices) == 1 else _MOST_NUMBERS
         entries = {"rand_vec": TaskEntry((size,))}
@@ -188,7 +169,7 @@ class MetaWorldVectorEnv(BatchedFamily):
         if before is not None:
             self._moved |= [key != old for key, old in zip(keys, before, strict=True)]
 
-    def _start(self, key: tuple[str, bytes]) -> _State:
+    def _start(self, key: tuple[str, bytes]) -> State:
         """Return what episodes of a task start from."""
         state = self._starts.pop(key, None)
         if state is None:
@@ -202,15 +183,15 @@ class MetaWorldVectorEnv(BatchedFamily):
             self._starts.popitem(last=False)
         return state
 
-    def _take(self, name: str) -> _Arm:
+    def _take(self, name: str) -> Arm:
         """Return an arm of an environment that no slot uses."""
         for arm in self._idle:
             if arm.name == name:
                 self._idle.remove(arm)
                 return arm
-        return _Arm(name)
+        return Arm(name)
 
-    def _release(self, arm: _Arm) -> None:
+    def _release(self, arm: Arm) -> None:
         """Keep an arm for tasks to come; the oldest ends where there are more than slots."""
         self._idle.append(arm)
         if len(self._idle) > max(1, len(self._arms)):
@@ -285,7 +266,7 @@ class MetaWorldVectorEnv(BatchedFamily):
         self._arms = [None] * self.num_envs
         for slot, saved in enumerate(state["_arms"]):
             if saved is not None:
-                arm = self._arms[slot] = _Arm(saved[0])
+                arm = self._arms[slot] = Arm(saved[0])
                 arm.load(saved[1])
 
 
@@ -297,247 +278,3 @@ class MetaWorldEnv(BatchOfOne):
 
 # By environment and seed; goals are the same in all families.
 _GOALS: dict[tuple[str, int], Floats] = {}
-
-
-class _Live(NamedTuple):
-    """Stands for an attribute that is a live view of MuJoCo's arrays: a row of one of them."""
-
-    field: str
-    row: int
-
-
-class _State(NamedTuple):
-    """What an environment is like between two steps.
-
-    Attributes:
-        physics: MuJoCo's integration state.
-        model: fields of the model, by name.
-        attributes: of the environment's object, by name.
-        observation: (39,).
-    """
-
-    physics: Floats
-    model: dict[str, Floats]
-    attributes: dict[str, Any]
-    observation: Floats
-
-
-class _Arm:
-    """A Meta-World environment whose state can be saved and loaded, also into another one of the same name.
-
-    What it does depends only on the state, and so never on episodes before.
-
-    Args:
-        name: of the environment, as "reach-v3".
-
-    Attributes:
-        env: the environment itself.
-        low: (3,) or (6,) least numbers of a task.
-        high: the greatest.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.env: Any = _faster(_metaworld().ALL_V3_ENVIRONMENTS[name])()
-        # As set_task leaves it; the family has a time limit of its own.
-        self.env._set_task_called = self.env.seeded_rand_vec = True
-        self.env.max_path_length = sys.maxsize
-        self.low: Floats = self.env._random_reset_space.low
-        self.high: Floats = self.env._random_reset_space.high
-        self._unused = self.save(np.zeros(0))
-        self._renderer: Renderer | None = None
-
-    def draw_goals(self, seed: int, num_goals: int) -> Floats:
-        """Return what `num_goals` resets draw from NumPy's generator with this seed, as Meta-World's benchmarks do.
-
-        Which numbers a reset accepts does not depend on what the arm does meanwhile, so time stands still here.
-        """
-        env = self.env
-        self.load(self._unused)
-        env._np_random, env._freeze_rand_vec = np.random.RandomState(seed), False
-        env.do_simulation = lambda *arguments: mujoco.mj_forward(env.model, env.data)
-        goals = []
-        for _ in range(num_goals):
-            env.reset()
-            goals.append(env._last_rand_vec.copy())
-        env._np_random = None
-        return np.array(goals)
-
-    def start(self, vector: Floats) -> _State:
-        """Return what episodes of a task start from: what Meta-World's own reset leads to.
-
-        Raises:
-            TaskError: If the numbers are out of range, or Meta-World would draw others.
-        """
-        size = self.low.size
-        given, rest = vector[:size], vector[size:]
-        if rest.any() or (given < self.low).any() or (given > self.high).any():
-            zeros = f", and {rest.size} zeros after them" if rest.size else ""
-            raise TaskError(
-                f"entry 'rand_vec' of a task of {self.name} must lie between {self.low.tolist()} and "
-                f"{self.high.tolist()}{zeros}, got {vector.tolist()}"
-            )
-        env, draws = self.env, 0
-        self.load(self._unused)
-
-        def draw() -> Floats:
-            nonlocal draws
-            draws += 1
-            if draws > _MOST_DRAWS:
-                raise TaskError(
-                    f"entry 'rand_vec' of a task of {self.name} puts goal and object too close to each other, got "
-                    f"{given.tolist()}"
-                )
-            return given.copy()
-
-        env._last_rand_vec = given.copy()
-        env._get_state_rand_vec = draw
-        observation, _ = env.reset()
-        del env._get_state_rand_vec
-        return self.save(observation)
-
-    def save(self, observation: Floats) -> _State:
-        """Return the present state, which shows in this observation."""
-        env = self.env
-        physics = np.empty(mujoco.mj_stateSize(env.model, _STATE))
-        mujoco.mj_getState(env.model, env.data, physics, _STATE)
-        attributes = {
-            name: self._kept(value)
-            for name, value in env.__dict__.items()
-            if name not in _NOT_KEPT and not isinstance(value, spaces.Space)
-        }
-        return _State(
-            physics, {name: getattr(env.model, name).copy() for name in _MODEL_FIELDS}, attributes, observation.copy()
-        )
-
-    def load(self, state: _State) -> None:
-        """Return to a saved state."""
-        env = self.env
-        for name in [name for name in env.__dict__ if name not in _NOT_KEPT and name not in state.attributes]:
-            if not isinstance(env.__dict__[name], spaces.Space):
-                del env.__dict__[name]
-        for name, value in state.attributes.items():
-            if isinstance(value, _Live):
-                env.__dict__[name] = getattr(env.data, value.field)[value.row]
-            else:
-                env.__dict__[name] = copy.deepcopy(value)
-        for name, values in state.model.items():
-            getattr(env.model, name)[...] = values
-        mujoco.mj_setState(env.model, env.data, state.physics, _STATE)
-        mujoco.mj_forward(env.model, env.data)
-        # The forward pass has moved what the solver starts from.
-        mujoco.mj_setState(env.model, env.data, state.physics, _STATE)
-
-    def _kept(self, value: Any) -> Any:
-        """Return an attribute as `_State` keeps it."""
-        if isinstance(value, np.ndarray) and not value.flags.owndata:
-            for field in _LIVE_FIELDS:
-                array = getattr(self.env.data, field)
-                if np.shares_memory(array, value):
-                    offset = value.__array_interface__["data"][0] - array.__array_interface__["data"][0]
-                    return _Live(field, offset // array.strides[0])
-        return copy.deepcopy(value)
-
-    def draw(self) -> NDArray[np.uint8]:
-        """Return a picture (480, 480, 3)."""
-        if self._renderer is None:
-            self._renderer = Renderer(self.env.model, _CAMERA)
-        # The camera hangs upside down.
-        return self._renderer.draw(self.env.data.qpos)[::-1, ::-1].copy()
-
-    def close(self) -> None:
-        """Free what it holds."""
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
-        self.env.close()
-
-
-class _Faster:
-    """What takes Meta-World's environments most of a step's time, computed with the same bits and fewer objects.
-
-    It stands before the class of an environment; what it replaces is the same for all of them.
-    """
-
-    model: Any
-    data: Any
-    _get_pos_objects: Any
-    _get_quat_objects: Any
-
-    @cached_property
-    def _rows(self) -> tuple[int, ...]:
-        """Bodies of the hand and the two fingers, and geometries of the two pads."""
-        bodies = [self.model.body(name).id for name in ("hand", "rightclaw", "leftclaw")]
-        return (*bodies, *(self.model.geom(name).id for name in ("leftpad_geom", "rightpad_geom")))
-
-    def _get_curr_obs_combined_no_goal(self) -> Floats:
-        """Return the observation (18,) of one step: hand, opening of the gripper, places and rotations of objects."""
-        hand, right, left, _, _ = self._rows
-        positions, observation = self.data.xpos, np.zeros(18)
-        observation[:3] = positions[hand]
-        apart = positions[right] - positions[left]
-        observation[3] = min(max(math.sqrt(apart.dot(apart)) / 0.1, 0.0), 1.0)
-        places, rotations = self._get_pos_objects(), self._get_quat_objects()
-        for index in range(len(places) // 3):
-            start = 4 + 7 * index
-            observation[start : start + 3] = places[3 * index : 3 * index + 3]
-            observation[start + 3 : start + 7] = rotations[4 * index : 4 * index + 4]
-        return observation
-
-    def touching_object(self, object_geom_id: int) -> bool:
-        """Tell whether both pads press on an object."""
-        contacts, forces = self.data.contact, self.data.efc_force
-        first, second, addresses = contacts.geom1, contacts.geom2, contacts.efc_address
-        of_object = (first == object_geom_id) | (second == object_geom_id)
-        return all(
-            sum(forces[address] for address in addresses[of_object & ((first == pad) | (second == pad))]) > 0
-            for pad in self._rows[3:]
-        )
-
-
-@cache
-def _faster(env_class: type) -> type:
-    """Return the class of an environment, faster."""
-    return type(env_class.__name__, (_Faster, env_class), {})
-
-
-def _environments(benchmark: str) -> dict[Split, tuple[str, ...]]:
-    """Return the names of the environments of a benchmark, by split.
-
-    Raises:
-        ValueError: If there is no such benchmark.
-    """
-    known = _metaworld()
-    if benchmark.startswith("ML1-") and benchmark.removeprefix("ML1-") in known.ALL_V3_ENVIRONMENTS:
-        name = (benchmark.removeprefix("ML1-"),)
-        return {"train": name, "test": name}
-    if benchmark not in ("ML10", "ML25", "ML45"):
-        raise ValueError(
-            f"there is no benchmark {benchmark!r}; expected ML10, ML25, ML45, or ML1-<environment> with one of "
-            f"{', '.join(known.ALL_V3_ENVIRONMENTS)}"
-        )
-    classes = getattr(known, f"{benchmark}_V3")
-    return {"train": tuple(classes["train"]), "test": tuple(classes["test"])}
-
-
-def _metaworld() -> Any:
-    """Import the list of Meta-World's environments.
-
-    Raises:
-        gymnasium.error.DependencyNotInstalled: If it is missing, or beside another MuJoCo than its own.
-    """
-    remedy = (
-        "run pip install 'maml-rl[metaworld]' in a virtual environment of its own, without the extra fast, which needs "
-        "another MuJoCo"
-    )
-    try:
-        needed = [re.match(r"mujoco *== *([\w.]+)", line) for line in requires("metaworld") or ()]
-        from metaworld import env_dict
-    except ImportError as error:
-        raise DependencyNotInstalled(f"the Meta-World families need the package metaworld; {remedy}") from error
-    for match in filter(None, needed):
-        if match[1] != mujoco.__version__:
-            raise DependencyNotInstalled(
-                f"Meta-World needs MuJoCo {match[1]}, and {mujoco.__version__} is installed; {remedy}"
-            )
-    return env_dict

@@ -13,12 +13,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_positive
+from maml_rl.arguments import check_positive
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
-from maml_rl.envs.tasks import TaskEntry
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.envs.spaces import ObservationFlattener, array_layout, flat_observation_space, is_image
+from maml_rl.spaces import ObservationFlattener, array_layout, flat_observation_space, is_image
 from tests.envs.third_party import DictEnv
 
 NESTED = spaces.Dict(

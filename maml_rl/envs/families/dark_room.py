@@ -12,12 +12,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_count
+from maml_rl.arguments import check_count
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
-from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 Floats = NDArray[np.float64]

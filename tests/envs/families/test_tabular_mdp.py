@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maml_rl.envs.tabular_mdp import TabularMDPVectorEnv
+from maml_rl.envs.families.tabular_mdp import TabularMDPVectorEnv
 from maml_rl.errors import TaskError
 
 SLOTS = 60_000

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue
 
+from maml_rl.arguments import check_count
 from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Fraction
-from maml_rl.envs.arguments import check_count
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.task_distributions.task_distribution import FamilyTasks, TaskDistribution

@@ -1,7 +1,11 @@
-"""How much memory there is, and the refusal of what certainly does not fit, before it is asked for."""
+"""What this machine has: its memory, its cores, and the threads that torch may use of them.
+
+torch is imported where it is needed: a worker that does not act never loads it.
+"""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from maml_rl.errors import ConfigError
@@ -37,7 +41,7 @@ def available_memory() -> int | None:
     return left
 
 
-def check_memory(num_bytes: int, what: str, remedy: str) -> None:
+def refuse_if_too_large(num_bytes: int, what: str, remedy: str) -> None:
     """Refuse what needs more memory than there is in all.
 
     Args:
@@ -54,3 +58,28 @@ def check_memory(num_bytes: int, what: str, remedy: str) -> None:
             f"{what} would take at least {num_bytes / _GIB:,.1f} GiB of memory, of which this machine has "
             f"{total / _GIB:,.1f}; {remedy}"
         )
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Run the `with` block with `count` torch intra-op threads, then restore the caller's number.
+
+    Args:
+        count: at least 1.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -10,12 +10,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.arguments import check_count
+from maml_rl.arguments import check_count
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.family import BatchedFamily, to_all_slots
-from maml_rl.envs.memory import check_memory
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.tasks import TaskEntry
+from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 
 
@@ -57,7 +57,9 @@ class TabularMDPVectorEnv(BatchedFamily):
         check_count("num_actions", num_actions)
         # The spaces, too, are arrays.
         num_bytes = 8 * num_envs * num_actions * num_states**2
-        check_memory(num_bytes, f"the tables of {num_states:,} states", "choose a smaller num_states or num_actions")
+        refuse_if_too_large(
+            num_bytes, f"the tables of {num_states:,} states", "choose a smaller num_states or num_actions"
+        )
         self.num_states, self.num_actions = num_states, num_actions
         shape = (num_states, num_actions)
         entries = {

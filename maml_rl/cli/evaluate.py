@@ -1,0 +1,215 @@
+"""The command line of test.py: arguments in, one function called."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from maml_rl.cli.console import (
+    Parser,
+    add_placement,
+    ending_in_order,
+    file_path,
+    not_negative,
+    placement,
+    positive,
+    run_command,
+)
+from maml_rl.cli.run_options import (
+    add_common,
+    add_config,
+    chosen_config,
+    is_run,
+    overridden,
+    path_or_name,
+    refuse_untrusted_code,
+    torch_device,
+)
+from maml_rl.config.catalog import find_run, name_of
+from maml_rl.config.config import load_config
+from maml_rl.errors import ConfigError
+from maml_rl.runs.atomic_files import check_creatable, check_writable
+from maml_rl.runs.numbered import new_file
+
+# torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
+
+
+def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
+    """Run test.py, or the command that `prog` names, and return its exit code."""
+    parser = Parser(prog=prog, description="Adapt a trained policy to tasks it never saw, and measure its returns.")
+    add_config(parser, "the folder of a run, its config.json, zoo:NAME, or a config by file or name")
+    parser.add_argument(
+        "--checkpoint",
+        "--policy",
+        type=path_or_name,
+        default="last",
+        help="of the run: 'last' (the default), 'best', a number of iterations, or 'initial' (at random); a folder; or "
+        "zoo:NAME",
+    )
+    parser.add_argument(
+        "--output",
+        type=file_path,
+        help="the .npz file to write (default: evaluation.npz in the run, with a new number)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the output file")
+    parser.add_argument("--tasks", type=file_path, metavar="FILE", help="evaluate on the tasks in this file")
+    parser.add_argument(
+        "--training-tasks",
+        action="store_true",
+        help="draw new tasks as training does, where evaluations draw from others, for training-tasks.npz in the run",
+    )
+    parser.add_argument(
+        "--save-tasks", type=file_path, metavar="FILE", help="write the tasks that are drawn to this file"
+    )
+    parser.add_argument("--num-batches", type=positive, help="batches of tasks (default: 1, or all of a file)")
+    parser.add_argument("--meta-batch-size", type=positive, default=40, help="tasks in each (default: 40)")
+    parser.add_argument(
+        "--repetitions",
+        type=positive,
+        help="adaptations to each task, for the intervals on fixed tasks (default: 1; 3 with --tasks)",
+    )
+    parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
+    parser.add_argument("--fast-lr", help="step size (default: the config's)")
+    parser.add_argument("--fast-batch-size", help="episodes for each task and step (default: the config's)")
+    parser.add_argument(
+        "--halve-step-size",
+        choices=["never", "once", "always"],
+        help="halve it after the first step (once) or after every step (always; default: the config's)",
+    )
+    parser.add_argument("--seed", help="seed of tasks and episodes (default: the config's)")
+    add_placement(parser)
+    add_common(parser)
+    return run_command(parser, arguments, _test)
+
+
+def _test(options: argparse.Namespace) -> None:
+    if options.checkpoint.startswith("zoo:"):
+        policy = find_run(options.checkpoint)
+        if options.name is None and options.config is None:
+            options.name = options.checkpoint
+        options.checkpoint = str(next((policy / "checkpoints").iterdir()))
+    config_path = chosen_config(options, of_run=True)
+    if config_path is None:
+        raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
+    is_named = options.output is not None
+    _check_outputs(options, config_path)
+    for name in ("save_tasks", "num_batches", "training_tasks"):
+        if options.tasks is not None and getattr(options, name):
+            raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
+    names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
+    config = overridden(load_config(config_path), {name: getattr(options, name) for name in names})
+    config = config.override(placement(options))
+    refuse_untrusted_code(config, config_path, options)
+    num_steps = config.test_steps if options.num_steps is None else options.num_steps
+    if config.method == "oracle" and num_steps:
+        raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
+    device = torch_device(options)
+
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from maml_rl.experiment.build import make_experiment
+    from maml_rl.experiment.evaluate import REPETITIONS, evaluate
+    from maml_rl.task_distributions.task_files import save_tasks
+
+    experiment = make_experiment(config, device, num_workers=None)
+    by_trials = experiment.metalearner.columns == "episode"
+    if by_trials and options.num_steps is not None:
+        raise ConfigError(f"{config.algorithm} adapts by its memory, in no gradient steps; leave out --num-steps")
+    tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
+    if options.checkpoint != "initial":
+        _check_has_policy(config_path, options.checkpoint)
+        experiment.restore(options.checkpoint, config_path.parent)
+    num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
+    repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
+    with (
+        ending_in_order(),
+        _reserved_output(options, number=not is_named) as output,
+        logging_redirect_tqdm(),
+        tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar,
+    ):
+        evaluation = evaluate(
+            experiment,
+            num_batches=num_batches,
+            meta_batch_size=options.meta_batch_size,
+            num_steps=num_steps,
+            tasks=tasks,
+            training_tasks=options.training_tasks,
+            repetitions=repetitions,
+            on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
+            on_batch=lambda _: bar.update(),
+        )
+        evaluation.save(output)
+    kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
+    if options.training_tasks:
+        kind += " as in training"
+    episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
+    if by_trials:
+        episodes = f"a trial of {config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
+    if repetitions > 1:
+        episodes += f", {repetitions} times"
+    print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
+    print(evaluation.table())
+    print(f"{evaluation.scope()}; saved with the tasks in {output}")
+
+
+def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
+    """Refuse files that cannot be written, or that must not be, before any work is done; name those that are not given.
+
+    Raises:
+        ConfigError: If one is there and is not to be replaced, is read by the same command, or cannot be written.
+    """
+    named = {"--output": options.output, "--save-tasks": options.save_tasks}
+    if options.output is None:
+        # Reports take evaluation.npz of a run for its tests.
+        file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"
+        options.output = _default_output(config_path, file)
+        check_creatable(options.output.parent, "--output")
+    used = {"--config": config_path, "--tasks": options.tasks}
+    for option, path in named.items():
+        if path is None:
+            continue
+        check_writable(path, option)
+        for other, file in {**used, **named}.items():
+            if other != option and file is not None and os.path.realpath(file) == os.path.realpath(path):
+                raise ConfigError(f"{option} and {other} name the same file, {path}; choose another {option}")
+        if path.exists() and not options.overwrite:
+            raise _exists(path, option)
+
+
+def _check_has_policy(config_path: Path, choice: str) -> None:
+    """Refuse a config without a run, whose trained policy would be looked for in vain."""
+    if not (choice in ("last", "latest", "best") or choice.isdecimal()) or config_path.name == "config.json":
+        return
+    if not (config_path.parent / "checkpoints").is_dir():
+        raise ConfigError(
+            f"{config_path} is a config and no run, so there is no trained policy beside it; give the folder of a run, "
+            "or a checkpoint by --checkpoint, or --checkpoint initial for one at random"
+        )
+
+
+def _default_output(config_path: Path, file: str) -> Path:
+    """Return the file of results that name none: `file` in the run's folder, or named after the config."""
+    return config_path.parent / file if is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
+
+
+@contextmanager
+def _reserved_output(options: argparse.Namespace, *, number: bool) -> Iterator[Path]:
+    """Reserve the name of the results, so that of two tests at once neither replaces what the other has measured."""
+    if options.overwrite:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        yield options.output
+        return
+    with ExitStack() as stack:
+        try:
+            output = stack.enter_context(new_file(options.output, number=number))
+        except FileExistsError:
+            # Another process was faster.
+            raise _exists(options.output, "--output") from None
+        yield output
+
+
+def _exists(path: Path, option: str) -> ConfigError:
+    return ConfigError(f"{path} exists; replace it with --overwrite, or choose another {option}")

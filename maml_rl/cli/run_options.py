@@ -1,0 +1,118 @@
+"""What the command lines of train.py and test.py share: which config, which code to trust, which device."""
+
+import argparse
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from maml_rl.cli.console import add_log_level, add_trust, file_path
+from maml_rl.config.catalog import ZOO, find_config, find_run, shipped_configs, zoo
+from maml_rl.config.config import Config
+from maml_rl.config.yaml_source import parse_value, suggest
+from maml_rl.errors import ConfigError
+from maml_rl.runs.trust import check_code
+
+# torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
+
+_YAML = ".yaml", ".yml"
+
+
+def add_config(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
+    """Add the two ways to name a config."""
+    suffix = f" (default: {default})" if default else ""
+    parser.add_argument("name", nargs="?", type=path_or_name, metavar="CONFIG", help=meaning + suffix)
+    parser.add_argument("--config", type=path_or_name, help="the same as CONFIG")
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the options for trust, the device and the log."""
+    add_trust(parser)
+    parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
+    parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
+    add_log_level(parser)
+
+
+def path_or_name(text: str) -> str:
+    """Return `text`, if it may be a path; for argparse."""
+    return str(file_path(text))
+
+
+def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path | None:
+    """Return the file of the config that is given: by its path, by its run's folder, or by the name of a shipped one.
+
+    Args:
+        options: of the command.
+        of_run: whether a run is meant rather than a config.
+
+    Raises:
+        ConfigError: If there is no such config, or if two are given.
+    """
+    if options.config is not None and options.name is not None:
+        raise ConfigError(f"two configs are given, {options.name} and --config {options.config}; give one of them")
+    given = options.config or options.name
+    if given is None:
+        return None
+    path = find_run(given)
+    if (path / "config.json").is_file():
+        return path / "config.json"
+    if path.suffix or path.is_symlink() or (path.exists() and not path.is_dir()):
+        return path
+    try:
+        return find_config(given)
+    except ConfigError as error:
+        if path.is_dir():
+            raise ConfigError(f"{path} is no run, it has no config.json; give a run, or a YAML file") from None
+        if of_run:
+            hint = suggest(given, [*shipped_configs(), *(f"zoo:{name}" for name in zoo())])
+            raise ConfigError(
+                f"there is no run folder {given!r}, and no config of that name{hint} (`maml-rl zoo` lists trained "
+                "policies, `maml-rl configs` configs)"
+            ) from error
+        raise
+
+
+def is_run(config_path: Path) -> bool:
+    """Tell whether a config lies in the folder of a run; the zoo, whose policies do, is not to be written to."""
+    return config_path.name == "config.json" and not config_path.resolve().is_relative_to(ZOO)
+
+
+def refuse_untrusted_code(config: Config, config_path: Path, options: argparse.Namespace) -> None:
+    """Refuse code that a run names unless it is trusted; a YAML file is of the user's own choice."""
+    if not options.trust and config_path.suffix not in _YAML:
+        check_code(config, "add --trust", samples=True)
+
+
+def overridden(config: Config, values: dict[str, Any]) -> Config:
+    """Replace the settings that the command line gives, written as in a config."""
+    given = {name.replace("_", "-"): value for name, value in values.items() if value is not None}
+    return config.override({key: _parsed(value, f"--{key}") for key, value in given.items()})
+
+
+def _parsed(value: Any, option: str) -> Any:
+    """Return what an option means as YAML; a list may be written as one or as several words."""
+    if isinstance(value, list):
+        words = ",".join(re.split(r"[\s,]+", " ".join(value).strip()))
+        value = words if words.startswith("[") else f"[{words}]"
+    return parse_value(value, option) if isinstance(value, str) else value
+
+
+def torch_device(options: argparse.Namespace) -> Any:
+    """Return the torch device, having made sure that it is there."""
+    if options.device is not None and options.use_cuda and not options.device.startswith("cuda"):
+        raise ConfigError(f"--use-cuda contradicts --device {options.device}; give one of them")
+    name = options.device if options.device is not None else "cuda" if options.use_cuda else "cpu"
+
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            device = torch.device(name)
+            # Some devices hold tensors, but no numbers.
+            torch.ones(1, device=device).sum().item()
+    # What a missing backend raises is as different as the backends.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"the device {name!r} cannot be used ({reason}); leave --device out for the CPU") from None
+    return device

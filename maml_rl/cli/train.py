@@ -1,0 +1,263 @@
+"""The command line of train.py: arguments in, one function called."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from maml_rl.cli.console import INTERRUPTED, Parser, ending_in_order, file_path, not_negative, run_command
+from maml_rl.cli.run_options import (
+    add_common,
+    add_config,
+    chosen_config,
+    is_run,
+    overridden,
+    refuse_untrusted_code,
+    torch_device,
+)
+from maml_rl.config.catalog import SHIPPED, name_of
+from maml_rl.config.config import SECTION, Config, load_config
+from maml_rl.config.reference import FLAG, LIST, Setting, algorithm_settings, describe_settings
+from maml_rl.config.yaml_source import parse_value
+from maml_rl.errors import ConfigError
+from maml_rl.runs.atomic_files import check_creatable
+from maml_rl.runs.numbered import new_folder, newest_path
+
+# torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
+
+# Before the names of the options that are settings of the algorithm.
+_ALGORITHM = "algorithm_setting_"
+_DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
+
+
+def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
+    """Run train.py, or the command that `prog` names, and return its exit code."""
+    parser = Parser(prog=prog, description="Meta-train a policy on a family of tasks, or a policy to compare it with.")
+    add_config(parser, "the experiment: a name that `maml-rl configs` lists, a YAML file, or a run", "2d-navigation")
+    parser.add_argument(
+        "--output-folder",
+        type=file_path,
+        help="where the run goes (default: runs/<name of the config>, with a new number)",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, or start it")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
+    parser.add_argument("--profile", action="store_true", help="record the share of time of each stage")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        action=_Seeds,
+        metavar="SEED",
+        help="train one run per seed, one after the other, in folders seed-... of the output folder",
+    )
+    parser.set_defaults(prog=prog)
+    add_common(parser)
+    _add_settings(parser, "settings, as in YAML, that replace those of the config", describe_settings(Config))
+    try:
+        # Where the algorithm is the user's own, this imports torch, in the middle of which Ctrl-C may come.
+        _add_algorithm_settings(parser, sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return run_command(parser, arguments, _train, _how_to_go_on)
+
+
+def _add_settings(parser: Parser, title: str, settings: Sequence[Setting], prefix: str = "") -> None:
+    group = parser.add_argument_group(title)
+    for setting in settings:
+        default = "required in the config" if setting.default is None else f"default {setting.default}"
+        is_flag = setting.allowed == FLAG
+        group.add_argument(
+            f"--{setting.key}",
+            dest=prefix + setting.key.replace("-", "_"),
+            nargs="+" if setting.allowed.startswith(LIST) else "?" if is_flag else None,
+            const="true" if is_flag else None,
+            metavar="VALUE",
+            help=f"{setting.meaning} [{setting.allowed}; {default}]".replace("%", "%%"),
+        )
+
+
+def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
+    """Add the settings of the algorithm that the arguments, or their config, name."""
+    parser.set_defaults(algorithm_keys=[])
+    # An unknown option whose value has spaces would be taken for the name of a config, and so would the next word.
+    known = [each for each in arguments if each not in ("-h", "--help") and not parser.is_unknown_with_value(each)]
+    for option in [each for each in parser.parse_known_args(known)[1] if each.startswith("--")]:
+        place = known.index(option)
+        del known[place : place + 2]
+    options, _ = parser.parse_known_args(known)
+    try:
+        config_path = _config_to_train(options)
+        config = overridden(load_config(config_path), {"algorithm": options.algorithm})
+        name, known_settings = config.algorithm, algorithm_settings()
+        if name in known_settings:
+            settings = known_settings[name]
+        else:
+            refuse_untrusted_code(config, config_path, options)
+
+            from maml_rl.metalearners import find_metalearner
+
+            settings = describe_settings(find_metalearner(name).Settings)
+    except ValueError:
+        # The command itself says what is wrong with its config.
+        return
+    _add_settings(parser, f"settings of the algorithm {name}", settings, _ALGORITHM)
+    parser.set_defaults(algorithm_keys=[setting.key for setting in settings])
+
+
+def _train(options: argparse.Namespace) -> None:
+    given = chosen_config(options)
+    config_path = given or _DEFAULT_CONFIG
+    config = overridden(load_config(config_path), _settings(options))
+    new = options.output_folder is None and not (options.resume or options.overwrite)
+    if options.output_folder is None:
+        options.output_folder = _default_folder(config_path, config.method, resume=options.resume)
+    begun = _begun(options)
+    if options.resume and begun and given is None:
+        config_path = begun[0]
+        config = overridden(load_config(config_path), _settings(options))
+    refuse_untrusted_code(config, config_path, options)
+    device = torch_device(options)
+    check_creatable(options.output_folder, "--output-folder")
+    with new_folder(options.output_folder) if new else nullcontext(options.output_folder) as folder:
+        options.output_folder = folder
+        _check_run_folders(options)
+        if options.seeds is None:
+            progress = _train_one(config, folder, options, device)
+            print(progress.summary())
+            if options.profile:
+                print(progress.profile())
+        else:
+            _train_seeds(config, options, device)
+    if options.seeds is None:
+        print(f"the results are in {folder}; to test the policy on new tasks:")
+        print(f"  {_command(options, 'test')} {folder}")
+    else:
+        print(f"the results are in {folder}; to see the curves with their band over the seeds:")
+        print(f"  {_command(options, 'report')} {folder}")
+
+
+def _check_run_folders(options: argparse.Namespace) -> None:
+    """Refuse folders of runs that cannot be written, or that hold other runs, before the first run is trained."""
+    from maml_rl.runs.run_folder import check_run_folder
+
+    if options.seeds is not None:
+        _check_seeds(options)
+    for run in _run_folders(options).values():
+        check_run_folder(run, resume=options.resume, overwrite=options.overwrite)
+
+
+def _train_seeds(config: Config, options: argparse.Namespace, device: Any) -> None:
+    runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
+    for number, (seeded, run) in enumerate(runs, start=1):
+        progress = _train_one(seeded, run, options, device)
+        print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
+        if options.profile:
+            print(progress.profile())
+
+
+def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any) -> Any:
+    """Train with one seed, and return the progress that was made."""
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from maml_rl.cli.progress import TrainingProgress
+    from maml_rl.experiment.train import train
+
+    name = f"seed {config.seed}" if options.seeds else None
+    with ending_in_order(), logging_redirect_tqdm(), TrainingProgress(config.num_batches, name) as progress:
+        train(
+            config,
+            folder,
+            device=device,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            profile=options.profile,
+            on_iteration=progress,
+        )
+    return progress
+
+
+class _Seeds(argparse.Action):
+    """Reads seeds that are written as 0 1 2 or as 0,1,2."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store them as a list of numbers."""
+        try:
+            setattr(namespace, self.dest, [not_negative(seed) for text in values for seed in text.split(",")])
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+
+
+def _check_seeds(options: argparse.Namespace) -> None:
+    if options.seed is not None:
+        raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
+    for seed in options.seeds:
+        if options.seeds.count(seed) > 1:
+            raise ConfigError(f"--seeds names {seed} more than once; leave out all but one")
+    folder = options.output_folder
+    if (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
+
+
+def _how_to_go_on(options: argparse.Namespace) -> str:
+    if options.output_folder is None:
+        return ""
+    has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
+    instead = " in place of --overwrite" if options.overwrite else ""
+    advice = f"; finished iterations are saved, and the same command with --resume{instead} continues the run"
+    return advice if has_run else ""
+
+
+def _config_to_train(options: argparse.Namespace) -> Path:
+    """Return the config that is given, that of the run to be resumed, or the default."""
+    given = chosen_config(options)
+    if given is not None or not options.resume:
+        return given or _DEFAULT_CONFIG
+    folder = options.output_folder or _default_folder(_DEFAULT_CONFIG, options.method or "maml", resume=True)
+    begun = _begun(argparse.Namespace(output_folder=folder, seeds=options.seeds))
+    return begun[0] if begun else _DEFAULT_CONFIG
+
+
+def _begun(options: argparse.Namespace) -> list[Path]:
+    """Return the configs of those runs that have begun already."""
+    return [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
+
+
+def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
+    """Return the folder of the run of each of the --seeds, or of the only run."""
+    folder = options.output_folder
+    return {None: folder} if options.seeds is None else {seed: folder / f"seed-{seed}" for seed in options.seeds}
+
+
+def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
+    """Return the folder of a run that names none; a new one may get a number, and the newest is resumed."""
+    if is_run(config_path):
+        # A run is resumed or overwritten where it is, or repeated beside that.
+        return config_path.parent
+    folder = Path("runs") / name_of(config_path)
+    if method != "maml":
+        folder = folder.with_name(f"{folder.name}-{method}")
+    return (resume and newest_path(folder)) or folder
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a config and of its algorithm that the command line may give."""
+    values = {name: getattr(options, name) for name in Config.model_fields}
+    given = {key: getattr(options, _ALGORITHM + key.replace("-", "_")) for key in options.algorithm_keys}
+    section = {key: parse_value(value, f"--{key}") for key, value in given.items() if value is not None}
+    if section:
+        whole = parse_value(values["algorithm_settings"] or "{}", f"--{SECTION}")
+        values["algorithm_settings"] = {**whole, **section} if isinstance(whole, dict) else whole
+    return values
+
+
+def _command(options: argparse.Namespace, name: str) -> str:
+    """Return how to call another command, in the way in which this one was."""
+    if options.prog.startswith("maml-rl") or name == "report":
+        return f"maml-rl {name}"
+    path = Path(sys.executable)
+    interpreter = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return f"{interpreter} {name}.py"

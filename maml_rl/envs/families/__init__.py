@@ -1,0 +1,1 @@
+"""The families whose dynamics are array code of this package."""
