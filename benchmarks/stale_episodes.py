@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from maml_rl.adaptation import adapt
+from maml_rl.cli.console import Parser
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.envs.meta_env import Task
@@ -126,7 +127,7 @@ def _returns(draws: Sequence[TaskEpisodes]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=(__doc__ or "").partition(":")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--config", default="maml/2d-navigation", help="name or path of a config of MAML-TRPO")

@@ -127,7 +127,7 @@ def test_wrappers_with_running_statistics_are_refused_where_they_learn() -> None
     policy = NormalMLPPolicy(2, 2)
     with (
         MultiTaskSampler(Normalized(True), {}, 2, policy, num_workers=0, max_episode_steps=3) as sampler,
-        pytest.raises(TypeError, match=r"wrapped in NormalizeObservation, .* set the wrapper's update_running_mean"),
+        pytest.raises(ConfigError, match=r"wrapped in NormalizeObservation, .* set the wrapper's update_running_mean"),
     ):
         sampler.sample_tasks(1)
     digests = []

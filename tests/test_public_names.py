@@ -14,8 +14,8 @@ import maml_rl
 # A name that is a module on purpose; all other names in lower case are functions.
 MODULES = {("maml_rl", "envs")}
 # Modules that import what an extra installs.
-_OF_RAY = ("child.ray_actor", "ray_backend", "ray_cluster", "ray_pool", "ray_worker")
-OF_EXTRAS = {f"maml_rl.samplers.{name}": "ray" for name in _OF_RAY}
+_OF_RAY = ("actor", "backend", "cluster", "pool", "worker")
+OF_EXTRAS = {f"maml_rl.samplers.ray.{name}": "ray" for name in _OF_RAY}
 
 
 def module_names() -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from maml_rl.envs.meta_env import check_flags
 from maml_rl.envs.task_space import TaskSpace
-from maml_rl.errors import explain
+from maml_rl.errors import ConfigError, explain
 from maml_rl.spaces import array_layout, flattener_for
 
 _DUTIES = {
@@ -36,7 +36,8 @@ def require_meta_env(env: Any) -> None:
 
     Raises:
         TypeError: If it is no `gymnasium.Env`, a method is missing, or a space is not supported; the message lists all
-            that is missing. Or if a wrapper such as `NormalizeObservation` keeps running statistics.
+            that is missing.
+        ConfigError: If a wrapper such as `NormalizeObservation` keeps running statistics.
     """
     if not isinstance(env, gymnasium.Env):
         name = getattr(env, "__name__", type(env).__name__)
@@ -45,7 +46,7 @@ def require_meta_env(env: Any) -> None:
     if missing:
         raise TypeError(f"{type(env.unwrapped).__name__} is no task family: {'; '.join(missing)}")
     if stateful := list(_what_keeps_statistics(env)):
-        raise TypeError(
+        raise ConfigError(
             f"{type(env.unwrapped).__name__} is wrapped in {', '.join(stateful)}, whose running statistics make an "
             "episode depend on those before it in its slot; normalize within the policy, or set the wrapper's "
             "update_running_mean to False"

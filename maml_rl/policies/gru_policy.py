@@ -274,7 +274,7 @@ class GRUPolicy(MemoryPolicy):
             TypeError: If the policy was made without `predict_rewards`.
         """
         if unrolled.units is None:
-            raise TypeError("the policy predicts no rewards; make a GRUPolicy with predict_rewards=True")
+            raise TypeError(f"{type(self).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True")
         own: dict[str, Tensor] = dict(self.named_parameters())
         params = own if params is None else params
         units = unrolled.units

@@ -69,9 +69,9 @@ class Policy(nn.Module, ABC):
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
-        return self.distributions.distribution(
-            self.distribution_parameters(check_observations(self, observations), params)
-        )
+        # First the parameters: a module tells by its first distribution of which kind it is.
+        parameters = self.distribution_parameters(check_observations(self, observations), params)
+        return self.distributions.distribution(parameters)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
         """Return what parametrizes the distribution of actions, e.g. (mean, log_std) or (logits,).
@@ -176,7 +176,7 @@ class Policy(nn.Module, ABC):
         """
         memory = self.initial_memory(1) if memory is None else memory
         device = next((tensor.device for tensor in (*self.parameters(), *memory)), torch.device("cpu"))
-        rows = torch.as_tensor(np.asarray(observation), device=device)[None, None]
+        rows = check_observations(self, torch.as_tensor(np.asarray(observation), device=device)[None, None])
         with torch.inference_mode():
             if rng is None and (unrolled := self._try_unroll(rows, memory)) is not None:
                 actions = mode(self.distributions.distribution(unrolled.distribution))
@@ -199,8 +199,8 @@ class Policy(nn.Module, ABC):
 
     def log_prob(self, observations: Tensor, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the log-probability (...) of `actions`, summed (never averaged) over action entries."""
-        observations = check_observations(self, observations)
-        return self.distributions.log_prob(self.distribution_parameters(observations, params), actions)
+        parameters = self.distribution_parameters(check_observations(self, observations), params)
+        return self.distributions.log_prob(parameters, actions)
 
     def update_params(
         self,

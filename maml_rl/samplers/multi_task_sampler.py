@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 # How environments say which slot has a malformed task; those in a worker count within it.
 _SLOT = re.compile(
     r"slot (?P<slot>\d+): (?P<what>.*?)"
-    r"(?: \(counted within worker \d+ \(pid \d+, slots? (?P<first>\d+)(?:-\d+)?\)\))?(?=; slot \d+: |$)"
+    r"(?: \(counted within worker \d+ \(pid \d+, slots? (?P<first>\d+)(?:-\d+)?\)[^()]*\))?(?=; slot \d+: |$)"
 )
 
 

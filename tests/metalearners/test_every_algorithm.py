@@ -119,7 +119,7 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     if algorithm == "rl2":
         # Four episodes of one trial.
         assert evaluation.returns.shape == (2, 4, 1)
-        with pytest.raises(ConfigError, match="does not adapt by gradient steps"):
+        with pytest.raises(ConfigError, match="has a memory, which adapts while it acts, and takes no gradient steps"):
             adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]})
         return
     assert evaluation.returns.shape == (2, 3, 4)

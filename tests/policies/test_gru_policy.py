@@ -183,7 +183,7 @@ def test_trials_of_a_recurrent_policy_are_bit_identical_for_any_placement(env: s
         ({"cell": "rnn"}, ValueError, "cell must be one of gru, lstm, got 'rnn'"),
         ({"value": "two"}, ValueError, "value must be one of head, network, none"),
         ({"hidden_size": 0}, ValueError, "hidden_size must be positive"),
-        ({"action_space": spaces.MultiBinary(2)}, TypeError, "no policy for the action space"),
+        ({"action_space": spaces.Discrete(2, start=1)}, TypeError, "no policy for the action space"),
         ({"observation_space": spaces.MultiBinary(2)}, TypeError, "no policy for the observation space"),
     ],
 )
@@ -259,6 +259,7 @@ def test_a_head_for_rewards_changes_no_action_and_no_other_weight() -> None:
         assert torch.equal(param, dict(with_head.named_parameters())[name]), name
     generator = torch.Generator().manual_seed(0)
     observations, noise = (torch.randn((2, 5, size), generator=generator) for size in (3, 2))
-    assert torch.equal(with_head.act(observations, noise)[0], without.act(observations, noise)[0])
+    memory = (torch.zeros(2, 5, 16),)
+    assert torch.equal(with_head.act(observations, noise, memory)[0], without.act(observations, noise, memory)[0])
     with pytest.raises(TypeError, match="GRUPolicy predicts no rewards"):
         without.predict_rewards(without.unroll(observations), noise)

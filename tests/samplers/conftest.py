@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from scripts import PREAMBLE, Run
+from script_runs import PREAMBLE, Run
 
 HERE = Path(__file__).parent
 

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from faulty_env import HelpedEnv
 from phases import NUM_SLOTS, child_processes, make_parallel, play, play_in_process, play_until_through
+from script_runs import Run, are_gone, finish
 
 from maml_rl.errors import ChildEnvError
 from maml_rl.samplers.processes.launcher import ChildProcess, Launcher, ParentEnds
 from maml_rl.samplers.processes.vector_env import START_METHODS, ParallelVectorEnv
-from scripts import Run, are_gone, finish
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from scripts import Run, are_gone, family_of, finish
+from script_runs import Run, are_gone, family_of, finish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -15,6 +15,7 @@ import torch
 from faulty_env import HORIZON, FaultyEnv
 from iterations import digests
 from phases import sample_here
+from script_runs import Run
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import make_vector_env
@@ -25,7 +26,6 @@ from maml_rl.samplers.processes.in_children import sample_in_children
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 from maml_rl.seeding import PhaseStreams
-from scripts import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
