@@ -81,9 +81,13 @@ def make_slots(num_workers: int = 2, **options: Any) -> ParallelVectorEnv:
     return slots
 
 
-def phase(slots: Any, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
+def whole_phase(policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Phase:
     tasks = tuple({"goal": [0.1 * (task + 1), 0.3]} for task in range(3))
-    return sample_in_children(slots, Phase(tasks, policy, params, PhaseStreams(0, 0, number), 2, horizon))
+    return Phase(tasks, policy, params, PhaseStreams(0, 0, number), 2, horizon)
+
+
+def phase(slots: Any, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
+    return sample_in_children(slots, whole_phase(policy, number, params, horizon))
 
 
 def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +157,7 @@ def test_another_policy_and_another_horizon_replace_the_first() -> None:
     with make_slots() as slots:
         for hidden, horizon in (((4,), 5), ((9, 3), 2), ((4,), 5)):
             policy = NormalMLPPolicy(2, 2, hidden, "tanh")
-            central = phase(slots, policy, 1, horizon=horizon, inference="central")
+            central = sample_here(slots, whole_phase(policy, 1, horizon=horizon))
             assert phase(slots, policy, 1, horizon=horizon).digest() == central.digest()
 
 
