@@ -185,7 +185,7 @@ def adapt(
         policy: a policy, or a module that `as_policy` takes; its own parameters stay as they are.
         episodes: (M, T, B, ...), with advantages; sampled under `params`.
         params: where to start: of the policy's own shapes, or stacked (M, ...); the policy's own by default.
-        step_size: of the step, in place of a rule.
+        step_size: of the step, instead of a rule.
         rule: inner loss, step sizes and parameters.
         step: which of the rule's steps this is, from 0.
         inner_loss: see `AdaptationRule`; by default the rule's.

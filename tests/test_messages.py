@@ -67,12 +67,12 @@ def test_arrays_are_as_good_as_tensors() -> None:
         (
             lambda: MultiTaskSampler("CartPole-v1", policy=NormalMLPPolicy(4, 1)),
             TypeError,
-            "CartPole-v1 is no task family: it lacks sample_tasks.*; it lacks reset_task",
+            "CartPole-v1 is not a task family: it lacks sample_tasks.*; it lacks reset_task",
         ),
         (
             lambda: MultiTaskSampler(NoTaskEnv, policy=NormalMLPPolicy(4, 1)),
             TypeError,
-            "NoTaskEnv is no task family: it lacks sample_tasks",
+            "NoTaskEnv is not a task family: it lacks sample_tasks",
         ),
         (
             lambda: get_policy_for_env(NAVIGATION, image_scale=10.0),

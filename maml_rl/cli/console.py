@@ -119,7 +119,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--strict",
         action="store_true",
         default=None,
-        help="refuse a Ray cluster with fewer CPUs than workers, in place of going on with fewer",
+        help="refuse a Ray cluster with fewer CPUs than workers, instead of going on with fewer",
     )
     for name, meaning in (("start", "the first Ray actor may take to start"), ("head", "the head node may be away")):
         parser.add_argument(

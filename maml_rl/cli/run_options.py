@@ -62,7 +62,9 @@ def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path 
         return find_config(given)
     except ConfigError as error:
         if path.is_dir():
-            raise ConfigError(f"{path} is no run, it has no config.json; give a run, or a YAML file") from None
+            raise ConfigError(
+                f"{path} is not a run folder, it has no config.json; give a run, or a YAML file"
+            ) from None
         if of_run:
             hint = suggest(given, [*shipped_configs(), *(f"zoo:{name}" for name in zoo())])
             raise ConfigError(

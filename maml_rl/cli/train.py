@@ -206,7 +206,7 @@ def _how_to_go_on(options: argparse.Namespace) -> str:
     if options.output_folder is None:
         return ""
     has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
-    instead = " in place of --overwrite" if options.overwrite else ""
+    instead = " instead of --overwrite" if options.overwrite else ""
     advice = f"; finished iterations are saved, and the same command with --resume{instead} continues the run"
     return advice if has_run else ""
 

@@ -76,7 +76,7 @@ def read_mapping(path: str | Path) -> Mapping:
     except OSError as error:
         raise ConfigError(f"cannot read the config {origin}: {error.strerror or error}") from None
     if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{origin} has more than {_MOST_BYTES} bytes, so it is no config")
+        raise ConfigError(f"{origin} has more than {_MOST_BYTES} bytes, so it is not a config")
     return parse_mapping(data, origin)
 
 

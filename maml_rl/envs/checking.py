@@ -44,7 +44,7 @@ def require_meta_env(env: Any) -> None:
         raise TypeError(f"expected a gymnasium.Env, got {name}; derive the class from gymnasium.Env")
     missing = list(_what_is_missing(env))
     if missing:
-        raise TypeError(f"{type(env.unwrapped).__name__} is no task family: {'; '.join(missing)}")
+        raise TypeError(f"{type(env.unwrapped).__name__} is not a task family: {'; '.join(missing)}")
     if stateful := list(_what_keeps_statistics(env)):
         raise ConfigError(
             f"{type(env.unwrapped).__name__} is wrapped in {', '.join(stateful)}, whose running statistics make an "
@@ -65,7 +65,7 @@ def require_task_methods(env_class: type[gymnasium.Env[Any, Any]], env_id: str =
     """
     missing = [f"it lacks {duty}" for name, duty in _DUTIES.items() if not hasattr(env_class, name)]
     if missing and not hasattr(env_class, "__getattr__"):
-        raise TypeError(f"{env_id or env_class.__name__} is no task family: {'; '.join(missing)}")
+        raise TypeError(f"{env_id or env_class.__name__} is not a task family: {'; '.join(missing)}")
 
 
 def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
@@ -99,7 +99,7 @@ def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
     """
     method = _method(env, name)
     if method is None:
-        raise TypeError(f"{type(env.unwrapped).__name__} is no task family: it lacks {_DUTIES.get(name, name)}")
+        raise TypeError(f"{type(env.unwrapped).__name__} is not a task family: it lacks {_DUTIES.get(name, name)}")
     return method
 
 

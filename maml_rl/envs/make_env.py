@@ -26,7 +26,7 @@ EnvMaker = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class ObservedTask:
-    """What to make in place of `env`, wherever an environment is asked for: the same slots, which show their tasks.
+    """What to make instead of `env`, wherever an environment is asked for: the same slots, which show their tasks.
 
     Attributes:
         env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
@@ -41,7 +41,7 @@ class ObservedTask:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLastStep:
-    """What to make in place of `env`: the same slots, which show what happened at the last step; see `LastStepParts`.
+    """What to make instead of `env`: the same slots, which show what happened at the last step; see `LastStepParts`.
 
     Attributes:
         env: a registered id, "module:id", a callable that makes a `gymnasium.Env`, or an `ObservedTask`.
@@ -115,7 +115,7 @@ def make_vector_env(
     Raises:
         ValueError: If no such id is registered, an argument is out of range, or `autoreset_mode` is given: these slots
             stay as they are until they are reset.
-        TypeError: If the environment is no task family, or does not take an argument.
+        TypeError: If the environment is not a task family, or does not take an argument.
     """
     if isinstance(env, ObservedTask | ObservedLastStep):
         observing = TaskObservationVectorEnv if isinstance(env, ObservedTask) else LastStepVectorEnv

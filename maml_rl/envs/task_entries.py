@@ -27,7 +27,7 @@ class TaskEntry:
         shape: () for a number.
         requirement: what a value must fulfill, in words; "" for any finite numbers.
         fulfills: tells whether an array of the right shape does; a function of a module, so that it can be pickled.
-        choices: the texts that a value may be, in place of numbers; empty for numbers.
+        choices: the texts that a value may be, instead of numbers; empty for numbers.
     """
 
     shape: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ class TaskParameter:
     Attributes:
         ranges: where it lies, each as (low, high) with low below high; high itself is never drawn.
         scale: what of it is uniform within the ranges.
-        values: numbers that alone are drawn, all equally likely, in place of ranges.
+        values: numbers that alone are drawn, all equally likely, instead of ranges.
     """
 
     ranges: tuple[tuple[float, float], ...] = ()
@@ -172,7 +172,7 @@ class TaskSpace:
         }
 
     def tasks_at(self, quantiles: Floats, parameters: Mapping[str, TaskParameter] | None = None) -> list[Task]:
-        """Return the tasks at quantiles (n, number of parameters); `parameters` stand in place of those of a name."""
+        """Return the tasks at quantiles (n, number of parameters); `parameters` stand instead of those of a name."""
         replaced = {**self.parameters, **(parameters or {})}
         return self.to_tasks(
             {name: parameter.at(quantiles[:, column]) for column, (name, parameter) in enumerate(replaced.items())}

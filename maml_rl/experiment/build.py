@@ -210,7 +210,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
             always tried here.
 
     Raises:
-        ConfigError: If the environment is not registered, is no task family, or refuses its arguments, or if the
+        ConfigError: If the environment is not registered, is not a task family, or refuses its arguments, or if the
             algorithm or one of its settings is wrong.
     """
     device = torch.device(device)

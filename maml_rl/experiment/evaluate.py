@@ -173,7 +173,7 @@ def evaluate(
             first is the same for any number of repetitions.
         validation: draw tasks and episodes from streams that no other evaluation draws from, for choosing a checkpoint;
             the tasks as in training where test tasks are kept apart.
-        num_workers: in place of the config's; see `MultiTaskSampler`.
+        num_workers: instead of the config's; see `MultiTaskSampler`.
         sampler: of the experiment, for evaluations; it is used and stays open, and `num_workers` has no meaning.
         on_tasks: is given the tasks that were drawn, before the first episode.
         on_batch: is given the episodes of each batch and repetition.

@@ -51,7 +51,9 @@ def load_policy(
     """
     folder = find_run(run)
     if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
+        raise ConfigError(
+            f"{folder} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run"
+        )
     config = load_config(folder / CONFIG)
     if not trust:
         check_code(config, "pass trust=True to load_policy")
@@ -90,7 +92,7 @@ def adapt_to_task(
         task: of that family.
         num_steps: gradient steps.
         env_kwargs: keyword arguments of the environment; None for those of the run, where it was of this family.
-        step_size: of each gradient step, in place of the rule's.
+        step_size: of each gradient step, instead of the rule's.
         rule: the inner loop.
         num_episodes: sampled before each step.
         max_episode_steps: time limit; None for the run's, where it was of this family, or the environment's own.

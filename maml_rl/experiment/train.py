@@ -62,7 +62,7 @@ def train(
     Args:
         config: the experiment.
         folder: where config, metrics, TensorBoard events and checkpoints go.
-        num_workers: in place of the config's; see `MultiTaskSampler`.
+        num_workers: instead of the config's; see `MultiTaskSampler`.
         device: where the policy and the update run.
         resume: continue from the newest intact checkpoint in `folder`.
         overwrite: replace the run that is in `folder`.

@@ -93,7 +93,7 @@ class AutogradObjective:
             self._old = workers.map(old_outcomes, self._chunks)
 
     def backward(self) -> float:
-        """Compute the objective, and put its gradient into `grad` of the parameters, in place of what is there.
+        """Compute the objective, and put its gradient into `grad` of the parameters, instead of what is there.
 
         Returns:
             The mean over tasks.

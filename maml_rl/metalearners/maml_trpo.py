@@ -36,7 +36,7 @@ class MAMLTRPO(MetaLearner):
         objective: outer objective.
         curvature_fraction: share of each task's episodes, in (0, 1], that the curvature is computed from; None for the
             default of `Settings`.
-        settings: all of these and those of the trust region, in place of `first_order` and `curvature_fraction`.
+        settings: all of these and those of the trust region, instead of `first_order` and `curvature_fraction`.
         collection: see `MetaLearner`.
 
     Raises:

@@ -52,7 +52,7 @@ def find_metalearner(name: str) -> type[MetaLearner]:
         except AttributeError:
             raise ValueError(f"the module {module} has no {attribute!r}") from None
     if not (isinstance(found, type) and issubclass(found, MetaLearner)):
-        raise ValueError(f"{name!r} is no metalearner; make it a subclass of maml_rl.metalearners.MetaLearner")
+        raise ValueError(f"{name!r} is not a metalearner; make it a subclass of maml_rl.metalearners.MetaLearner")
     clash = [key for key in _keys(found) if key in _keys(Config)]
     if clash:
         raise ValueError(f"the setting {clash[0]!r} of {name!r} is a key of every config; choose another name")

@@ -25,7 +25,7 @@ class Plot:
         summary: what the chart shows, in a sentence, for those who cannot see it.
         x_label: name of the horizontal axis.
         y_label: name of the vertical axis.
-        x_names: (place, name) pairs in place of numbers.
+        x_names: (place, name) pairs instead of numbers.
         equal: give both axes the same scale, and the chart the shape that follows.
         width: of the chart in pixels, to which the texts are 12 pixels high.
         height: of the chart.

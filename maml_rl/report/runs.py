@@ -167,7 +167,9 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
     if not folder.exists():
         raise ConfigError(f"there is no folder {folder}; give the --output-folder of a training run")
     if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} is no run, it has no {CONFIG}; give the --output-folder of a training run")
+        raise ConfigError(
+            f"{folder} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run"
+        )
     config = load_config(folder / CONFIG)
     notices = []
     try:

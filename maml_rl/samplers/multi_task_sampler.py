@@ -79,7 +79,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         batch_size: B, episodes per task and phase.
         policy: acts in the environments: a policy, or any module that `as_policy` takes.
         baseline: estimates values for the advantages; only `sample` needs it.
-        env: a callable in place of `env_name`; never an environment object, which could not be sent to a worker.
+        env: a callable instead of `env_name`; never an environment object, which could not be sent to a worker.
         seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
         num_workers: worker processes; 0 steps in this process; None takes the number of usable cores, or of all CPUs of
             a Ray cluster.
@@ -87,7 +87,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             the extra `ray`; or "auto", which is the first if `num_workers` is 0 and else the second. The episodes are
             the same.
         ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
-        strict: refuse a Ray cluster that has fewer CPUs than `num_workers`, in place of going on with fewer workers.
+        strict: refuse a Ray cluster that has fewer CPUs than `num_workers`, instead of going on with fewer workers.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
         slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
@@ -375,7 +375,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         Args:
             tasks: M tasks.
             num_steps: K, inner gradient steps.
-            fast_lr: step size, or one per step, in place of a rule; 0.5 if there is neither.
+            fast_lr: step size, or one per step, instead of a rule; 0.5 if there is neither.
             gamma: discount in [0, 1].
             gae_lambda: in [0, 1].
             device: where the episodes go and the adaptation runs.

@@ -1,4 +1,4 @@
-"""Which tasks training draws, and which its evaluations: in place of the family's own distribution."""
+"""Which tasks training draws, and which its evaluations: instead of the family's own distribution."""
 
 from maml_rl.task_distributions.built_in import Curriculum, Grid, Split, Stratified, TaskList
 from maml_rl.task_distributions.task_distribution import (

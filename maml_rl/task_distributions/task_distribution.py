@@ -160,5 +160,5 @@ def find_task_distribution(name: str) -> type[TaskDistribution]:
     with UsersCode(lambda error: ValueError(f"cannot import the task distribution {name!r} ({explain(error)})")):
         found = getattr(import_module(module), attribute)
     if not (isinstance(found, type) and issubclass(found, TaskDistribution)):
-        raise ValueError(f"{name!r} is no task distribution; make it a subclass of TaskDistribution")
+        raise ValueError(f"{name!r} is not a task distribution; make it a subclass of TaskDistribution")
     return found

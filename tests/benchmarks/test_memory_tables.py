@@ -119,7 +119,7 @@ def test_a_run_of_rl2_fills_its_column_and_another_run_is_refused(
     result = read_results(tmp_path / "rl2.csv")["bandit-10-5", "RL2"]
     assert abs(result.mean - 5.0) < 5 * result.standard_error
     assert result.setting == "1 meta-updates"
-    for run, message in (("maml", "a run of maml-trpo on Bandit-K5-v0"), ("none", "is no run")):
+    for run, message in (("maml", "a run of maml-trpo on Bandit-K5-v0"), ("none", "is not a run folder")):
         with pytest.raises(SystemExit) as stopped:
             main([*command, str(tmp_path / run)])
         assert stopped.value.code == 2

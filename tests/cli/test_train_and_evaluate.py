@@ -147,7 +147,7 @@ def test_another_run_is_not_overwritten_without_being_told(
         (["--meta-batch-size", "-3"], ["--meta-batch-size", "at least 1"]),
         (["--fast-batch-size", "0"], ["fast-batch-size", "at least 1"]),
         (["--config", "nowhere.json"], ["nowhere.json", "No such file"]),
-        (["--config", "wrong"], ["wrong is no run", "no config.json", "give a run"]),
+        (["--config", "wrong"], ["wrong is not a run folder", "no config.json", "give a run"]),
         (["--checkpoint", "nowhere"], ["there is no checkpoint nowhere"]),
         (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 2, 4"]),
         (["--policy", "wrong"], ["wrong", "SHA256SUMS"]),

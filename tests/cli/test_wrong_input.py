@@ -422,7 +422,7 @@ FILE_CASES: list[Case] = [
         (["report", *arguments], words)
         for arguments, words in (
             (["nowhere"], ["there is no folder nowhere"]),
-            (["folder"], ["folder is no run"]),
+            (["folder"], ["folder is not a run folder"]),
             ([""], ["an empty text"]),
             (["loop"], ["there is no folder loop"]),
             (["x" * 300], ["too long for a file system"]),

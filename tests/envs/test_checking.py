@@ -42,7 +42,7 @@ def test_all_that_is_missing_is_listed() -> None:
     with pytest.raises(TypeError) as caught:
         check_meta_env(NoTaskEnv())
     message = str(caught.value)
-    assert message.startswith("NoTaskEnv is no task family: ")
+    assert message.startswith("NoTaskEnv is not a task family: ")
     assert "it lacks sample_tasks(num_tasks), which draws that many tasks" in message
     assert "it lacks reset_task(task), which takes effect at the next step and survives reset" in message
     assert "as its observation space it has an unsupported space Text" in message

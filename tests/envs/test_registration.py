@@ -192,7 +192,7 @@ def test_single_environments_of_a_family_behave_like_the_family() -> None:
 def test_third_party_environment_that_is_no_family_is_refused(registered: Any) -> None:
     registered("NoTask-v0", entry_point=NoTaskEnv)
     for env in ("NoTask-v0", NoTaskEnv):
-        with pytest.raises(TypeError, match="NoTaskEnv is no task family"):
+        with pytest.raises(TypeError, match="NoTaskEnv is not a task family"):
             make_vector_env(env)
 
 

@@ -51,7 +51,7 @@ def test_anyones_family_may_be_wrapped_and_what_has_no_tasks_is_refused() -> Non
     env = SampleTaskOnReset(gymnasium.wrappers.TimeLimit(WalkEnv(), 3))
     env.reset(seed=0)
     assert env.task
-    with pytest.raises(TypeError, match="NoTaskEnv is no task family: it lacks sample_tasks"):
+    with pytest.raises(TypeError, match="NoTaskEnv is not a task family: it lacks sample_tasks"):
         SampleTaskOnReset(NoTaskEnv())
     with pytest.raises(TypeError, match=r"has no tasks for its slots.*wrap each of its environments"):
         SampleTaskOnResetVector(gymnasium.vector.SyncVectorEnv([NoTaskEnv]))

@@ -249,7 +249,7 @@ def test_environment_that_will_not_close_costs_a_warning(caplog: pytest.LogCaptu
 
 
 def test_environment_that_is_no_family_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="NoTaskEnv is no task family: it lacks sample_tasks"):
+    with pytest.raises(TypeError, match="NoTaskEnv is not a task family: it lacks sample_tasks"):
         SerialVectorEnv(NoTaskEnv)
 
 

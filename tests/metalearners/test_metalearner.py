@@ -68,7 +68,7 @@ def test_algorithm_is_found_by_name_and_by_module_and_class() -> None:
             "cannot import the algorithm 'nowhere:Learner' (ModuleNotFoundError: No module named 'nowhere'); put",
         ),
         ("math:Learner", "the module math has no 'Learner'"),
-        ("math:pi", "'math:pi' is no metalearner; make it a subclass"),
+        ("math:pi", "'math:pi' is not a metalearner; make it a subclass"),
     ],
 )
 def test_unknown_algorithm_is_refused_in_one_line(name: str, message: str) -> None:

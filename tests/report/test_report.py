@@ -52,7 +52,7 @@ def test_report_replaces_an_earlier_report_and_nothing_else(
     ("arguments", "words"),
     [
         (["{tmp}/missing"], ["there is no folder", "missing", "--output-folder"]),
-        (["{tmp}"], ["is no run", "config.json", "--output-folder"]),
+        (["{tmp}"], ["is not a run folder", "config.json", "--output-folder"]),
         (["{runs}", "--output", "{tmp}/missing/report.html"], ["there is no folder", "make it first"]),
         (["{runs}", "--output", "{tmp}"], ["is a folder", "--output"]),
         (["{runs}", "--tasks", "{tmp}/none.json"], ["cannot read the tasks in", "none.json"]),

@@ -179,5 +179,5 @@ def test_run_with_a_broken_config_is_passed_over_with_the_reason(tmp_path: Path)
 
 
 def test_nothing_but_folders_that_are_no_runs_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no run, it has no config\.json; give the --output-folder"):
+    with pytest.raises(ConfigError, match=r"is not a run folder, it has no config\.json; give the --output-folder"):
         read_runs([tmp_path])

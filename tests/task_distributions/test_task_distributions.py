@@ -238,7 +238,7 @@ def test_registry_finds_names_and_classes() -> None:
     for name, message in (
         ("splitt", "unknown task distribution 'splitt'; did you mean 'split'"),
         ("nowhere:X", "cannot import the task distribution 'nowhere:X'"),
-        ("maml_rl.seeding:Purpose", "is no task distribution; make it a subclass"),
+        ("maml_rl.seeding:Purpose", "is not a task distribution; make it a subclass"),
     ):
         with pytest.raises(ValueError, match=message):
             find_task_distribution(name)

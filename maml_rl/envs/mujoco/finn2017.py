@@ -25,7 +25,7 @@ class RllabBody(MujocoFamily):
 
     A step is one substep. Start states are those of `_start_positions` with 0.01 N(0, 1) added to the positions and
     0.1 N(0, 1) to the velocities. The velocity in the reward is that of the whole body's center of mass at the end of
-    the step, and the last three observations are the center of mass in place of the torso's position. All that is
+    the step, and the last three observations are the center of mass instead of the torso's position. All that is
     observed is computed after the step (`mj_forward`), not up to one substep behind. The model is one with
     `center_of_mass_velocity`.
     """

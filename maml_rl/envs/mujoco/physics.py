@@ -224,7 +224,7 @@ class PlainPhysics(_Simulations):
         super().__init__(model, num_sims, num_threads)
         self._datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_sims))]
         self._models = [model] * len(self._datas)
-        # By simulation: what its model has in place of the one that was given.
+        # By simulation: what its model has instead of the one that was given.
         self._constants: dict[str, Floats] = {}
         self._stats: dict[str, Floats] = {}
         self._pool: ThreadPoolExecutor | None

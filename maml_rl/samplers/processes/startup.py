@@ -20,7 +20,7 @@ _STOP_SECONDS = 0.5
 
 
 class Startup:
-    """Makes every worker ready, the first time and in the place of one that died.
+    """Makes every worker ready, the first time and instead of one that died.
 
     Args:
         recipe: what the environment is made from.

@@ -81,7 +81,7 @@ class WorkerPool:
         return [index for index, worker in enumerate(self.workers) if worker is None or not worker.ready]
 
     def launch(self, index: int) -> None:
-        """Start worker `index`, in the place of one that did not get ready."""
+        """Start worker `index`, instead of one that did not get ready."""
         unready = self.workers[index]
         if unready is not None:
             unready.process.kill()

@@ -222,7 +222,7 @@ def _connect(address: str | None, seconds: float) -> bool:
         raise ConfigError(f"cannot connect to the Ray cluster at {options['address']}: {last_line(error)}") from None
     finally:
         random.setstate(drawn)
-        # Ray puts a handler of its own in the place of the caller's.
+        # Ray puts a handler of its own instead of the caller's.
         if in_main_thread and before is not None:
             signal.signal(signal.SIGTERM, before)
     if address is None:

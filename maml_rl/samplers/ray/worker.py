@@ -141,7 +141,7 @@ class RayWorker:
         if self._look is None:
             self._look = self._handle.look.remote(False)
         elif ray.wait([self._look], timeout=0)[0]:
-            # Of a dead actor the reply to its call tells.
+            # The reply to its call says why an actor died.
             with suppress(RayError):
                 look: Look = ray.get(self._look)
                 if self._latest is None or look.mark != self._latest.mark:

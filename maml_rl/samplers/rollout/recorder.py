@@ -111,7 +111,7 @@ class EpisodeRecorder:
         return bool(running.any())
 
     def finish(self) -> None:
-        """Put zeros in place of padding."""
+        """Put zeros instead of padding."""
         padding = np.arange(self.horizon)[None, :, None] >= self._lengths[:, None, :]
         if padding.any():
             for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):
