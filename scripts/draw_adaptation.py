@@ -54,7 +54,8 @@ def walk(policy: Policy, goal: tuple[float, float], num_steps: int = 100) -> np.
     observation, _ = env.reset(seed=0)
     positions, over = [observation], False
     while not over:
-        observation, _, terminated, truncated, _ = env.step(policy.choose(observation))
+        action, _ = policy.choose(observation)
+        observation, _, terminated, truncated, _ = env.step(action)
         positions.append(observation)
         over = terminated or truncated
     env.close()
