@@ -34,7 +34,7 @@ def test_loop_of_the_ancestor_runs() -> None:
         tasks = sampler.sample_tasks(num_tasks=3)
         futures = sampler.sample_async(tasks, num_steps=2, fast_lr=0.1, gamma=0.95, gae_lambda=1.0, device="cpu")
         assert sampler.phase == 0
-        logs = metalearner.step(*futures, max_kl=1e-3, cg_iters=3, cg_damping=1e-5, ls_max_steps=15)
+        logs = metalearner.step(*futures, max_kl=1e-3, cg_iters=3, cg_damping=1e-2, ls_backtrack_ratio=0.5)
         assert sampler.phase == 3
         train_episodes, valid_episodes = sampler.sample_wait(futures)
         # Nothing was sampled twice.
