@@ -56,7 +56,7 @@ test-fast: $(READY) ## run the tests that take little time, in less than a minut
 $(METAWORLD_READY): pyproject.toml constraints-metaworld.txt
 	@$(PYTHON) -m venv --clear $(METAWORLD_VENV)
 	@scripts/install-torch $(METAWORLD_RUN)
-	@$(METAWORLD_RUN) -m pip install --quiet --constraint constraints-metaworld.txt --editable '.[metaworld,report,test]' matplotlib
+	@$(METAWORLD_RUN) -m pip install --quiet --constraint constraints-metaworld.txt --editable '.[metaworld,report,tensorboard,test]' matplotlib stable-baselines3
 	@touch $@
 
 install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of Meta-World

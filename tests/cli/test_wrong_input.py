@@ -271,7 +271,7 @@ ENVIRONMENT_CASES: list[Case] = [
     (train("--env-name", "json:Foo-v0"), ["unknown family 'Foo-v0'"]),
     (train("--env-name", ""), ["--env-name", "expected a value, got an empty text"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
-    (train("--env-name", "CartPole-v1"), ["no task family", "sample_tasks"]),
+    (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
     # Arguments that the config has for its own family.
     *[
         (train("--config", "kwargs.yaml", "--env-name", name), ["kwargs.yaml, line 8", "give --env-kwargs, too"])
@@ -298,14 +298,14 @@ FILE_CASES: list[Case] = [
             ("null\0byte", ["--config", "expected text in UTF-8", "null\\x00byte"]),
             ("\udcff.yaml", ["--config", "expected text in UTF-8"]),
             ("", ["--config", "an empty text"]),
-            (".", ["no run", "config.json"]),
-            ("folder", ["no run", "config.json"]),
+            (".", ["not a run folder", "config.json"]),
+            ("folder", ["not a run folder", "config.json"]),
             ("file", ["no mapping"]),
             ("file/x", ["there is no config 'file/x'"]),
             ("dangling", ["cannot read the config", "No such file"]),
             ("loop", ["cannot read the config", "symbolic links"]),
             ("/dev/null", ["no mapping"]),
-            ("/dev/zero", ["more than 1000000 bytes", "no config"]),
+            ("/dev/zero", ["more than 1000000 bytes", "not a config"]),
             ("wrong_envs.py", ["wrong_envs.py"]),
             ("empty.yaml", ["no mapping"]),
             ("list.yaml", ["no mapping"]),
