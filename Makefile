@@ -69,10 +69,10 @@ $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[ray]'
 	@touch $@
 
-# The tests of a file share a cluster, so a file stays on one worker.
+# One after the other: two clusters on a few cores are in each other's way.
 test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to .venv for them
 	$(RUN) -c 'import ray'
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile -m 'ray and not nightly' $(ARGS)
+	$(RUN) -m pytest -m 'ray and not nightly' $(ARGS)
 
 test-nightly: $(RAY_READY) ## run the tests that repeat others at a larger scale
 	$(RUN) -m pytest -m nightly $(ARGS)
