@@ -14,9 +14,10 @@ pytest.importorskip("ray")
 import ray
 
 from maml_rl.errors import ChildEnvError, ConfigError
-from maml_rl.samplers import ray_cluster, ray_pool
 from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.commands import Failed
+from maml_rl.samplers.ray import cluster as ray_cluster
+from maml_rl.samplers.ray import pool as ray_pool
 from maml_rl.samplers.ray.actor import Introduction, Raised, own_versions
 from maml_rl.samplers.ray.cluster import RayCluster
 from maml_rl.samplers.ray.worker import Call, Unit
