@@ -34,7 +34,7 @@ def cluster_of(*cpus: int, **options: Any) -> Iterator[Cluster]:
 @contextmanager
 def connected_to(cluster: Cluster) -> Iterator[str]:
     """Connect this process, and have the workers find the modules of the tests."""
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(HERE), str(HERE / "on_ray"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {"env_vars": {"PYTHONPATH": paths}}
     ray.init(address=cluster.address, runtime_env=environment, logging_level="ERROR", log_to_driver=False)
     try:

@@ -32,7 +32,7 @@ from tests.small_runs import untimed
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["--meta-batch-size", "4", "--fast-batch-size", "4", "--hidden-sizes", "8", "--max-episode-steps", "10"]
 
 
