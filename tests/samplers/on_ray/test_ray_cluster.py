@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -283,17 +282,6 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     line = warning_of_the_node_that_joined(cluster, tmp_path, caplog, max_restarts=1)
     assert re.search(r"2 Ray actors died while they started on the node \S+; the last was lost", line)
-
-
-def test_node_with_other_code_of_the_same_version_is_left_out_with_one_warning(
-    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shutil.copytree(ROOT / "maml_rl", tmp_path / "maml_rl", ignore=shutil.ignore_patterns("zoo", "__pycache__"))
-    with (tmp_path / "maml_rl" / "envs" / "memory.py").open("a") as changed:
-        changed.write("# Another line.\n")
-    line = warning_of_the_node_that_joined(cluster, tmp_path, caplog)
-    assert re.search(r"the Ray node \S+ has code of maml_rl \w{12}, this process has \w{12}", line)
-    assert "copy the same files everywhere" in line
 
 
 # Memory.
