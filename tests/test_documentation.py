@@ -270,7 +270,9 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
     found = blocks(page, "python")
     assert found
     for block in found:
-        exec(block, {})
+        # The suite of other Pythons does without the packages that only some readers need.
+        if "matplotlib" not in block or find_spec("matplotlib") is not None:
+            exec(block, {})
 
 
 @pytest.fixture(scope="module")
