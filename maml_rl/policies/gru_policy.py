@@ -6,29 +6,20 @@ own kernels go through whole sequences. The two agree to rounding.
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, get_args
 
 import gymnasium
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from maml_rl.policies.heads import Head, Params, head_for
-from maml_rl.policies.memory_policy import MemoryPolicy
-from maml_rl.policies.mlp import register_parameters
+from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory, Unrolled
-from maml_rl.spaces import category_counts
+from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, ValueKind, row_product
 
 Cell = Literal["gru", "lstm"]
-ValueKind = Literal["head", "network", "none"]
-
-# Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way wherever, and beside
-# whichever others, it is computed.
-_ROWS = 64
 
 
-class GRUPolicy(MemoryPolicy):
+class GRUPolicy(SequencePolicy):
     """A recurrent layer whose output gives the distribution of actions, and the values.
 
     Observations are flattened, Discrete ones become one-hot vectors. Gaussians have a learned deviation that does not
@@ -54,8 +45,6 @@ class GRUPolicy(MemoryPolicy):
         ValueError: If a number is not positive, or the cell or the kind of value is unknown.
     """
 
-    distributions: Head
-
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
@@ -70,35 +59,27 @@ class GRUPolicy(MemoryPolicy):
         predict_rewards: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        for name, given, known in (("cell", cell, get_args(Cell)), ("value", value, get_args(ValueKind))):
-            if given not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}")
-        if hidden_size < 1:
-            raise ValueError(f"hidden_size must be positive, got {hidden_size}")
+        if cell not in get_args(Cell):
+            raise ValueError(f"cell must be one of {', '.join(get_args(Cell))}, got {cell!r}")
         if memory_span is not None and memory_span < 1:
             raise ValueError(f"memory_span must be positive, got {memory_span}")
-        if not isinstance(observation_space, spaces.Box | spaces.Discrete):
-            raise TypeError(f"no policy for the observation space {observation_space}: expected Box or Discrete")
-        self.observation_space, self.action_space = observation_space, action_space
-        self.hidden_size, self.cell = hidden_size, cell
-        self.input_size = spaces.flatdim(observation_space)
-        self.distributions = head_for(action_space, init_std, min_std)
-        register_parameters(self, self.distributions)
-        outputs = self.distributions.num_units
-        self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
+        super().__init__(
+            observation_space,
+            action_space,
+            hidden_size,
+            value=value,
+            init_std=init_std,
+            min_std=min_std,
+            predict_rewards=predict_rewards,
+        )
+        self.cell = cell
         layer = nn.GRU if cell == "gru" else nn.LSTM
         # The constructors themselves would draw from the global random state.
         self.core = layer(self.input_size, hidden_size, device="meta").to_empty(device="cpu")
-        self.head = nn.utils.skip_init(nn.Linear, hidden_size, outputs)
+        # In the order of all checkpoints.
+        self.head, value_head, reward_head = self._make_heads()
         self.value_core = copy.deepcopy(self.core) if value == "network" else None
-        self.value_head = None if value == "none" else nn.utils.skip_init(nn.Linear, hidden_size, 1)
-        self.reward_head, self.predicts_rewards = None, predict_rewards
-        if predict_rewards:
-            # One row for each Discrete action; others are an input.
-            entries = self.distributions.noise_size
-            ends = (hidden_size, outputs) if self._has_one_choice else (hidden_size + entries, 1)
-            self.reward_head = nn.utils.skip_init(nn.Linear, *ends)
+        self.value_head, self.reward_head = value_head, reward_head
         generator = torch.Generator().manual_seed(seed)
         for recurrent in (self.core, self.value_core):
             if recurrent is not None:
@@ -110,11 +91,7 @@ class GRUPolicy(MemoryPolicy):
                         nn.init.orthogonal_(gate, generator=generator)
                 if memory_span is not None:
                     self._hold(recurrent.get_parameter("bias_ih_l0"), memory_span, generator)
-        of_values = 1.0 if memory_span is None else 0.01
-        for linear, gain in ((self.head, 0.01), (self.value_head, of_values), (self.reward_head, 1.0)):
-            if linear is not None:
-                nn.init.orthogonal_(linear.weight, gain, generator)
-                nn.init.zeros_(linear.bias)
+        self._initialize_heads(generator, of_values=1.0 if memory_span is None else 0.01)
 
     def _hold(self, bias: Tensor, span: int, generator: torch.Generator) -> None:
         """Set the gates' biases (gates * H,) such that a unit keeps what it holds for 1 to `span` steps.
@@ -129,30 +106,10 @@ class GRUPolicy(MemoryPolicy):
         if self.cell == "lstm":
             gates[0] = -steps.log()
 
-    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
-        mine, theirs = (
-            (spaces.flatdim(seen), done.shape, category_counts(done))
-            for seen, done in ((self.observation_space, self.action_space), (observation_space, action_space))
-        )
-        if mine != theirs:
-            raise ValueError(
-                f"the policy is for {self.input_size} observed numbers and {self.action_space}, but the environment "
-                f"has {spaces.flatdim(observation_space)} and {action_space}; with observe_last=True the last action "
-                "and reward are among them"
-            )
-
     def initial_memory(self, num: int) -> Memory:
         """Return zeros (num, H), twice for an LSTM."""
         zeros = self.head.weight.new_zeros(num, self.hidden_size)
         return (zeros,) if self.cell == "gru" else (zeros, zeros.clone())
-
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
-        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        return self.actor(own if params is None else params)(observations, noise, memory)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
@@ -169,15 +126,15 @@ class GRUPolicy(MemoryPolicy):
         def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
             num_tasks, slots = grid
             # The number of rows that stand before these in their block, of other tasks.
-            before = 0 if is_stacked else first_task * slots % _ROWS
+            before = 0 if is_stacked else first_task * slots % ROWS
             count = slots if is_stacked else num_tasks * slots
-            rows = count if is_stacked else -(-(before + count) // _ROWS) * _ROWS
+            rows = count if is_stacked else -(-(before + count) // ROWS) * ROWS
             lead = (num_tasks,) if is_stacked else ()
             # Rows of padding stay zero.
             units, summed = gates.new_zeros(*lead, rows, inputs + size), gates.new_empty(*lead, rows, gates.shape[-1])
             outputs = gates.new_empty(*lead, rows, head.shape[-1])
-            sum_gates = _product(units, gates, gate_bias, summed)
-            sum_outputs = _product(units[..., inputs:], head, head_bias, outputs)
+            sum_gates = row_product(units, gates, gate_bias, summed)
+            sum_outputs = row_product(units[..., inputs:], head, head_bias, outputs)
             seen, old = units.narrow(-2, before, count).split((inputs, size), -1)
             parts = summed.narrow(-2, before, count)
             # Gates are (reset, keep) in a GRU, (enter, keep, leave) in an LSTM.
@@ -251,43 +208,10 @@ class GRUPolicy(MemoryPolicy):
         inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         state = tuple(tensor.unsqueeze(0).contiguous() for tensor in memory)
         units, last = self._run("core", params, inputs, state)
-        known = None if self.reward_head is None else units
-        outputs = torch.nn.functional.linear(units, params["head.weight"], params["head.bias"])
-        distribution = self.distributions.parametrize(outputs, params)
-        values = None
-        if self.value_head is not None:
-            if self.value_core is not None:
-                units, _ = self._run("value_core", params, inputs, tuple(torch.zeros_like(old) for old in state))
-            values = torch.nn.functional.linear(units, params["value_head.weight"], params["value_head.bias"])
-            values = values.squeeze(-1)
-        return Unrolled(distribution, values, tuple(tensor.squeeze(0) for tensor in last), known)
-
-    def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return what reward is expected for each action, (L, N), differentiably.
-
-        Args:
-            unrolled: what `unroll` returned.
-            actions: (L, N, *action shape).
-            params: of the policy's own shapes.
-
-        Raises:
-            TypeError: If the policy was made without `predict_rewards`.
-        """
-        if unrolled.units is None:
-            raise TypeError(f"{type(self).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True")
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
-        units = unrolled.units
-        if not self._has_one_choice:
-            units = torch.cat((units, actions.flatten(2).to(units)), -1)
-        rewards = torch.nn.functional.linear(units, params["reward_head.weight"], params["reward_head.bias"])
-        if self._has_one_choice:
-            rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
-        return rewards.squeeze(-1)
-
-    @property
-    def _has_one_choice(self) -> bool:
-        return isinstance(self.action_space, spaces.Discrete)
+        of_values = None if self.value_head is None else units
+        if self.value_core is not None:
+            of_values, _ = self._run("value_core", params, inputs, tuple(torch.zeros_like(old) for old in state))
+        return self._through_heads(units, of_values, params, tuple(tensor.squeeze(0) for tensor in last))
 
     def _run(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
         """Return the units (L, N, H) of a recurrent layer, and its last state, by the functions of nn.GRU, nn.LSTM."""
@@ -300,28 +224,3 @@ class GRUPolicy(MemoryPolicy):
             return units, (last,)
         units, *lasts = torch.lstm(inputs, state, weights, *options)
         return units, tuple(lasts)
-
-    def _encode(self, observations: Tensor) -> Tensor:
-        """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors."""
-        dtype = self.head.weight.dtype
-        if isinstance(self.observation_space, spaces.Discrete):
-            categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
-            return (observations.unsqueeze(-1) == categories).to(dtype)
-        return observations.to(dtype)
-
-
-def _product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:
-    """Return what writes units @ weights + bias: per task for stacked weights, else in blocks of as many rows each."""
-    if weights.dim() == 3:
-        return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
-    if units.device.type != "cpu":
-        blocks = units.unflatten(0, (-1, _ROWS))
-        shared = weights.expand(len(blocks), *weights.shape)
-        return partial(torch.baddbmm, bias, blocks, shared, out=out.unflatten(0, (-1, _ROWS)))
-    pairs = list(zip(units.split(_ROWS), out.split(_ROWS), strict=True))
-
-    def multiply() -> None:
-        for block, into in pairs:
-            torch.addmm(bias, block, weights, out=into)
-
-    return multiply

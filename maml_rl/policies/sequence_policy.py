@@ -1,0 +1,184 @@
+"""What policies that are trained through whole sequences share, whatever their body: what they see, and their heads.
+
+A body turns encoded observations into units (L, N, H); linear heads turn units into the distribution of actions, into
+values, and into predicted rewards.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from maml_rl.policies.heads import Head, Params, head_for
+from maml_rl.policies.memory_policy import MemoryPolicy
+from maml_rl.policies.mlp import register_parameters
+from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.spaces import category_counts
+
+ValueKind = Literal["head", "network", "none"]
+
+# Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way wherever, and beside
+# whichever others, it is computed.
+ROWS = 64
+
+
+class SequencePolicy(MemoryPolicy):
+    """A body that remembers, under a head for actions, and perhaps under heads for values and rewards.
+
+    Observations are flattened, Discrete ones become one-hot vectors. A subclass registers its body, takes the heads
+    from `_make_heads`, and writes `initial_memory`, `actor` and `unroll`.
+
+    Args:
+        observation_space: of one environment; with `observe_last` it shows the last action and reward.
+        action_space: of one environment; see `get_policy_for_env`.
+        hidden_size: H, units of the body.
+        value: "head" for a linear function of the policy's own units, "network" for one of a body of its own, "none".
+        init_std: initial standard deviation of a Gaussian.
+        min_std: it never falls below this.
+        predict_rewards: have a further head for the reward of an action.
+
+    Raises:
+        TypeError: If a space is not supported.
+        ValueError: If `hidden_size` is not positive, or the kind of value is unknown.
+    """
+
+    distributions: Head
+    head: nn.Linear
+    value_head: nn.Linear | None
+    reward_head: nn.Linear | None
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_size: int,
+        *,
+        value: ValueKind,
+        init_std: float,
+        min_std: float,
+        predict_rewards: bool,
+    ) -> None:
+        super().__init__()
+        if value not in get_args(ValueKind):
+            raise ValueError(f"value must be one of {', '.join(get_args(ValueKind))}, got {value!r}")
+        if hidden_size < 1:
+            raise ValueError(f"hidden_size must be positive, got {hidden_size}")
+        if not isinstance(observation_space, spaces.Box | spaces.Discrete):
+            raise TypeError(f"no policy for the observation space {observation_space}: expected Box or Discrete")
+        self.observation_space, self.action_space = observation_space, action_space
+        self.hidden_size, self.value, self.predicts_rewards = hidden_size, value, predict_rewards
+        self.input_size = spaces.flatdim(observation_space)
+        self.distributions = head_for(action_space, init_std, min_std)
+        register_parameters(self, self.distributions)
+        self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
+
+    def _make_heads(self) -> tuple[nn.Linear, nn.Linear | None, nn.Linear | None]:
+        """Return heads for actions, values and rewards, without initial weights."""
+        # The constructors themselves would draw from the global random state.
+        make = partial(nn.utils.skip_init, nn.Linear)
+        outputs, entries = self.distributions.num_units, self.distributions.noise_size
+        # One row for each Discrete action; others are an input.
+        of_rewards = (self.hidden_size, outputs) if self._has_one_choice else (self.hidden_size + entries, 1)
+        return (
+            make(self.hidden_size, outputs),
+            None if self.value == "none" else make(self.hidden_size, 1),
+            make(*of_rewards) if self.predicts_rewards else None,
+        )
+
+    def _initialize_heads(self, generator: torch.Generator, *, of_values: float = 1.0) -> None:
+        for head, gain in ((self.head, 0.01), (self.value_head, of_values), (self.reward_head, 1.0)):
+            if head is not None:
+                nn.init.orthogonal_(head.weight, gain, generator)
+                nn.init.zeros_(head.bias)
+
+    @abstractmethod
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
+        own: dict[str, Tensor] = dict(self.named_parameters())
+        return self.actor(own if params is None else params)(observations, noise, memory)
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
+        mine, theirs = (
+            (spaces.flatdim(seen), done.shape, category_counts(done))
+            for seen, done in ((self.observation_space, self.action_space), (observation_space, action_space))
+        )
+        if mine != theirs:
+            raise ValueError(
+                f"the policy is for {self.input_size} observed numbers and {self.action_space}, but the environment "
+                f"has {spaces.flatdim(observation_space)} and {action_space}; with observe_last=True the last action "
+                "and reward are among them"
+            )
+
+    def _through_heads(self, units: Tensor, of_values: Tensor | None, params: Params, memory: Memory) -> Unrolled:
+        """Return what the heads make of units (L, N, H), and of those that values are read from."""
+        outputs = linear(units, params["head.weight"], params["head.bias"])
+        distribution = self.distributions.parametrize(outputs, params)
+        values = None
+        if of_values is not None:
+            values = linear(of_values, params["value_head.weight"], params["value_head.bias"]).squeeze(-1)
+        return Unrolled(distribution, values, memory, units if self.predicts_rewards else None)
+
+    def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
+        """Return what reward is expected for each action, (L, N), differentiably.
+
+        Args:
+            unrolled: what `unroll` returned.
+            actions: (L, N, *action shape).
+            params: of the policy's own shapes.
+
+        Raises:
+            TypeError: If the policy was made without `predict_rewards`.
+        """
+        name = type(self).__name__
+        if unrolled.units is None:
+            raise TypeError(f"{name} predicts no rewards; make a {name} with predict_rewards=True")
+        own: dict[str, Tensor] = dict(self.named_parameters())
+        params = own if params is None else params
+        units = unrolled.units
+        if not self._has_one_choice:
+            units = torch.cat((units, actions.flatten(2).to(units)), -1)
+        rewards = linear(units, params["reward_head.weight"], params["reward_head.bias"])
+        if self._has_one_choice:
+            rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
+        return rewards.squeeze(-1)
+
+    @property
+    def _has_one_choice(self) -> bool:
+        return isinstance(self.action_space, spaces.Discrete)
+
+    def _encode(self, observations: Tensor) -> Tensor:
+        """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors."""
+        dtype = self.head.weight.dtype
+        if isinstance(self.observation_space, spaces.Discrete):
+            categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
+            return (observations.unsqueeze(-1) == categories).to(dtype)
+        return observations.to(dtype)
+
+
+def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:
+    """Return what writes units @ weights + bias: per task for stacked weights, else in blocks of `ROWS` rows each."""
+    if weights.dim() == 3:
+        return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
+    if units.device.type != "cpu":
+        blocks = units.unflatten(0, (-1, ROWS))
+        shared = weights.expand(len(blocks), *weights.shape)
+        return partial(torch.baddbmm, bias, blocks, shared, out=out.unflatten(0, (-1, ROWS)))
+    pairs = list(zip(units.split(ROWS), out.split(ROWS), strict=True))
+
+    def multiply() -> None:
+        for block, into in pairs:
+            torch.addmm(bias, block, weights, out=into)
+
+    return multiply
