@@ -59,7 +59,8 @@ def main() -> None:
         ("AntGoal-v5", {"goal": np.array([2.0, 1.0])}, 14, "goal: (2, 1)", (0.5, 0.25)),
     ):
         _save(name, _frame, _walk(name, task, num_steps), label, arrow)
-    for name in ("PointGoal-v0", "SparsePointGoal-v0", "PointCorner-v0", "DarkRoom-v0", "DarkKeyDoor-v0"):
+    points = ("PointGoal-v0", "SparsePointGoal-v0", "PointCorner-v0", "SemiCircle-v0", "Wind-v0")
+    for name in (*points, "GridNavi-v0", "DarkRoom-v0", "DarkKeyDoor-v0"):
         task = _task(name, 2)
         label = ", ".join(f"{key}: ({value[0]:.3g}, {value[1]:.3g})" for key, value in task.items())
         _save(name, _frame, _walk(name, task, 6), label)

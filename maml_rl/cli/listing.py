@@ -18,6 +18,7 @@ _KINDS = {
     "navigation": "Navigation",
     "point": "Navigation",
     "dark_room": "Navigation",
+    "grid_navi": "Navigation",
     "mujoco": "MuJoCo",
     "metaworld": "Meta-World (needs the extra metaworld)",
 }

@@ -1,11 +1,36 @@
-"""Discs and lines on a small picture, for the families that have no renderer of their own."""
+"""Small pictures of planes and grids, for the families that have no renderer of their own."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Color = tuple[int, int, int]
+
+# Of a picture of a grid, along its longer side; and of what stands on it.
+_GRID_PIXELS = 256
+_FLOOR, _WALKER = (40, 40, 48), (240, 240, 240)
+
+
+def draw_grid(
+    shape: tuple[int, int], cells: Mapping[tuple[int, int], Color], walker: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Return a picture (height, width, 3) of a grid seen from above.
+
+    Args:
+        shape: rows and columns; the first row is the uppermost.
+        cells: colors of some cells, by (row, column).
+        walker: (2,) row and column of the one who walks there.
+    """
+    side = _GRID_PIXELS // max(shape)
+    grid = np.full((*shape, 3), _FLOOR, np.uint8)
+    for cell, color in cells.items():
+        grid[cell] = color
+    pixels = grid.repeat(side, 0).repeat(side, 1)
+    (row, column), margin = walker * side, side // 4
+    pixels[row + margin : row + side - margin, column + margin : column + side - margin] = _WALKER
+    return pixels
 
 
 class Canvas:

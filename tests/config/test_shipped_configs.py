@@ -70,6 +70,7 @@ def test_there_is_a_config_for_every_experiment() -> None:
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
     others -= {"rl2/2d-navigation.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
+    memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200")
     others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 

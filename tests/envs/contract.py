@@ -18,6 +18,8 @@ QUICK = {
     "HalfCheetahVel-v5",
     "Walker2DRandParams-v5",
     "DarkRoom-v0",
+    "GridNavi-v0",
+    "Wind-v0",
 }
 # Of the families that need an extra, those that stand for the rest: each takes seconds to make.
 OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3"}

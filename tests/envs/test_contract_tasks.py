@@ -47,6 +47,10 @@ def test_sampled_tasks_belong_to_the_caller(vector_env: MetaVectorEnv) -> None:
 WITHIN_REACH: dict[str, Task] = {
     "SparsePointGoal-v0": {"goal": np.array([0.1, 0.1])},
     "DarkRoom-v0": {"goal": np.array([4.0, 4.0])},
+    "GridNavi-v0": {"goal": np.array([0.0, 0.0])},
+    # Where slot 1 starts at first, and what takes its first action to the goal.
+    "SemiCircle-v0": {"goal": np.array([1.17, 0.67])},
+    "Wind-v0": {"wind": np.array([0.092, 1.097])},
 }
 
 

@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.task_entries import IsCell, TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 Floats = NDArray[np.float64]
 # Stay, up, down, left, right; row and column.
 _MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
-_PIXELS = 256
-_FLOOR, _WALKER = (40, 40, 48), (240, 240, 240)
 
 
 class DarkFamily(BatchedFamily):
@@ -60,7 +59,7 @@ class DarkFamily(BatchedFamily):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         self.size, self._colors = check_count("size", size, 2), dict(names)
-        entry = TaskEntry((2,), f"a cell, two integers from 0 to {size - 1}", _Cell(size))
+        entry = TaskEntry((2,), f"a cell, two integers from 0 to {size - 1}", IsCell((size, size)))
         super().__init__(
             num_envs,
             spaces.Box(0.0, 1.0, (size * size,), np.float32),
@@ -105,14 +104,11 @@ class DarkFamily(BatchedFamily):
         out[np.arange(self.num_envs), self._cells[:, 0] * self.size + self._cells[:, 1]] = 1.0
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
-        grid = np.full((self.size, self.size, 3), _FLOOR, np.uint8)
-        for name, color in self._colors.items():
-            grid[tuple(self.tasks[name][slot].astype(int))] = color
-        pixels = grid.repeat(_PIXELS // self.size, 0).repeat(_PIXELS // self.size, 1)
-        row, column = self._cells[slot] * (_PIXELS // self.size)
-        margin, side = _PIXELS // self.size // 4, _PIXELS // self.size
-        pixels[row + margin : row + side - margin, column + margin : column + side - margin] = _WALKER
-        return pixels
+        colors = {
+            (int(self.tasks[name][slot, 0]), int(self.tasks[name][slot, 1])): color
+            for name, color in self._colors.items()
+        }
+        return draw_grid((self.size, self.size), colors, self._cells[slot])
 
 
 class DarkRoomVectorEnv(DarkFamily):
@@ -167,16 +163,6 @@ class DarkKeyDoorVectorEnv(DarkFamily):
         opens = self._is_at("door") & self._has_key & ~self._opened
         self._opened |= opens
         return finds.astype(np.float64) + opens, self._opened.copy()
-
-
-class _Cell:
-    """Tells whether an array is a cell of a grid."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __call__(self, cell: Floats) -> bool:
-        return bool(((cell == np.floor(cell)) & (cell >= 0) & (cell < self._size)).all())
 
 
 class DarkRoomEnv(BatchOfOne):

@@ -1,11 +1,12 @@
-"""Points in the plane that look for a hidden goal, with dense and with sparse rewards.
+"""Points in the plane that look for a hidden goal, with dense and with sparse rewards, or for one across the wind.
 
-Sources: Rakelly et al. 2019 (PEARL), https://arxiv.org/abs/1903.08254, and Rothfuss et al. 2019 (ProMP),
-https://arxiv.org/abs/1810.06784, with the environments that came with them.
+Sources: Rakelly et al. 2019 (PEARL), https://arxiv.org/abs/1903.08254, Rothfuss et al. 2019 (ProMP),
+https://arxiv.org/abs/1810.06784, and Ni et al. 2022, https://arxiv.org/abs/2110.05038, with the environments that came
+with them.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -28,12 +29,12 @@ Floats = NDArray[np.float64]
 class PointFamily(BatchedFamily):
     """A point that moves by its action; the observation is its position, the task a goal that it does not see.
 
-    The info `success`, which is recorded at the end of an episode, tells whether the point is then within 0.2 of the
-    goal.
+    The info `success`, which is recorded at the end of an episode, tells whether the point is then within `radius` of
+    the goal.
 
     Args:
         num_envs: number of slots.
-        task: `{"goal": (2,)}`.
+        task: one entry (2,), `{"goal": (2,)}` where the class has no other.
         max_episode_steps: steps after which an episode is truncated.
         normalization_scale: actions lie in [-scale, scale], mapped linearly onto the moves; None for actions that are
             the moves themselves.
@@ -46,6 +47,7 @@ class PointFamily(BatchedFamily):
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012
+    entry: ClassVar[str] = "goal"
     radius: ClassVar[float] = 0.2
     # Along each axis: of one step, of the start on both sides of 0, and of a picture.
     largest_move: ClassVar[float] = 0.1
@@ -70,7 +72,7 @@ class PointFamily(BatchedFamily):
             num_envs,
             spaces.Box(-np.inf, np.inf, (2,), np.float32),
             spaces.Box(-scale, scale, (2,), np.float32),
-            {"goal": TaskEntry((2,))},
+            {self.entry: TaskEntry((2,))},
             task=task,
             max_episode_steps=max_episode_steps,
             render_mode=render_mode,
@@ -83,18 +85,33 @@ class PointFamily(BatchedFamily):
     def _rewards(self, before: Floats) -> Floats:
         """Return the rewards (N,) of a step that led from the positions `before` (N, 2) to `self._position`."""
 
+    def _nearness(self) -> Floats:
+        """Return 1 - distance (N,) within the radius of the goal, else 0."""
+        distance = self._distance(self._position)
+        return np.where(distance <= self.radius, 1.0 - distance, 0.0)
+
+    @property
+    def _goals(self) -> Floats:
+        """The goals (N, 2)."""
+        return self.tasks["goal"]
+
+    def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Floats | float:
+        """Return where the masked slots start, (masked, 2); 0 for the origin."""
+        return self.farthest_start * (2.0 * streams.uniform(2, mask) - 1.0) if self.farthest_start else 0.0
+
+    def _move(self, moves: Floats, active: NDArray[np.bool_] | None) -> None:
+        """Move the points by `moves` (N, 2), zero where a slot is not active."""
+        self._position += moves
+
     def _distance(self, positions: Floats) -> Floats:
         """Return the distance (N,) of positions (N, 2) from the goals."""
-        offset = positions - self.tasks["goal"]
+        offset = positions - self._goals
         distance: Floats = np.sqrt(offset[:, 0] * offset[:, 0] + offset[:, 1] * offset[:, 1])
         return distance
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
         where = slice(None) if mask is None else mask
-        if self.farthest_start:
-            self._position[where] = self.farthest_start * (2.0 * streams.uniform(2, mask) - 1.0)
-        else:
-            self._position[where] = 0.0
+        self._position[where] = self._starts(mask, streams)
         self._start[where] = self._position[where]
 
     def _step_slots(
@@ -102,7 +119,7 @@ class PointFamily(BatchedFamily):
     ) -> tuple[Floats, bool]:
         before = self._position.copy()
         moves = np.clip(np.asarray(actions, np.float64) * self._move_gain, -self.largest_move, self.largest_move)
-        self._position += moves
+        self._move(moves, active)
         rewards = self._rewards(before)
         arrived = self._distance(self._position) <= self.radius
         self._reward_terms = {"reward_goal": rewards, "success": arrived.astype(np.float64)}
@@ -112,7 +129,7 @@ class PointFamily(BatchedFamily):
         out[:] = self._position
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
-        goal, position = self.tasks["goal"][slot], self._position[slot]
+        goal, position = self._goals[slot], self._position[slot]
         farthest = float(np.abs(np.vstack((goal, position))).max())
         canvas = Canvas(size=256, reach=max(self.reach, 1.2 * farthest))
         canvas.disc(self._start[slot], 4, START_COLOR)
@@ -154,8 +171,105 @@ class SparsePointGoalVectorEnv(PointFamily):
         return [{"goal": goal} for goal in np.stack((np.cos(angles), np.sin(angles)), axis=1)]
 
     def _rewards(self, before: Floats) -> Floats:
-        distance = self._distance(self._position)
-        return np.where(distance <= self.radius, 1.0 - distance, 0.0)
+        return self._nearness()
+
+
+# What `SemiCircle-v0` pays within the radius, and everywhere.
+_SemiCircleReward = Literal["indicator", "nearness", "distance"]
+_SemiCircleStart = Literal["anywhere", "origin"]
+
+
+class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
+    """Goals lie on the half-circle around the origin; where a point starts and what it is paid are settings.
+
+    With `reward="distance"` the reward is dense, and what `"nearness"` would pay is recorded with the episodes, at
+    every step, as the info `sparse_reward`: for learners that train on the one and adapt by the other.
+
+    Args:
+        num_envs: number of slots.
+        start: "anywhere", uniform in [-1.5, 1.5] x [-0.5, 1.5] (Ni et al. 2022); or "origin" (PEARL, VariBAD).
+        reward: "indicator", 1 within 0.2 of the goal, else 0 (Ni et al. 2022); "nearness", 1 - distance there, else 0
+            (PEARL, VariBAD); or "distance", minus the distance everywhere (PEARL in training).
+        max_episode_steps: steps after which an episode is truncated.
+        **options: see `PointFamily`.
+
+    Raises:
+        ValueError: If there is no such start or reward.
+    """
+
+    reach = 2.0
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        start: _SemiCircleStart = "anywhere",
+        reward: _SemiCircleReward = "indicator",
+        max_episode_steps: int | None = 60,
+        **options: Any,
+    ) -> None:
+        for name, given, known in (("start", start, _SemiCircleStart), ("reward", reward, _SemiCircleReward)):
+            if given not in get_args(known):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {given!r}")
+        self._start_anywhere, self._reward = start == "anywhere", reward
+        if reward == "distance":
+            self.recorded_infos = {**self.recorded_infos, "sparse_reward": "step"}
+        super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
+
+    def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Floats | float:
+        return [-1.5, -0.5] + [3.0, 2.0] * streams.uniform(2, mask) if self._start_anywhere else 0.0
+
+    def _rewards(self, before: Floats) -> Floats:
+        if self._reward == "indicator":
+            return (self._distance(self._position) <= self.radius).astype(np.float64)
+        return self._nearness() if self._reward == "nearness" else -self._distance(self._position)
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> tuple[Floats, bool]:
+        rewards, terminated = super()._step_slots(actions, active, streams)
+        if self._reward == "distance":
+            self._reward_terms["sparse_reward"] = self._nearness()
+        return rewards, terminated
+
+
+_TARGET = np.array([0.0, 1.0])
+
+
+class WindVectorEnv(PointFamily):
+    """A wind, always the same within a task, is added to every move; the goal (0, 1) is always the same.
+
+    The reward is 1 within 0.03 of the goal, else 0, so that one has to stand against the wind there. Nothing but the
+    moves themselves shows the wind.
+
+    Args:
+        num_envs: number of slots.
+        max_episode_steps: steps after which an episode is truncated.
+        **options: see `PointFamily`; the task is `{"wind": (2,)}`.
+    """
+
+    task_description = "wind (2,): what is added to every move, each coordinate uniform in [-0.08, 0.08]"
+    task_space = TaskSpace({"wind": (TaskParameter.between(-0.08, 0.08), (2,))})
+    entry = "wind"
+    radius = 0.03
+
+    def __init__(self, num_envs: int = 1, *, max_episode_steps: int | None = 75, **options: Any) -> None:
+        super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw winds from the square."""
+        return [{"wind": wind} for wind in random.uniform(-0.08, 0.08, (num_tasks, 2))]
+
+    @property
+    def _goals(self) -> Floats:
+        return np.broadcast_to(_TARGET, self._position.shape)
+
+    def _move(self, moves: Floats, active: NDArray[np.bool_] | None) -> None:
+        wind = self.tasks["wind"]
+        self._position += moves + (wind if active is None else wind * active[:, None])
+
+    def _rewards(self, before: Floats) -> Floats:
+        return (self._distance(self._position) <= self.radius).astype(np.float64)
 
 
 _CORNERS = np.array([[-2.0, -2.0], [2.0, -2.0], [-2.0, 2.0], [2.0, 2.0]])
@@ -205,6 +319,18 @@ class SparsePointGoalEnv(BatchOfOne):
     """One slot of `SparsePointGoalVectorEnv`."""
 
     family_class = SparsePointGoalVectorEnv
+
+
+class SemiCircleEnv(BatchOfOne):
+    """One slot of `SemiCircleVectorEnv`."""
+
+    family_class = SemiCircleVectorEnv
+
+
+class WindEnv(BatchOfOne):
+    """One slot of `WindVectorEnv`."""
+
+    family_class = WindVectorEnv
 
 
 class PointCornerEnv(BatchOfOne):

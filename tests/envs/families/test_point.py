@@ -5,8 +5,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from maml_rl.envs import make_vector_env
+from maml_rl.policies import get_policy_for_env
+from maml_rl.samplers import MultiTaskSampler
 
 
 def steps(env_id: str, goal: list[float], start: list[float], moves: list[list[float]], **kwargs: Any) -> Any:
@@ -51,6 +54,84 @@ def test_corner_is_rewarded_sparsely_by_progress_that_is_near_no_other_corner_an
     ):
         rewards, _, _ = steps("SparsePointCorner-v0", goal, start, [move])
         np.testing.assert_allclose(rewards, [reward], atol=1e-6)
+
+
+SEMICIRCLE_REWARDS = {"indicator": [0.0, 1.0, 1.0], "nearness": [0.0, 0.85, 0.85], "distance": [-0.25, -0.15, -0.15]}
+
+
+@pytest.mark.parametrize("reward", SEMICIRCLE_REWARDS)
+def test_semicircle_pays_by_its_setting_and_dense_rewards_come_with_sparse_ones(reward: str) -> None:
+    moves = [[0.1, 0.0], [0.1, 0.0], [0.0, 0.0]]
+    rewards, _, info = steps("SemiCircle-v0", [1.0, 0.0], [0.65, 0.0], moves, reward=reward)
+    np.testing.assert_allclose(rewards, SEMICIRCLE_REWARDS[reward], atol=1e-7)
+    assert info["success"][0]
+    if reward == "distance":
+        np.testing.assert_allclose(info["sparse_reward"], 0.85, atol=1e-7)
+    assert ("sparse_reward" in info) == (reward == "distance")
+
+
+def test_dense_semicircle_records_its_sparse_rewards_at_every_step() -> None:
+    kwargs = {"reward": "distance", "start": "origin", "max_episode_steps": 12}
+    policy = get_policy_for_env(make_vector_env("SemiCircle-v0", kwargs))
+    with MultiTaskSampler("SemiCircle-v0", kwargs, 2, policy, seed=0, num_workers=0) as sampler:
+        episodes = sampler.rollout([{"goal": np.array([0.1, 0.1])}])
+    at = episodes.next_observations - torch.tensor([0.1, 0.1])
+    distance = torch.linalg.vector_norm(at, dim=-1)
+    torch.testing.assert_close(episodes.rewards, -distance)
+    sparse = torch.where(distance <= 0.2, 1.0 - distance, 0.0)
+    assert sparse.any()
+    torch.testing.assert_close(episodes.infos["sparse_reward"].float(), sparse)
+
+
+def test_semicircle_starts_anywhere_or_at_the_origin() -> None:
+    starts = make_vector_env("SemiCircle-v0", {}, 4000).reset(seed=0)[0]
+    for axis, (low, high) in enumerate(((-1.5, 1.5), (-0.5, 1.5))):
+        assert starts[:, axis].min() >= low
+        assert starts[:, axis].max() <= high
+        np.testing.assert_allclose(np.histogram(starts[:, axis], 4, (low, high))[0], 1000, rtol=0.12)
+    assert not make_vector_env("SemiCircle-v0", {"start": "origin"}, 10).reset(seed=0)[0].any()
+
+
+@pytest.mark.parametrize("setting", ["start", "reward"])
+def test_semicircle_refuses_an_unknown_setting(setting: str) -> None:
+    with pytest.raises(ValueError, match=f"{setting} must be one of .*, got 'dense'"):
+        make_vector_env("SemiCircle-v0", {setting: "dense"})
+
+
+def test_wind_is_added_to_every_move_and_the_goal_pays_only_who_stands_against_it() -> None:
+    env: Any = make_vector_env("Wind-v0", {}, 2)
+    env.reset_task([{"wind": [0.05, 0.0]}, {"wind": [0.0, 0.08]}])
+    np.testing.assert_array_equal(env.reset(seed=0)[0], 0.0)
+    env._position[:] = [0.0, 0.95]
+    rewards, places = [], []
+    for move in ([-0.05, 0.04], [-0.05, 0.0], [0.5, 0.0]):
+        observations, reward, _, _, info = env.step(np.array([move, [0.0, -0.08]], np.float32))
+        rewards.append(reward[0])
+        places.append(observations[0])
+        np.testing.assert_allclose(observations[1], [0.0, 0.95], atol=1e-6)
+    np.testing.assert_allclose(places, [[0.0, 0.99], [0.0, 0.99], [0.15, 0.99]], atol=1e-6)
+    assert rewards == [1.0, 1.0, 0.0]
+    assert not info["success"][0]
+
+
+def test_wind_does_not_move_a_slot_whose_episode_is_over() -> None:
+    env: Any = make_vector_env("Wind-v0", {"max_episode_steps": 2}, 2)
+    env.reset_task([{"wind": [0.05, 0.0]}] * 2)
+    env.reset(seed=0)
+    still = np.zeros((2, 2), np.float32)
+    env.step(still)
+    env.reset(options={"reset_mask": np.array([False, True])})
+    for steps_of_first in (2, 2):
+        env.step_send(0, still)
+        env.step_recv()
+        np.testing.assert_allclose(env.buffers.observations[0], [0.05 * steps_of_first, 0.0], atol=1e-7)
+    np.testing.assert_allclose(env.buffers.observations[1], [0.1, 0.0], atol=1e-7)
+
+
+def test_winds_are_uniform() -> None:
+    winds = np.array([task["wind"] for task in make_vector_env("Wind-v0").sample_tasks(4000, seed=0)])
+    assert np.abs(winds).max() <= 0.08
+    np.testing.assert_allclose(winds.std(axis=0), 0.08 / np.sqrt(3.0), rtol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""Grid navigation: a walker that sees its own cell must find a hidden goal, and come back to it in later episodes.
+
+Source: Zintgraf et al. 2020, section 5.1, https://arxiv.org/abs/1910.08348
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from maml_rl.arguments import check_count
+from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.drawing import draw_grid
+from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.task_entries import IsCell, TaskEntry
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.seeding import SlotStreams
+
+Floats = NDArray[np.float64]
+
+# Stay, up, right, down, left; along x and y.
+MOVES = np.array([[0, 0], [0, 1], [1, 0], [0, -1], [-1, 0]])
+# What a step pays that ends on the goal, and what any other does.
+ON_GOAL, ELSEWHERE = 1.0, -0.1
+# Goals are not within this many cells, along each axis, of the start (0, 0).
+_NEAR = 2
+_GOAL = (200, 60, 50)
+
+
+def possible_goals(width: int, height: int) -> NDArray[np.int64]:
+    """Return the cells (n, 2) at which a goal may be: all except the 2 x 2 corner at the start.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    cells = np.stack(np.mgrid[:width, :height], axis=-1).reshape(-1, 2)
+    goals = cells[(cells >= _NEAR).any(axis=1)]
+    if not len(goals):
+        raise ValueError(
+            f"a grid of {width} x {height} cells has no room for a goal outside of the 2 x 2 corner at the start; "
+            "choose a larger width or height"
+        )
+    return goals
+
+
+class CellTaskSpace(TaskSpace):
+    """Tasks whose one entry is a cell, made from its number `cell`, x * height + y.
+
+    Args:
+        entry: name of the entry.
+        cells: (n, 2) the cells that are drawn.
+        height: cells along y.
+    """
+
+    def __init__(self, entry: str, cells: NDArray[np.int64], height: int) -> None:
+        super().__init__({"cell": (TaskParameter.choice(*(cells @ [height, 1])), ())})
+        self._entry, self._height = entry, height
+
+    def to_tasks(self, values: Mapping[str, Floats]) -> list[Task]:
+        """Return the tasks that are made from numbers of cells (n,)."""
+        cells = np.stack(np.divmod(values["cell"], self._height), axis=1)
+        return [{self._entry: cell.copy()} for cell in cells]
+
+    def values_of(self, task: Task) -> dict[str, float]:
+        """Return the number of a task's cell."""
+        x, y = map(float, task[self._entry])
+        return {"cell": x * self._height + y}
+
+
+class GridNaviVectorEnv(BatchedFamily):
+    """Find a hidden goal, and stay: a step that ends there pays 1, any other -0.1. The start is the cell (0, 0).
+
+    The observation is the walker's cell (x, y). Actions are to stay, and to go up, right, down or left; a wall is where
+    one stays. The info `success`, which is recorded at the end of an episode, tells whether the walker is then at the
+    goal.
+
+    Args:
+        num_envs: number of slots.
+        width: cells along x.
+        height: cells along y.
+        task: `{"goal": (x, y)}`.
+        max_episode_steps: steps after which an episode is truncated.
+        render_mode: None or "rgb_array".
+        autoreset_mode: see `BatchedFamily`.
+
+    Raises:
+        ValueError: If a number is not positive, the grid has no room for a goal, or the task is malformed.
+    """
+
+    metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+    recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012
+    task_description = "goal (2,): x and y of the cell that pays, all equally likely but those within 2 of the start"
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        width: int = 5,
+        height: int = 5,
+        task: Task | None = None,
+        max_episode_steps: int | None = 15,
+        render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        self.width, self.height = check_count("width", width), check_count("height", height)
+        self._goals = possible_goals(width, height)
+        self._last = np.array([width - 1, height - 1])
+        requirement = f"a cell, integers from 0 to {width - 1} and from 0 to {height - 1}"
+        super().__init__(
+            num_envs,
+            spaces.Box(np.zeros(2, np.float32), self._last.astype(np.float32)),
+            spaces.Discrete(len(MOVES)),
+            {"goal": TaskEntry((2,), requirement, IsCell((width, height)))},
+            task=task,
+            max_episode_steps=max_episode_steps,
+            render_mode=render_mode,
+            autoreset_mode=autoreset_mode,
+        )
+        self.task_space = CellTaskSpace("goal", self._goals, height)
+        self._cells = np.zeros((num_envs, 2), np.int64)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw goals, all equally likely."""
+        chosen = self._goals[random.integers(len(self._goals), size=num_tasks)]
+        return [{"goal": goal} for goal in chosen.astype(np.float64)]
+
+    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+        self._cells[slice(None) if mask is None else mask] = 0
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> tuple[Floats, bool]:
+        # The action of a slot that is not stepped is 0, to stay.
+        self._cells = np.minimum(np.maximum(self._cells + MOVES[actions], 0), self._last)
+        there = (self._cells == self.tasks["goal"]).all(axis=1)
+        rewards = np.where(there, ON_GOAL, ELSEWHERE)
+        self._reward_terms = {"reward_goal": rewards, "success": there.astype(np.float64)}
+        return rewards, False
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:] = self._cells
+
+    def _render_slot(self, slot: int) -> NDArray[np.uint8]:
+        x, y = self.tasks["goal"][slot].astype(int)
+        # Rows go down, y goes up.
+        goal, walker = (self.height - 1 - y, x), np.array([self.height - 1, 0]) + self._cells[slot, ::-1] * [-1, 1]
+        return draw_grid((self.height, self.width), {goal: _GOAL}, walker)
+
+
+class GridNaviEnv(BatchOfOne):
+    """One slot of `GridNaviVectorEnv`."""
+
+    family_class = GridNaviVectorEnv

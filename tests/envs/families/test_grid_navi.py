@@ -1,0 +1,78 @@
+"""Grid navigation: moves, walls, rewards, and which cells are goals."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maml_rl.envs import make_vector_env
+
+STAY, UP, RIGHT, DOWN, LEFT = range(5)
+
+
+def walk(goal: list[int], actions: list[int], **kwargs: Any) -> tuple[list[float], list[list[float]], list[bool]]:
+    """Rewards, cells and success after each step."""
+    env: Any = make_vector_env("GridNavi-v0", kwargs, 1)
+    env.reset_task([{"goal": goal}])
+    np.testing.assert_array_equal(env.reset(seed=0)[0], [[0.0, 0.0]])
+    rewards, cells, success = [], [], []
+    for action in actions:
+        observation, reward, terminated, _, info = env.step(np.array([action]))
+        rewards.append(float(reward[0]))
+        cells.append(observation[0].tolist())
+        success.append(bool(info["success"][0]))
+        assert not terminated[0]
+    return rewards, cells, success
+
+
+def test_up_is_along_y_and_right_along_x_and_walls_hold() -> None:
+    _, cells, _ = walk([4, 4], [UP, RIGHT, STAY, DOWN, LEFT, LEFT, DOWN])
+    assert cells == [[0, 1], [1, 1], [1, 1], [1, 0], [0, 0], [0, 0], [0, 0]]
+    assert walk([2, 0], [UP] * 3 + [RIGHT] * 4, width=3, height=2)[1][-1] == [2, 1]
+
+
+def test_step_that_ends_on_the_goal_pays_and_others_cost() -> None:
+    rewards, _, success = walk([2, 0], [RIGHT, RIGHT, STAY, UP, DOWN, LEFT])
+    assert rewards == [-0.1, 1.0, 1.0, -0.1, 1.0, -0.1]
+    assert success == [False, True, True, False, True, False]
+
+
+def test_episode_has_fifteen_steps() -> None:
+    env = gymnasium.make("GridNavi-v0")
+    env.reset(seed=0)
+    assert [env.step(UP)[3] for _ in range(15)] == [False] * 14 + [True]
+
+
+@pytest.mark.parametrize(("width", "height", "count"), [(5, 5, 21), (3, 2, 2), (3, 3, 5), (1, 4, 2)])
+def test_goals_are_all_cells_outside_of_the_corner_equally_likely(width: int, height: int, count: int) -> None:
+    env = make_vector_env("GridNavi-v0", {"width": width, "height": height})
+    goals = np.array([task["goal"] for task in env.sample_tasks(200 * count, seed=0)])
+    assert (goals.max(axis=1) >= 2).all()
+    cells, counts = np.unique(goals, axis=0, return_counts=True)
+    assert len(cells) == count
+    np.testing.assert_allclose(counts, 200, rtol=0.25)
+    assert env.task_space is not None
+    drawn = env.task_space.tasks_at((np.arange(count)[:, None] + 0.5) / count)
+    np.testing.assert_array_equal(np.unique([task["goal"] for task in drawn], axis=0), cells)
+    assert [env.task_space.values_of(task)["cell"] for task in drawn] == sorted(cells @ [height, 1])
+
+
+def test_grid_without_room_for_a_goal_is_refused() -> None:
+    with pytest.raises(ValueError, match="a grid of 2 x 2 cells has no room for a goal"):
+        make_vector_env("GridNavi-v0", {"width": 2, "height": 2})
+
+
+@pytest.mark.parametrize("cell", [[5, 0], [0, -1], [0.5, 1.0]])
+def test_cell_outside_of_the_grid_is_refused_by_name(cell: list[float]) -> None:
+    with pytest.raises(ValueError, match="entry 'goal' of a task must be a cell, integers from 0 to 4 and from 0 to 4"):
+        make_vector_env("GridNavi-v0").reset_task([{"goal": cell}])
+
+
+def test_picture_has_the_start_below_and_the_goal_where_it_is() -> None:
+    env = gymnasium.make("GridNavi-v0", task={"goal": [4, 3]}, render_mode="rgb_array")
+    env.reset(seed=0)
+    picture: Any = env.render()
+    assert picture.shape == (255, 255, 3)
+    assert picture[1 * 51 + 25, 4 * 51 + 25].tolist() == [200, 60, 50]
+    assert picture[4 * 51 + 25, 25].tolist() == [240, 240, 240]
