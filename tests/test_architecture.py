@@ -22,6 +22,7 @@ ROOMS = (
     "derivatives",
     "baseline",
     "task_distributions",
+    "experience",
     "runs",
     "policies",
     "episode",

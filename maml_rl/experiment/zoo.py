@@ -20,7 +20,7 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate
 from maml_rl.runs.atomic_files import TEMPORARY, discard, replace_file
 from maml_rl.runs.checkpoint import find_checkpoint, restore, save_checkpoint
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, load_system
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, EXPERIENCE, load_system
 from maml_rl.runs.system import describe_system
 
 EVALUATION = "evaluation.json"
@@ -85,7 +85,8 @@ def add_to_zoo(
     made = ZOO / f"{TEMPORARY}{name.replace('/', '-')}"
     shutil.rmtree(made, ignore_errors=True)
     try:
-        save_checkpoint(replace(saved, score=None, evaluated=False, learner=kept), made / CHECKPOINTS)
+        state = {key: value for key, value in saved.state.items() if key != EXPERIENCE}
+        save_checkpoint(replace(saved, score=None, evaluated=False, learner=kept, state=state), made / CHECKPOINTS)
         replace_file(made / CONFIG, experiment.config.to_json().encode())
         text = json.dumps(_results(evaluation, experiment, trained_with), indent=1, allow_nan=False)
         replace_file(made / EVALUATION, f"{text}\n".encode())

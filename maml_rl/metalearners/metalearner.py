@@ -7,6 +7,7 @@ a subclass of `MetaLearner` with its settings and its `update`, registered by na
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.experience import Replay
 from maml_rl.metalearners.optimizer_state import load_optimizer_state, optimizer_state
 from maml_rl.policies import Policy, as_policy, get_policy_for_env
 
@@ -108,12 +110,15 @@ class MetaLearner(ABC):
         record_log_probs: whether the sampler records the log-probability of every action.
         rule: the inner loop. `update` may replace it (by one with newly learned step sizes, say), but never changes it
             in place: with `prefetch` another thread is using it.
+        experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
+            them, never `collect`: with `prefetch` that runs ahead, in another thread.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
     columns: ClassVar[Columns] = "step"
     record_log_probs: ClassVar[bool] = False
+    experience: Mapping[str, Replay] = MappingProxyType({})
     optimizer: torch.optim.Optimizer | None = None
 
     def __init__(

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,14 +104,20 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return _parse(contents, folder)
 
 
-def latest_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
+def latest_intact(
+    folder: str | Path, load: Callable[[Checkpoint], None] = lambda checkpoint: None
+) -> tuple[Path, Checkpoint]:
     """Return the newest intact checkpoint below `folder`; log which it is, and why newer ones were passed over.
+
+    Args:
+        folder: where checkpoints are.
+        load: reads what a checkpoint names beside itself; a CheckpointError means that this checkpoint is broken.
 
     Raises:
         CheckpointError: If there is none; the message says what is wrong with each.
     """
     reasons: list[str] = []
-    for path, checkpoint in _intact(folder, reasons):
+    for path, checkpoint in _intact(folder, reasons, load):
         logger.info("loading the checkpoint %s", path)
         return path, checkpoint
     raise _none_intact(folder, reasons)
@@ -132,11 +138,14 @@ def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
     return path, checkpoint
 
 
-def _intact(folder: str | Path, reasons: list[str]) -> Iterator[tuple[Path, Checkpoint]]:
+def _intact(
+    folder: str | Path, reasons: list[str], load: Callable[[Checkpoint], None] = lambda checkpoint: None
+) -> Iterator[tuple[Path, Checkpoint]]:
     """Yield the intact checkpoints, the newest first; warn of broken ones, and add what is wrong with them."""
     for path in reversed(list_checkpoints(folder)):
         try:
             checkpoint = load_checkpoint(path)
+            load(checkpoint)
         except CheckpointError as error:
             logger.warning("passing over a broken checkpoint: %s", error)
             reasons.append(str(error))
@@ -173,6 +182,15 @@ def find_checkpoint(choice: str | Path | int, folder: str | Path) -> tuple[Path,
     return path, load_checkpoint(path)
 
 
+def states_of_checkpoints(folder: str | Path) -> list[dict[str, Any]]:
+    """Return `Checkpoint.state` of the checkpoints below `folder` that have a readable one, without their tensors."""
+    states = []
+    for path in list_checkpoints(folder):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            states.append(json.loads((path / STATE).read_bytes())["state"])
+    return [state for state in states if isinstance(state, dict)]
+
+
 def list_checkpoints(folder: str | Path) -> list[Path]:
     """Return the checkpoints below `folder`, intact or not, oldest first."""
     return list(_numbered(folder).values())
@@ -189,6 +207,22 @@ def _path_of(folder: Path, iteration: int) -> Path:
     return folder / f"iteration-{iteration:06d}"
 
 
+class Experience(Protocol):
+    """What grows as a run goes on, and is written in segments beside the checkpoints."""
+
+    def attach(self, folder: Path) -> None:
+        """Keep the segments in a folder, which need not exist yet."""
+
+    def mark(self) -> Any:
+        """Return what is there now, for `save`."""
+
+    def save(self, mark: Any) -> dict[str, Any]:
+        """Write what is not in a segment yet; return what a checkpoint keeps: see `runs.segments`."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `save` returned; raises CheckpointError if a segment is missing or damaged."""
+
+
 class Learner(Protocol):
     """What a checkpoint is taken of and restored to; see `MetaLearner`."""
 
@@ -199,6 +233,10 @@ class Learner(Protocol):
     @property
     def Settings(self) -> type[SettingsModel]:  # noqa: N802
         """Its settings in a config."""
+
+    @property
+    def experience(self) -> Mapping[str, Experience]:
+        """What it has sampled and keeps, by name."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept beside the policy."""

@@ -22,14 +22,25 @@ from maml_rl.runs.atomic_files import (
     replace_file,
     sync_folder,
 )
-from maml_rl.runs.checkpoint import Checkpoint, Learner, latest_intact, list_checkpoints, restore, save_checkpoint
+from maml_rl.runs.checkpoint import (
+    Checkpoint,
+    Learner,
+    latest_intact,
+    list_checkpoints,
+    restore,
+    save_checkpoint,
+    states_of_checkpoints,
+)
 from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog, inspect_metrics
+from maml_rl.runs.segments import remove_segments
 from maml_rl.runs.system import describe_system
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 EVENTS = "tensorboard"
+# A folder of segments for each replay of the learner; see `runs.segments`.
+EXPERIENCE = "experience"
 SYSTEM = "system.json"
 # The tasks of the evaluations during training, where they came from a file.
 EVALUATION_TASKS = "evaluation-tasks.json"
@@ -37,7 +48,7 @@ _LOCK = ".lock"
 # Parts of the path where Ray unpacks the working directory of a job.
 _RAY_JOB = {"runtime_resources", "working_dir_files"}
 # What a run writes beside its config. The folders may be links, say to a disk with more room; the files may not.
-_FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, SUMS), (CHECKPOINTS, EVENTS)
+_FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, SUMS), (CHECKPOINTS, EVENTS, EXPERIENCE)
 # What an earlier config is called while the run is replaced: there is nothing to continue until the new one is there.
 _REPLACED = f"{TEMPORARY}removed-{CONFIG}"
 
@@ -94,6 +105,9 @@ class RunFolder:
         self.iteration, self.env_steps = 0, 0
         self.task_state: dict[str, Any] | None = None
         self._kept: Checkpoint | None = None
+        self._marks: dict[str, Any] = {}
+        for name, replay in learner.experience.items():
+            replay.attach(self.path / EXPERIENCE / name)
         self._saved = 0
         check_run_folder(self.path, resume=resume, overwrite=overwrite)
         is_new = not (self.path / CONFIG).exists()
@@ -160,6 +174,8 @@ class RunFolder:
         """
         self.task_state = task_state
         self._kept = copy.deepcopy(self._checkpoint(score, evaluated))
+        # Experience is too large for a copy; what was there can be written as long as it is known what it was.
+        self._marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
 
     def save(self) -> None:
         """Write a checkpoint of the state that was kept last, unless that is written already.
@@ -169,10 +185,23 @@ class RunFolder:
         """
         if self._kept is None or self._kept.iteration == self._saved:
             return
-        # A checkpoint promises that the metrics of its iterations are on disk.
+        # A checkpoint promises that the metrics of its iterations, and their experience, are on disk.
         self._metrics.sync()
-        save_checkpoint(self._kept, self.path / CHECKPOINTS, self._config.keep_checkpoints)
+        self._save_checkpoint(self._kept, self._marks)
         self._saved = self._kept.iteration
+
+    def _save_checkpoint(self, checkpoint: Checkpoint, marks: dict[str, Any]) -> None:
+        """Write the experience that a checkpoint needs, then the checkpoint; remove what no checkpoint needs now."""
+        if marks:
+            checkpoint.state[EXPERIENCE] = {
+                name: replay.save(marks[name]) for name, replay in self._learner.experience.items()
+            }
+        save_checkpoint(checkpoint, self.path / CHECKPOINTS, self._config.keep_checkpoints)
+        states = states_of_checkpoints(self.path / CHECKPOINTS) if marks else []
+        for name in marks:
+            kept = [state.get(EXPERIENCE, {}).get(name, {}) for state in states]
+            needed = {segment["file"] for state in kept for segment in state.get("segments", ())}
+            remove_segments(self.path / EXPERIENCE / name, needed)
 
     def _checkpoint(self, score: float | None, evaluated: bool = False) -> Checkpoint:
         state: dict[str, Any] = {"env_steps": self.env_steps, "algorithm": self._config.algorithm}
@@ -189,7 +218,8 @@ class RunFolder:
         _clear(self.path)
         config = self._config.to_json().encode()
         system = (json.dumps(describe_system(), indent=2) + "\n").encode()
-        save_checkpoint(self._checkpoint(None), self.path / CHECKPOINTS, self._config.keep_checkpoints)
+        marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
+        self._save_checkpoint(self._checkpoint(None), marks)
         replace_file(self.path / SYSTEM, system)
         replace_file(self.path / SUMS, _text([sum_line(CONFIG, config), sum_line(SYSTEM, system)]))
         replace_file(self.path / CONFIG, config)
@@ -218,11 +248,28 @@ class RunFolder:
                 f"the run in {self.path} was made with another {' and '.join(map(repr, changed))}; "
                 "resume it with its own config, or choose another --output-folder"
             )
-        path, checkpoint = latest_intact(self.path / CHECKPOINTS)
+        path, checkpoint = latest_intact(self.path / CHECKPOINTS, self._load_experience)
+        if self._learner.experience:
+            # Intact themselves, newer ones need experience that is damaged; they are written anew.
+            checkpoints = list_checkpoints(self.path / CHECKPOINTS)
+            for newer in checkpoints[checkpoints.index(path) + 1 :]:
+                discard(newer)
         restore(checkpoint, self._learner, self._config.algorithm, path)
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
         self.task_state = checkpoint.state.get(TASKS)
         self._saved = self.iteration
+
+    def _load_experience(self, checkpoint: Checkpoint) -> None:
+        """Give the learner the experience that a checkpoint names."""
+        for name, replay in self._learner.experience.items():
+            try:
+                state = checkpoint.state[EXPERIENCE][name]
+            except (KeyError, TypeError):
+                raise CheckpointError(
+                    f"the checkpoint of iteration {checkpoint.iteration} in {self.path / CHECKPOINTS} has no "
+                    f"experience {name!r}; train again with --overwrite"
+                ) from None
+            replay.load(state)
 
 
 def load_system(folder: Path) -> dict[str, Any]:
@@ -304,7 +351,7 @@ def _check_links(path: Path) -> None:
         if link.is_symlink():
             raise ConfigError(
                 f"{link} is a link to {os.readlink(link)}, and a run writes its files in place: put the file itself "
-                f"there, or link the folders {' and '.join(_FOLDERS)} only"
+                f"there, or link the folders {', '.join(_FOLDERS)} only"
             )
     for folder in (path / name for name in _FOLDERS):
         if (folder.is_symlink() or folder.exists()) and not folder.is_dir():
@@ -320,8 +367,12 @@ def _clear(path: Path) -> None:
     with suppress(FileNotFoundError):
         os.replace(path / CONFIG, path / _REPLACED)
         sync_folder(path)
-    checkpoints, events = path / CHECKPOINTS, path / EVENTS
-    for folder, own in ((checkpoints, list_checkpoints(checkpoints)), (events, list(events.glob("*tfevents*")))):
+    checkpoints, events, experience = path / CHECKPOINTS, path / EVENTS, path / EXPERIENCE
+    for folder, own in (
+        (checkpoints, list_checkpoints(checkpoints)),
+        (events, list(events.glob("*tfevents*"))),
+        (experience, [folder for folder in experience.glob("*") if folder.is_dir()]),
+    ):
         if folder.is_symlink():
             # Others may keep something there, too.
             for each in own:

@@ -1,0 +1,505 @@
+"""A replay: the newest trials of all iterations, from which off-policy learners draw transitions and sequences.
+
+Trials are kept whole and leave whole, oldest first. What is drawn depends on the trials, their order and the generator
+that is passed in, never on where a trial is in memory: a resumed run draws the same.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from maml_rl.arguments import check_count
+from maml_rl.envs.meta_env import Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.episode.trials import Trials
+from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.machine import refuse_if_too_large
+from maml_rl.runs.atomic_files import TEMPORARY
+from maml_rl.runs.segments import Segment, read_segment, write_segment
+
+_INFO = "info "
+_LENGTHS, _TASKS = "lengths of trials", "tasks of trials"
+# A segment is closed once it has this many bytes; until then the next checkpoint writes it anew, with what is new.
+SEGMENT_BYTES = 2**20
+_NO_TASK = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of trials, with common leading axes: (L, N) for N sequences of L steps, (num,) or (M, num) for transitions.
+
+    Attributes:
+        observations: (..., *observation shape), seen before each action.
+        actions: (..., *action shape).
+        rewards: (...) float32.
+        next_observations: (..., *observation shape), seen after each action: the final one after an episode's last.
+        terminations: (...) bool, whether a step led to a terminal state.
+        truncations: (...) bool, whether the episode was cut off after a step.
+        mask: (...) float32, 1 for real steps; padding stands at the ends of sequences, and is zero.
+        infos: (...) float32 by name, those that the environments report at every step.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_observations: Tensor
+    terminations: Tensor
+    truncations: Tensor
+    mask: Tensor
+    infos: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str) -> "Steps":
+        """Return the same steps on `device`."""
+        moved: dict[str, Any] = {
+            each.name: getattr(self, each.name).to(device) for each in fields(self) if each.name != "infos"
+        }
+        return Steps(**moved, infos={name: info.to(device) for name, info in self.infos.items()})
+
+
+class Mark(NamedTuple):
+    """Which trials a replay held at some time: from number `first` on, up to `next`, which is not among them."""
+
+    first: int
+    next: int
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some trials that are, or will be, one segment.
+
+    Attributes:
+        first: number of its first trial.
+        end: number of the trial after its last; of an open one, after the last that is written.
+        segment: the file, once it is written.
+    """
+
+    first: int
+    end: int
+    segment: Segment | None = None
+
+
+class Replay:
+    """The newest trials of a run, as one tensor for each field.
+
+    A learner appends in `update`. As part of its `experience` the replay is part of the run folder: trials are written
+    in segments, each with its hash, and a checkpoint costs only what is new since the one before.
+
+    Args:
+        capacity: steps that are kept; a trial that no longer fits is dropped whole, the oldest first.
+        memory_bytes: beyond this size the tensors are memory-mapped from a file: in the run folder, or before there is
+            one in the folder of temporary files. None keeps them in memory.
+
+    Attributes:
+        capacity: see above.
+        is_mapped: whether the tensors are memory-mapped.
+
+    Raises:
+        ValueError: If a number is not positive.
+    """
+
+    def __init__(self, capacity: int, *, memory_bytes: int | None = None) -> None:
+        self.capacity = check_count("capacity", capacity)
+        self._memory_bytes = None if memory_bytes is None else check_count("memory_bytes", memory_bytes)
+        self.is_mapped = False
+        self._folder: Path | None = None
+        self._fields: dict[str, NDArray[Any]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Be empty, and have written nothing."""
+        # Of every trial, oldest first: its first row, its number of steps, its task as JSON.
+        self._starts = self._lengths = np.zeros(0, np.int64)
+        self._keys: list[str] = []
+        self._first = self._end = 0
+        self._of_tasks: dict[str, NDArray[np.int64]] | None = None
+        # Segments that nothing is added to, and the last one.
+        self._closed: list[_Part] = []
+        self._open = _Part(0, 0)
+
+    def __repr__(self) -> str:
+        return f"Replay({self.num_steps:,} of {self.capacity:,} steps, {self.num_trials:,} trials)"
+
+    @property
+    def num_trials(self) -> int:
+        """Number of trials that are kept."""
+        return len(self._lengths)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that are kept."""
+        return int(self._lengths.sum())
+
+    @property
+    def num_appended(self) -> int:
+        """Number of trials that were ever appended."""
+        return self._end
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that have trials here, in the order of their oldest; arrays are lists, as in files of tasks."""
+        return [json.loads(key) for key in self._trials_of_tasks() if key != _NO_TASK]
+
+    def append(self, episodes: TaskEpisodes, *, slots_per_task: int = 1) -> None:
+        """Append the trials of a batch of tasks; drop the oldest where they no longer fit.
+
+        Args:
+            episodes: (M, T, B, ...); infos that are recorded at every step are kept, too.
+            slots_per_task: S; the episodes of a slot are one trial. With S = B every episode is one.
+
+        Raises:
+            ValueError: If a trial is longer than `capacity`, or other episodes have other shapes or types.
+            CheckpointError: If trials must be written before they are dropped, and the disk is full.
+            ConfigError: If there is less memory, or room for the mapped file, than the replay needs.
+        """
+        episodes = episodes.to("cpu")
+        trials = Trials.of(episodes, slots_per_task)
+        real = trials.mask.mT.bool()
+        lengths = real.sum(1).numpy().astype(np.int64)
+        tasks = [_key(task) for task in episodes.tasks] or [_NO_TASK] * len(episodes)
+        keys = [key for key in tasks for _ in range(slots_per_task)]
+        self._check_lengths(lengths)
+        # More in one batch than there is room for: only its newest are kept.
+        skipped = int((np.cumsum(lengths[::-1]) > self.capacity).sum())
+        # A slot without a step has no trial.
+        kept = [place for place in range(skipped, len(lengths)) if lengths[place]]
+        order = trials.places[kept][real[kept]]
+        grids = {
+            "observations": episodes.observations,
+            "actions": episodes.actions,
+            "rewards": episodes.rewards,
+            "next_observations": episodes.next_observations,
+            "terminations": episodes.terminations,
+            "truncations": episodes.truncations,
+        }
+        grids |= {f"{_INFO}{name}": info for name, info in episodes.infos.items() if info.dim() == 3}
+        rows = {name: grid.detach().flatten(0, 2)[order].numpy() for name, grid in grids.items()}
+        self._check_layout(rows)
+        self._make_room(self.capacity if skipped else int(lengths.sum()))
+        if skipped:
+            self._first = self._end = self._end + skipped
+            self._open = _Part(self._first, self._first)
+        self._add(rows, lengths[kept], [keys[place] for place in kept])
+        if self._folder is not None:
+            self._cut()
+
+    def sample_transitions(
+        self,
+        rng: np.random.Generator,
+        num: int,
+        *,
+        tasks: Sequence[Task] | None = None,
+        newest: int | None = None,
+    ) -> Steps:
+        """Draw single steps uniformly, with replacement: a batch, or a context set for each task.
+
+        Args:
+            rng: what is drawn depends on it, and on the trials.
+            num: steps, of each task where tasks are given.
+            tasks: M of those that have trials here; None draws from all trials alike.
+            newest: draw from this many of the newest trials only (of each task); None draws from all.
+
+        Returns:
+            Steps (num, ...), or (M, num, ...).
+
+        Raises:
+            ValueError: If the replay is empty, or has no trials of a task.
+        """
+        check_count("num", num)
+        groups = [self._trials_of(task, newest) for task in ([None] if tasks is None else tasks)]
+        rows = np.stack([self._random_rows(rng, group, num) for group in groups])
+        return self._steps(rows[0] if tasks is None else rows)
+
+    def sample_sequences(
+        self,
+        rng: np.random.Generator,
+        num: int,
+        *,
+        length: int | None = None,
+        tasks: Sequence[Task] | None = None,
+    ) -> Steps:
+        """Draw trials uniformly, with replacement, or a window of each.
+
+        Args:
+            rng: what is drawn depends on it, and on the trials.
+            num: sequences, of each task where tasks are given.
+            length: steps of a window, which begins anywhere that it fits; None draws whole trials.
+            tasks: M of those that have trials here; None draws from all trials alike.
+
+        Returns:
+            Steps (L, N, ...), padded to the longest sequence; N is `num`, or M * num, task by task.
+
+        Raises:
+            ValueError: If the replay is empty, or has no trials of a task.
+        """
+        check_count("num", num)
+        groups = [self._trials_of(task, None) for task in ([None] if tasks is None else tasks)]
+        chosen = np.concatenate([group[rng.integers(len(group), size=num)] for group in groups])
+        starts, lengths = self._starts[chosen], self._lengths[chosen]
+        if length is not None:
+            kept = np.minimum(lengths, check_count("length", length))
+            starts, lengths = starts + rng.integers(lengths - kept + 1), kept
+        offsets = np.arange(lengths.max())[:, None]
+        real = offsets < lengths
+        return self._steps((starts + offsets) % self.capacity, None if real.all() else real)
+
+    def attach(self, folder: str | Path) -> None:
+        """Keep the segments, and the file of mapped tensors, in a folder; it is made when something is written."""
+        self._folder = Path(folder)
+        self._closed, self._open = [], _Part(self._first, self._first)
+        self._cut()
+
+    def mark(self) -> Mark:
+        """Return which trials are kept now; `save` can still write them after the next iteration has appended."""
+        return Mark(self._first, self._end)
+
+    def save(self, mark: Mark) -> dict[str, Any]:
+        """Write what is in no segment yet, and return what a checkpoint keeps, as JSON holds it.
+
+        Args:
+            mark: the newest of `mark`, or of an iteration that has not appended since.
+
+        Raises:
+            CheckpointError: If it cannot be written, say because the disk is full.
+        """
+        for part in self._closed:
+            self._write(part, part.end)
+        if self._open.first < mark.next:
+            self._write(self._open, mark.next)
+        self._closed = [part for part in self._closed if part.end > mark.first]
+        needed = [part for part in (*self._closed, self._open) if part.first < mark.next]
+        return {
+            "first": mark.first,
+            "next": mark.next,
+            "open": bool(needed) and (needed[-1] is self._open or needed[-1].end > mark.next),
+            "segments": [part.segment.as_state() for part in needed if part.segment is not None],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `save` returned, from the segments in the folder.
+
+        Raises:
+            CheckpointError: If a segment is missing, truncated or altered, or does not fit this replay.
+        """
+        self._forget()
+        first, end = int(state["first"]), int(state["next"])
+        self._first = self._end = first
+        segments = [Segment.from_state(each) for each in state["segments"]]
+        ends = [*(segment.first for segment in segments[1:]), end]
+        parts = []
+        for segment, stop in zip(segments, ends, strict=True):
+            assert self._folder is not None
+            rows, lengths, keys = _parse(read_segment(self._folder, segment), self._folder / segment.file)
+            here = slice(max(segment.first, first) - segment.first, min(stop - segment.first, len(lengths)))
+            bounds = np.concatenate(([0], np.cumsum(lengths)))
+            rows = {name: values[bounds[here.start] : bounds[here.stop]] for name, values in rows.items()}
+            if lengths[here].sum() + self.num_steps > self.capacity:
+                raise CheckpointError(
+                    f"the experience {self._folder / segment.file} holds more than the {self.capacity:,} steps of this "
+                    "replay; resume with the run's own config"
+                )
+            self._check_layout(rows)
+            self._add(rows, lengths[here], keys[here])
+            # One that went on after this checkpoint is written anew.
+            parts.append(_Part(segment.first, stop, segment if segment.first + len(lengths) == stop else None))
+        self._open = parts.pop() if state["open"] else _Part(end, end)
+        self._closed = parts
+
+    def _check_lengths(self, lengths: NDArray[np.int64]) -> None:
+        """Refuse trials that are longer than the replay."""
+        if lengths.max() > self.capacity:
+            raise ValueError(
+                f"the replay holds {self.capacity:,} steps, and a trial has {lengths.max():,}; give it a capacity of "
+                "at least one trial, better of many"
+            )
+
+    def _check_layout(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Refuse trials of other fields than those that are kept already."""
+        if not self._fields:
+            return
+        for name in sorted({*rows, *self._fields}):
+            one, other = (_layout(arrays.get(name)) for arrays in (self._fields, rows))
+            if one != other:
+                raise ValueError(
+                    f"the replay keeps {name!r} as {one}, and these episodes have it as {other}; append episodes of "
+                    "one family, with the same infos"
+                )
+
+    def _make_room(self, num_steps: int) -> None:
+        """Drop the oldest trials, having written those that are in no closed segment."""
+        kept = np.cumsum(self._lengths[::-1]) <= self.capacity - num_steps
+        dropped = len(self._lengths) - int(kept.sum())
+        if self._folder is not None and dropped:
+            if self._first + dropped > self._open.first:
+                self._close(self._end)
+            for part in self._closed:
+                if part.first < self._first + dropped:
+                    self._write(part, part.end)
+        self._first += dropped
+        self._starts, self._lengths, self._keys = (
+            self._starts[dropped:],
+            self._lengths[dropped:],
+            self._keys[dropped:],
+        )
+
+    def _add(self, rows: Mapping[str, NDArray[Any]], lengths: NDArray[np.int64], keys: Sequence[str]) -> None:
+        """Append trials, for which there is room."""
+        if not self._fields:
+            self._fields = self._allocate(rows)
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        start = int(self._starts[-1] + self._lengths[-1]) % self.capacity if len(self._starts) else 0
+        self._end += len(lengths)
+        before_wrap = min(total, self.capacity - start)
+        for name, values in rows.items():
+            self._fields[name][start : start + before_wrap] = values[:before_wrap]
+            self._fields[name][: total - before_wrap] = values[before_wrap:]
+        self._starts = np.concatenate((self._starts, (start + ends - lengths) % self.capacity))
+        self._lengths = np.concatenate((self._lengths, lengths))
+        self._keys = [*self._keys, *keys]
+        self._of_tasks = None
+
+    def _allocate(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        sizes = {name: self.capacity * prod(values.shape[1:]) * values.itemsize for name, values in rows.items()}
+        total, what = sum(sizes.values()), f"a replay of {self.capacity:,} steps"
+        if self._memory_bytes is None or total <= self._memory_bytes:
+            refuse_if_too_large(total, what, "keep fewer steps, or have it memory-mapped")
+            return {name: np.zeros((self.capacity, *values.shape[1:]), values.dtype) for name, values in rows.items()}
+        folder = self._folder or Path(tempfile.gettempdir())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.is_mapped = True
+            return {
+                name: _mapped(folder, sizes[name], (self.capacity, *values.shape[1:]), values.dtype)
+                for name, values in rows.items()
+            }
+        except OSError as error:
+            raise ConfigError(
+                f"{what} needs a file of {total / 2**30:,.1f} GiB in {folder}: {error.strerror or error}; keep fewer "
+                "steps, or make room"
+            ) from error
+
+    def _trials_of_tasks(self) -> dict[str, NDArray[np.int64]]:
+        """Return the places of each task's trials among all."""
+        if self._of_tasks is None:
+            places: dict[str, list[int]] = {}
+            for place, key in enumerate(self._keys):
+                places.setdefault(key, []).append(place)
+            self._of_tasks = {key: np.asarray(of_task) for key, of_task in places.items()}
+        return self._of_tasks
+
+    def _trials_of(self, task: Task | None, newest: int | None) -> NDArray[np.int64]:
+        """Return the places of trials, of all tasks for None."""
+        if not self.num_trials:
+            raise ValueError("the replay is empty; append trials before drawing from it")
+        if task is None:
+            places = np.arange(self.num_trials)
+        else:
+            found = self._trials_of_tasks().get(_key(task))
+            if found is None:
+                raise ValueError(f"the replay has no trials of the task {_key(task)}; append some, or draw from others")
+            places = found
+        return places if newest is None else places[-check_count("newest", newest) :]
+
+    def _random_rows(self, rng: np.random.Generator, trials: NDArray[np.int64], num: int) -> NDArray[np.int64]:
+        """Return rows of steps of some trials, uniformly over their steps."""
+        ends = np.cumsum(self._lengths[trials])
+        drawn = rng.integers(ends[-1], size=num)
+        chosen = np.searchsorted(ends, drawn, side="right")
+        trials_chosen = trials[chosen]
+        within = drawn - (ends[chosen] - self._lengths[trials_chosen])
+        rows: NDArray[np.int64] = (self._starts[trials_chosen] + within) % self.capacity
+        return rows
+
+    def _steps(self, rows: NDArray[np.int64], real: NDArray[np.bool_] | None = None) -> Steps:
+        """Return copies of rows, zero where they are not real."""
+        flat = rows.ravel()
+        found = {}
+        for name, values in self._fields.items():
+            taken = values.take(flat, axis=0).reshape(*rows.shape, *values.shape[1:])
+            if real is not None:
+                taken[~real] = 0
+            found[name] = torch.from_numpy(taken)
+        infos = {name.removeprefix(_INFO): found.pop(name) for name in list(found) if name.startswith(_INFO)}
+        mask = np.ones(rows.shape, np.float32) if real is None else real.astype(np.float32)
+        return Steps(**found, mask=torch.from_numpy(mask), infos=infos)
+
+    def _cut(self) -> None:
+        """Close segments that are full, as far as trials have been appended.
+
+        Where a segment ends depends on the trials alone, not on when checkpoints are written.
+        """
+        step_bytes = sum(prod(values.shape[1:]) * values.itemsize for values in self._fields.values())
+        first = self._open.first
+        sizes = np.cumsum(self._lengths[first - self._first :]) * step_bytes
+        done = 0
+        while (place := int(np.searchsorted(sizes, done + SEGMENT_BYTES))) < len(sizes):
+            self._close(first + place + 1)
+            done = int(sizes[place])
+
+    def _close(self, end: int) -> None:
+        """Close the last segment before trial `end`."""
+        self._closed.append(_Part(self._open.first, end, self._open.segment if self._open.end == end else None))
+        self._open = _Part(end, end)
+
+    def _write(self, part: _Part, end: int) -> None:
+        """Write the trials of a part, up to `end`, unless that is done already."""
+        if part.segment is None or part.end != end:
+            assert self._folder is not None
+            part.segment, part.end = write_segment(self._folder, part.first, self._bytes(part.first, end)), end
+
+    def _bytes(self, first: int, end: int) -> bytes:
+        """Return some trials as a safetensors file."""
+        here = slice(first - self._first, end - self._first)
+        lengths = self._lengths[here]
+        rows = (int(self._starts[here.start]) + np.arange(lengths.sum())) % self.capacity
+        tensors = {name: torch.from_numpy(values.take(rows, axis=0)) for name, values in self._fields.items()}
+        tasks = list(dict.fromkeys(self._keys[here]))
+        numbers = {key: number for number, key in enumerate(tasks)}
+        tensors[_LENGTHS] = torch.from_numpy(lengths.copy())
+        tensors[_TASKS] = torch.tensor([numbers[key] for key in self._keys[here]])
+        return bytes(tensors_to_bytes(tensors, {_TASKS: json.dumps(tasks)}))
+
+
+def _parse(data: bytes, path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64], list[str]]:
+    """Return fields, lengths of trials and their tasks of bytes whose hash is right; see `Replay._bytes`."""
+    try:
+        rows = {name: tensor.numpy() for name, tensor in tensors_from_bytes(data).items()}
+        lengths, numbers = rows.pop(_LENGTHS), rows.pop(_TASKS)
+        # The first eight bytes say how many follow of the header, which is JSON.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        tasks = json.loads(header["__metadata__"][_TASKS])
+        keys = [tasks[number] for number in numbers]
+    except (SafetensorError, ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(f"{path} is not a segment of a replay: {error}") from error
+    return rows, lengths, keys
+
+
+def _mapped(folder: Path, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return zeros in a file without a name, which is gone with the process."""
+    with tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY) as file:
+        # All of it now: writing to a mapped page for which there is no room would kill the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+
+
+def _key(task: Task) -> str:
+    """Return a task as JSON, the same for arrays and lists."""
+    return json.dumps(task, sort_keys=True, default=lambda value: value.tolist())
+
+
+def _layout(values: NDArray[Any] | None) -> str:
+    return "nothing" if values is None else f"{values.dtype} {values.shape[1:]}"

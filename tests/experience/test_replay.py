@@ -1,0 +1,352 @@
+"""A replay against a list of trials, in memory, in a mapped file, and through its segments on disk."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import maml_rl.experience.replay as module
+from maml_rl.episode import TaskEpisodes
+from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.experience import Replay, Steps
+from maml_rl.experience.replay import Mark
+
+
+class Trial(NamedTuple):
+    """A trial, step by step, and its task."""
+
+    task: dict[str, Any]
+    steps: list[tuple[Any, ...]]
+
+
+def make_batch(rng: np.random.Generator, num_tasks: int = 3, num_episodes: int = 2) -> TaskEpisodes:
+    """Episodes of different lengths, whose every number is another; tasks repeat from batch to batch."""
+    lengths = rng.integers(1, 6, size=(num_tasks, num_episodes))
+    steps = int(lengths.max())
+    terminated = rng.random((num_tasks, num_episodes)) < 0.5
+    grid = num_tasks, steps, num_episodes
+    return TaskEpisodes(
+        rng.standard_normal((*grid, 2)).astype(np.float32),
+        rng.integers(4, size=grid),
+        rng.standard_normal(grid).astype(np.float32),
+        lengths,
+        terminated,
+        ~terminated,
+        rng.standard_normal((num_tasks, num_episodes, 2)).astype(np.float32),
+        infos={"sparse": rng.standard_normal(grid), "success": rng.standard_normal((num_tasks, num_episodes))},
+        tasks=[{"goal": np.array([int(number), 1.5])} for number in rng.integers(5, size=num_tasks)],
+    )
+
+
+def trials_of(episodes: TaskEpisodes) -> list[Trial]:
+    """Go through the episodes of each task in loops."""
+    trials = []
+    for each in episodes:
+        assert each.task is not None
+        steps = []
+        for episode in range(each.batch_size):
+            length = int(each.lengths[episode])
+            for step in range(length):
+                is_last = step == length - 1
+                following = each.final_observations[episode] if is_last else each.observations[step + 1, episode]
+                steps.append(
+                    (
+                        *each.observations[step, episode].tolist(),
+                        int(each.actions[step, episode]),
+                        float(each.rewards[step, episode]),
+                        *following.tolist(),
+                        bool(each.terminated[episode]) and is_last,
+                        bool(each.truncated[episode]) and is_last,
+                        float(each.infos["sparse"][step, episode]),
+                    )
+                )
+        trials.append(Trial({"goal": each.task["goal"].tolist()}, steps))
+    return trials
+
+
+def newest(trials: list[Trial], capacity: int) -> list[Trial]:
+    """Return the newest trials that fit."""
+    total, kept = 0, []
+    for trial in reversed(trials):
+        total += len(trial.steps)
+        if total > capacity:
+            break
+        kept.append(trial)
+    return kept[::-1]
+
+
+def steps_of(steps: Steps) -> list[tuple[Any, ...]]:
+    """Return the real steps, sequence by sequence."""
+    lead = steps.mask.dim()
+    fields = (
+        steps.observations,
+        steps.actions.unsqueeze(-1),
+        steps.rewards.unsqueeze(-1),
+        steps.next_observations,
+        steps.terminations.unsqueeze(-1),
+        steps.truncations.unsqueeze(-1),
+        steps.infos["sparse"].unsqueeze(-1),
+    )
+    rows = zip(*(field.transpose(0, lead - 1).flatten(0, lead - 1).tolist() for field in fields), strict=True)
+    real = steps.mask.transpose(0, lead - 1).flatten().bool().tolist()
+    return [
+        tuple(number for part in row for number in part) for row, is_real in zip(rows, real, strict=True) if is_real
+    ]
+
+
+def all_steps(replay: Replay, tasks: list[dict[str, Any]] | None = None) -> set[tuple[Any, ...]]:
+    """Return the steps that many draws find."""
+    return set(steps_of(replay.sample_transitions(np.random.default_rng(0), 3000, tasks=tasks)))
+
+
+def content(replay: Replay) -> list[Any]:
+    """Return what the same draws give."""
+    rng = np.random.default_rng(5)
+    drawn = [replay.sample_sequences(rng, 20), replay.sample_sequences(rng, 5, length=3, tasks=replay.tasks)]
+    drawn.append(replay.sample_transitions(rng, 30))
+    drawn.append(replay.sample_transitions(rng, 7, tasks=replay.tasks[::-1], newest=2))
+    return [steps_of(each) for each in drawn]
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 1])
+def test_replay_keeps_the_newest_whole_trials_that_fit(memory_bytes: int | None) -> None:
+    rng, replay, trials = np.random.default_rng(1), Replay(60, memory_bytes=memory_bytes), []
+    for _ in range(12):
+        episodes = make_batch(rng)
+        replay.append(episodes)
+        trials += trials_of(episodes)
+        kept = newest(trials, 60)
+        assert (replay.num_trials, replay.num_steps) == (len(kept), sum(len(trial.steps) for trial in kept))
+        assert replay.num_appended == len(trials)
+        assert all_steps(replay) == {step for trial in kept for step in trial.steps}
+        assert replay.tasks == list({trial.task["goal"][0]: trial.task for trial in kept}.values())
+        for task in replay.tasks:
+            of_task = [trial for trial in kept if trial.task == task]
+            assert all_steps(replay, [task]) == {step for trial in of_task for step in trial.steps}
+    assert replay.is_mapped is (memory_bytes is not None)
+
+
+def test_sequences_are_whole_trials_and_padding_is_zero() -> None:
+    rng, replay = np.random.default_rng(2), Replay(10_000)
+    episodes = make_batch(rng, num_tasks=40)
+    replay.append(episodes)
+    sequences = replay.sample_sequences(np.random.default_rng(0), 500)
+    assert sequences.mask.shape == (max(len(trial.steps) for trial in trials_of(episodes)), 500)
+    whole = {tuple(trial.steps) for trial in trials_of(episodes)}
+    drawn = set()
+    for number in range(500):
+        one = Steps(
+            *(getattr(sequences, name)[:, number : number + 1] for name in list(Steps.__dataclass_fields__)[:-1]),
+            infos={"sparse": sequences.infos["sparse"][:, number : number + 1]},
+        )
+        drawn.add(tuple(steps_of(one)))
+        padding = one.mask == 0.0
+        assert (one.mask[1:] <= one.mask[:-1]).all()
+        padded = one.observations, one.actions, one.rewards, one.next_observations, one.infos["sparse"], one.truncations
+        assert not any(values[padding].any() for values in padded)
+    assert drawn == whole
+
+
+def test_windows_begin_at_every_place_where_they_fit() -> None:
+    rng, replay = np.random.default_rng(2), Replay(10_000)
+    episodes = make_batch(rng, num_tasks=2)
+    replay.append(episodes)
+    found = set()
+    windows = replay.sample_sequences(np.random.default_rng(0), 800, length=3)
+    assert windows.mask.shape == (3, 800)
+    for number in range(800):
+        found.add(tuple(windows.rewards[: int(windows.mask[:, number].sum()), number].tolist()))
+    expected = set()
+    for trial in trials_of(episodes):
+        rewards = [step[3] for step in trial.steps]
+        expected |= {tuple(rewards[first : first + 3]) for first in range(max(1, len(rewards) - 2))}
+    assert found == expected
+
+
+def test_transitions_are_uniform_over_steps_not_trials() -> None:
+    replay, counts = Replay(1000), {1: 0, 9: 0}
+    for length in counts:
+        shape = 1, length, 1
+        values = np.full(shape, length, np.float32)
+        ends = np.ones((1, 1), bool)
+        replay.append(TaskEpisodes(values, values, values, np.full((1, 1), length), ends, ~ends, values[:, 0]))
+    rewards = replay.sample_transitions(np.random.default_rng(0), 20_000).rewards
+    assert abs(float((rewards == 9).double().mean()) - 0.9) < 0.01
+
+
+def test_context_set_is_of_the_newest_trials_of_each_task() -> None:
+    rng, replay, trials = np.random.default_rng(3), Replay(10_000), []
+    for _ in range(6):
+        episodes = make_batch(rng)
+        replay.append(episodes)
+        trials += trials_of(episodes)
+    context = replay.sample_transitions(np.random.default_rng(0), 500, tasks=replay.tasks, newest=2)
+    assert context.observations.shape == (len(replay.tasks), 500, 2)
+    for task, rewards in zip(replay.tasks, context.rewards, strict=True):
+        last = [trial for trial in trials if trial.task == task][-2:]
+        assert set(rewards.tolist()) == {step[3] for trial in last for step in trial.steps}
+
+
+def test_episodes_of_slots_of_their_own_are_trials_of_their_own() -> None:
+    replay, episodes = Replay(1000), make_batch(np.random.default_rng(0), num_tasks=3, num_episodes=4)
+    replay.append(episodes, slots_per_task=4)
+    assert replay.num_trials == 12
+    assert replay.num_steps == episodes.num_steps
+
+
+def test_batch_larger_than_the_replay_leaves_its_newest_trials(tmp_path: Path) -> None:
+    rng, replay, trials = np.random.default_rng(4), Replay(20), []
+    replay.attach(tmp_path)
+    for num_tasks in (2, 20, 1, 30):
+        episodes = make_batch(rng, num_tasks=num_tasks)
+        replay.append(episodes)
+        trials += trials_of(episodes)
+        assert all_steps(replay) == {step for trial in newest(trials, 20) for step in trial.steps}
+        other = Replay(20)
+        other.attach(tmp_path)
+        other.load(json.loads(json.dumps(replay.save(replay.mark()))))
+        assert content(other) == content(replay)
+
+
+def save_and_load(replay: Replay, mark: Mark, folder: Path) -> tuple[Replay, dict[str, Any]]:
+    state = json.loads(json.dumps(replay.save(mark)))
+    other = Replay(replay.capacity)
+    other.attach(folder)
+    other.load(state)
+    return other, state
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 700, 2**20])
+@pytest.mark.parametrize("capacity", [40, 150])
+def test_killed_and_resumed_at_any_time_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int, capacity: int
+) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", segment_bytes)
+    batches = [make_batch(np.random.default_rng(number)) for number in range(24)]
+    undisturbed = Replay(capacity)
+    undisturbed.attach(tmp_path / "undisturbed")
+    disturbed = Replay(capacity)
+    disturbed.attach(tmp_path / "disturbed")
+    chance = np.random.default_rng(7)
+    mark = disturbed.mark()
+    for batch in batches:
+        # Interrupted in the middle of the iteration: what is there afterwards is not part of the checkpoint.
+        if chance.random() < 0.3:
+            disturbed.append(batch)
+            disturbed, _ = save_and_load(disturbed, mark, tmp_path / "disturbed")
+        undisturbed.append(batch)
+        disturbed.append(batch)
+        mark = disturbed.mark()
+        if chance.random() < 0.3:
+            disturbed, _ = save_and_load(disturbed, mark, tmp_path / "disturbed")
+        assert content(disturbed) == content(undisturbed)
+    # Not even how the trials are cut into segments depends on when they were written.
+    assert disturbed.save(mark) == undisturbed.save(undisturbed.mark())
+
+
+def test_checkpoint_costs_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 2_000)
+    replay, rng, written = Replay(100_000), np.random.default_rng(0), []
+    replay.attach(tmp_path)
+    known: set[str] = set()
+    for _ in range(200):
+        replay.append(make_batch(rng))
+        state = replay.save(replay.mark())
+        files = {segment["file"] for segment in state["segments"]}
+        written.append(sum((tmp_path / name).stat().st_size for name in files - known))
+        known |= files
+    assert max(written[-20:]) <= max(written[:40]), "later checkpoints cost more than early ones"
+    assert len(state["segments"]) > 20
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damaged_segment_is_found_and_named(tmp_path: Path, damage: str) -> None:
+    replay = Replay(100)
+    replay.attach(tmp_path)
+    replay.append(make_batch(np.random.default_rng(0)))
+    state = replay.save(replay.mark())
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data[:-3] if damage == "truncate" else data)
+    with pytest.raises(CheckpointError, match=rf"the experience {path}.*; put the file back, or train again") as error:
+        save_and_load(replay, Mark(state["first"], state["next"]), tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def append_many(replay: Replay) -> None:
+    for number in range(9):
+        replay.append(make_batch(np.random.default_rng(number)))
+
+
+def test_disk_that_is_full_stops_before_a_trial_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(30)
+    replay.attach(tmp_path / "experience")
+    replay.append(make_batch(np.random.default_rng(0)))
+    before = content(replay)
+
+    def refuse(descriptor: int, data: Any) -> int:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", refuse)
+        with pytest.raises(CheckpointError, match=r"No space left on device; checkpoints are as they were: make room"):
+            replay.save(replay.mark())
+        with pytest.raises(CheckpointError, match=r"No space left on device"):
+            append_many(replay)
+    assert not [path for path in (tmp_path / "experience").rglob("*") if path.is_file()]
+    assert content(save_and_load(replay, replay.mark(), tmp_path / "experience")[0]) == content(replay)
+    assert len(before) == 4
+
+
+def test_trial_longer_than_the_replay_is_refused_in_one_line() -> None:
+    episodes = make_batch(np.random.default_rng(0))
+    longest = max(len(trial.steps) for trial in trials_of(episodes))
+    replay = Replay(longest - 1)
+    with pytest.raises(ValueError, match=rf"the replay holds {longest - 1} steps, and a trial has {longest}; give it"):
+        replay.append(episodes)
+    assert replay.num_trials == 0
+
+
+def test_wrong_use_is_one_clear_error() -> None:
+    replay, rng = Replay(100), np.random.default_rng(0)
+    with pytest.raises(ValueError, match="the replay is empty; append trials before drawing from it"):
+        replay.sample_transitions(rng, 1)
+    with pytest.raises(ValueError, match="capacity must be an integer of at least 1, got 0"):
+        Replay(0)
+    episodes = make_batch(rng)
+    replay.append(episodes)
+    with pytest.raises(ValueError, match=r'the replay has no trials of the task \{"goal": 3\}; append some'):
+        replay.sample_sequences(rng, 1, tasks=[{"goal": 3}])
+    del episodes.infos["sparse"]
+    with pytest.raises(
+        ValueError, match=r"the replay keeps 'info sparse' as float32 .*, and these episodes .* nothing"
+    ):
+        replay.append(episodes)
+
+
+def test_mapped_file_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, first: int, size: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    replay = Replay(1_000_000, memory_bytes=1)
+    replay.attach(tmp_path)
+    with pytest.raises(ConfigError, match=rf"needs a file of 0.0 GiB in {tmp_path}: No space left on device; keep"):
+        replay.append(make_batch(np.random.default_rng(0)))
+
+
+def test_steps_move_to_a_device() -> None:
+    replay = Replay(100)
+    replay.append(make_batch(np.random.default_rng(0)))
+    moved = replay.sample_transitions(np.random.default_rng(0), 3).to("meta")
+    assert moved.rewards.device == moved.infos["sparse"].device == torch.device("meta")
