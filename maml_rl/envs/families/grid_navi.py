@@ -37,8 +37,8 @@ def possible_goals(width: int, height: int) -> NDArray[np.int64]:
     Raises:
         ValueError: If there is none.
     """
-    cells = np.stack(np.mgrid[:width, :height], axis=-1).reshape(-1, 2)
-    goals = cells[(cells >= _NEAR).any(axis=1)]
+    cells = np.array(list(np.ndindex(width, height)))
+    goals: NDArray[np.int64] = cells[(cells >= _NEAR).any(axis=1)]
     if not len(goals):
         raise ValueError(
             f"a grid of {width} x {height} cells has no room for a goal outside of the 2 x 2 corner at the start; "
@@ -147,8 +147,9 @@ class GridNaviVectorEnv(BatchedFamily):
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         x, y = self.tasks["goal"][slot].astype(int)
         # Rows go down, y goes up.
-        goal, walker = (self.height - 1 - y, x), np.array([self.height - 1, 0]) + self._cells[slot, ::-1] * [-1, 1]
-        return draw_grid((self.height, self.width), {goal: _GOAL}, walker)
+        walker_x, walker_y = self._cells[slot]
+        walker = np.array([self.height - 1 - walker_y, walker_x])
+        return draw_grid((self.height, self.width), {(self.height - 1 - y, x): _GOAL}, walker)
 
 
 class GridNaviEnv(BatchOfOne):

@@ -217,7 +217,10 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
 
     def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Floats | float:
-        return [-1.5, -0.5] + [3.0, 2.0] * streams.uniform(2, mask) if self._start_anywhere else 0.0
+        if not self._start_anywhere:
+            return 0.0
+        places: Floats = np.array([3.0, 2.0]) * streams.uniform(2, mask) - np.array([1.5, 0.5])
+        return places
 
     def _rewards(self, before: Floats) -> Floats:
         if self._reward == "indicator":
