@@ -30,7 +30,7 @@ from maml_rl.derivatives import (
     PolicyOnSamples,
     Samples,
     Workspace,
-    cut,
+    chunks_of,
 )
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Params, Policy, as_policy
@@ -511,8 +511,7 @@ def _adapt_in_chunks(
         step = PolicyOnSamples(policy, layout, samples, automatic=not is_of_log_probs(inner_loss))
         return InnerLoop([step], [size], inner_loss).run(start[tasks], workspace)
 
-    samples_per_task = episodes.rewards.shape[1] * episodes.rewards.shape[2]
+    chunks = chunks_of([episodes], layout.width, start.device)
     with ChunkWorkers(start.device) as workers:
-        chunks = cut(len(episodes), samples_per_task, layout.width, start.device)
         adapted = torch.cat(workers.map(adapt_chunk, chunks))
     return {name: param.contiguous() for name, param in layout.views(adapted).items()}

@@ -1,5 +1,6 @@
 """What estimates values for the advantages: a linear function of time and observation, or zero."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -160,6 +161,17 @@ class LinearFeatureBaseline:
         values = self._predict(observations, lengths, torch.ones(lengths.shape, device=lengths.device))
         return values.reshape(episodes.lengths.shape)
 
+    def apart(self: Self) -> Self:
+        """Return a baseline with the same settings for some of the tasks, not fitted yet; see `TaskwiseBaseline`."""
+        own = copy.copy(self)
+        own._weights = own._scale = None
+        return own
+
+    def join(self: Self, parts: Sequence[Self]) -> None:
+        """Take over the weights of parts of the tasks, in their order."""
+        self._weights = torch.cat([part._weights for part in parts if part._weights is not None])
+        self._scale = torch.cat([part._scale for part in parts if part._scale is not None])
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return what `fit` found, by name; nothing before the first fit."""
         if self._weights is None or self._scale is None:
@@ -233,7 +245,7 @@ class LinearFeatureBaseline:
 class ZeroBaseline:
     """V = 0: advantages are sums of rewards, and without bootstrapping nothing is estimated from the observations."""
 
-    def fit(self, episodes: Any) -> "ZeroBaseline":
+    def fit(self, episodes: Any, targets: Tensor | None = None) -> "ZeroBaseline":
         """Do nothing."""
         return self
 
@@ -244,6 +256,13 @@ class ZeroBaseline:
     def final_values(self, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
         """Return zeros, (M, B) or (B,)."""
         return torch.zeros_like(episodes.rewards[..., 0, :])
+
+    def apart(self) -> "ZeroBaseline":
+        """Return one for some of the tasks."""
+        return self
+
+    def join(self, parts: Sequence["ZeroBaseline"]) -> None:
+        """Do nothing."""
 
 
 def make_baseline(kind: str, observation_space: gymnasium.Space[Any]) -> Baseline:

@@ -7,7 +7,7 @@ from maml_rl.derivatives.at_parameters import PolicyOnSamples
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
-from maml_rl.derivatives.samples import Samples, cut, every_nth, number_kept
+from maml_rl.derivatives.samples import Samples, chunks_of, cut, every_nth, number_kept
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "PolicyOnSamples",
     "Samples",
     "Workspace",
+    "chunks_of",
     "cut",
     "every_nth",
     "number_kept",

@@ -1,6 +1,7 @@
 """The part of some tasks' episodes that losses and derivatives are computed from, and how it is cut into chunks."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +80,7 @@ class Samples:
             advantages=take(episodes.advantages).to(dtype),
             mask=real.to(device, dtype),
             log_probs=None if episodes.log_probs is None else take(episodes.log_probs).to(dtype),
-            tasks=torch.arange(len(episodes), device=device)[tasks],
+            tasks=torch.arange(len(episodes), device=device)[tasks] + episodes.first_task,
         )
 
     @property
@@ -93,7 +94,7 @@ def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device)
 
     Args:
         num_tasks: M.
-        samples_per_task: T * B.
+        samples_per_task: T * B, of the longest possible episodes: the chunks are known before anything is sampled.
         width: number of outputs of the widest layer.
         device: where the computation runs.
 
@@ -110,6 +111,20 @@ def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device)
     if count > 2:  # A multiple of four keeps two or four cores busy to the end.
         count = min(num_tasks, 4 * math.ceil(count / 4))
     return [slice(num_tasks * index // count, num_tasks * (index + 1) // count) for index in range(count)]
+
+
+def chunks_of(phases: Sequence[TaskEpisodes], width: int, device: torch.device) -> list[slice]:
+    """Cut the tasks of an update into the chunks in which all of it is computed, the adaptation included.
+
+    Args:
+        phases: (M, T, B, ...) each.
+        width: see `cut`.
+        device: see `cut`.
+    """
+    if phases[0].chunks is not None:
+        return list(phases[0].chunks)
+    samples_per_task = max(episodes.horizon * episodes.rewards.shape[2] for episodes in phases)
+    return cut(len(phases[0]), samples_per_task, width, device)
 
 
 def number_kept(count: int, fraction: float) -> int:

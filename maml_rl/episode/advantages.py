@@ -1,6 +1,7 @@
 """From rewards and a baseline to advantages; the same for one task and for a batch of tasks."""
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,7 +11,10 @@ from maml_rl.errors import NonFiniteError
 
 
 class Baseline(Protocol):
-    """Predicts the return from a state; fitted to the returns of the same episodes."""
+    """Predicts the return from a state; fitted to the returns of the same episodes.
+
+    One that is a `TaskwiseBaseline` besides is fitted to chunks of tasks side by side.
+    """
 
     def fit(self, episodes: Any) -> Any:
         """Fit to `episodes.returns`."""
@@ -22,35 +26,65 @@ class Baseline(Protocol):
         """Return the value (..., B) of the state after the last step; asked for only when bootstrapping."""
 
 
+@runtime_checkable
+class TaskwiseBaseline(Baseline, Protocol):
+    """A baseline whose fit to one task depends on that task alone, so that tasks may be fitted apart."""
+
+    def fit(self, episodes: Any, targets: Tensor | None = None) -> Any:
+        """Fit to `targets` (..., T, B); None for `episodes.returns`."""
+
+    def apart(self) -> Any:
+        """Return a baseline of its own for some of the tasks, not fitted yet."""
+
+    def join(self, parts: Sequence[Any]) -> None:
+        """Take over what the fits of `apart` have found, in the order of their tasks."""
+
+
 def estimate_advantages(
     episodes: Any, baseline: Baseline | None, gamma: float, gae_lambda: float, normalize: bool, bootstrap: bool
 ) -> Tensor:
     """Return the advantages (..., T, B) of `BatchEpisodes` or `TaskEpisodes`; see their `compute_advantages`."""
-    # In float64 the recursion neither loses digits nor overflows.
-    rewards, mask = episodes.rewards.double(), episodes.mask
-    _check_rewards(rewards, mask)
+    values = final_values = None
     with torch.no_grad():
-        values = torch.zeros_like(rewards) if baseline is None else baseline(episodes).double()
-        final_values = torch.zeros_like(rewards[..., 0, :])
-        if bootstrap and baseline is not None:
-            goes_on = episodes.truncated & ~episodes.terminated
-            final_values = torch.where(goes_on, baseline.final_values(episodes).double(), 0.0)
-        following = functional.next_values(values, final_values, episodes.lengths)
-        advantages = functional.generalized_advantages(
-            rewards, values, following, mask, discount=gamma, gae_lambda=gae_lambda
-        )
+        if baseline is not None:
+            values, final_values = baseline(episodes), baseline.final_values(episodes) if bootstrap else None
+        advantages = advantages_from_values(episodes, values, final_values, gamma, gae_lambda)
         if normalize:
-            advantages = functional.masked_normalize(advantages, mask)
+            advantages = functional.masked_normalize(advantages, episodes.mask)
         return advantages.to(episodes.rewards.dtype)
 
 
-def _check_rewards(rewards: Tensor, mask: Tensor) -> None:
+def advantages_from_values(
+    episodes: Any, values: Tensor | None, final_values: Tensor | None, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Return advantages (..., T, B) float64, not normalized.
+
+    Args:
+        episodes: see `estimate_advantages`.
+        values: (..., T, B) of the state before each step; None for zero.
+        final_values: (..., B) of the state after the last, which counts where an episode was truncated; None for zero.
+        gamma: discount in [0, 1].
+        gae_lambda: in [0, 1].
+    """
+    # In float64 the recursion neither loses digits nor overflows.
+    rewards, mask = episodes.rewards.double(), episodes.mask
+    _check_rewards(rewards, mask, getattr(episodes, "first_task", 0))
+    with torch.no_grad():
+        known = torch.zeros_like(rewards) if values is None else values.double()
+        final = torch.zeros_like(rewards[..., 0, :])
+        if final_values is not None:
+            final = torch.where(episodes.truncated & ~episodes.terminated, final_values.double(), 0.0)
+        following = functional.next_values(known, final, episodes.lengths)
+        return functional.generalized_advantages(rewards, known, following, mask, discount=gamma, gae_lambda=gae_lambda)
+
+
+def _check_rewards(rewards: Tensor, mask: Tensor, first_task: int) -> None:
     """Refuse rewards of real steps that are not finite: the sampler does, but episodes may be made by hand."""
     bad = (~rewards.isfinite() & (mask > 0)).nonzero()
     if len(bad):
         *task, step, episode = bad[0].tolist()
         value = float(rewards[(*task, step, episode)])
-        where = f"task {task[0]}, " if task else ""
+        where = f"task {first_task + task[0]}, " if task else ""
         raise NonFiniteError(f"the reward is {value} in {where}episode {episode}, step {step}")
 
 

@@ -51,6 +51,7 @@ class BatchEpisodes:
         memory: what the policy remembered before each action, tensors (T, B, *memory of one slot), or None.
         fast_lr: step size of the adaptation that these episodes were sampled for, or None.
         rule: name of that adaptation's rule, or None.
+        horizon: steps of the longest possible episode, or None.
 
     Raises:
         ValueError: If `batch_size` is not positive.
@@ -72,6 +73,7 @@ class BatchEpisodes:
         self.task = task
         self.fast_lr: float | None = None
         self.rule: str | None = None
+        self.horizon: int | None = None
         self.log_probs: Tensor | None = None
         self.memory: tuple[Tensor, ...] | None = None
         self.infos: dict[str, Tensor] = {}
@@ -102,6 +104,7 @@ class BatchEpisodes:
         gamma: float | None = None,
         fast_lr: float | None = None,
         rule: str | None = None,
+        horizon: int | None = None,
     ) -> "BatchEpisodes":
         """Return views of whole arrays (T, B, ...), (B, ...); appending to them makes a copy first."""
         episodes = cls(len(lengths), gamma, rewards.device, task=task)
@@ -117,7 +120,7 @@ class BatchEpisodes:
         episodes.memory = None if memory is None else tuple(kept[:steps] for kept in memory)
         episodes.infos = {name: info[:steps] if info.dim() == 2 else info for name, info in (infos or {}).items()}
         episodes._advantages = None if advantages is None else advantages[:steps]
-        episodes.fast_lr, episodes.rule = fast_lr, rule
+        episodes.fast_lr, episodes.rule, episodes.horizon = fast_lr, rule, horizon
         return episodes
 
     def __len__(self) -> int:

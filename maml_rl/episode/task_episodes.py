@@ -48,9 +48,14 @@ class TaskEpisodes:
         gamma: discount of `returns` and `advantages`.
         fast_lr: step size of the adaptation that these episodes were sampled for.
         rule: name of that adaptation's rule; see `AdaptationRule.name`.
+        horizon: steps of the longest possible episode, by which the update is cut into chunks, so that they are known
+            before anything is sampled; None for T of the arrays as they are given.
 
     Attributes:
         mask: (M, T, B) float32, 1 for real steps, 0 for padding.
+        first_task: number of the first task in its batch, of a `part`.
+        chunks: ranges of tasks in which adaptation and update compute, of a share of a batch; None where these are cut
+            from the batch itself.
 
     Raises:
         ValueError: If the shapes do not fit each other.
@@ -73,6 +78,7 @@ class TaskEpisodes:
         gamma: float | None = None,
         fast_lr: float | None = None,
         rule: str | None = None,
+        horizon: int | None = None,
     ) -> None:
         self.lengths = as_tensor(lengths).long()
         self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
@@ -83,6 +89,7 @@ class TaskEpisodes:
         self.memory = None if memory is None else tuple(as_tensor(kept) for kept in memory)
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self._check_shapes()
+        self.horizon = self.rewards.shape[1] if horizon is None else horizon
         steps = int(self.lengths.max())
         self.observations, self.actions = self.observations[:, :steps], self.actions[:, :steps]
         self.rewards = self.rewards[:, :steps].float()
@@ -92,7 +99,8 @@ class TaskEpisodes:
         self.mask = make_mask(self.lengths, steps)
         if tasks and len(tasks) != len(self):
             raise ValueError(f"expected {len(self)} tasks, one per row of the arrays, got {len(tasks)}")
-        self.tasks = tuple(tasks)
+        self.tasks, self.first_task = tuple(tasks), 0
+        self.chunks: tuple[slice, ...] | None = None
         self.gamma, self.fast_lr, self.rule = gamma, fast_lr, rule
         self._advantages: Tensor | None = None
 
@@ -143,10 +151,31 @@ class TaskEpisodes:
             gamma=self.gamma,
             fast_lr=self.fast_lr,
             rule=self.rule,
+            horizon=self.horizon,
         )
 
     def __iter__(self) -> Iterator["BatchEpisodes"]:
         return (self[index] for index in range(len(self)))
+
+    def part(self, tasks: slice) -> "TaskEpisodes":
+        """Return the episodes of a range of tasks as views, cut to the longest of them."""
+        start, stop, _ = tasks.indices(len(self))
+        part = copy.copy(self)
+        for name in ("lengths", "terminated", "truncated", "final_observations"):
+            setattr(part, name, getattr(self, name)[start:stop])
+        steps = int(part.lengths.max())
+
+        def cut(grid: Tensor | None) -> Tensor | None:
+            return None if grid is None else grid[start:stop, :steps]
+
+        for name in (*_STEPWISE, "mask", "log_probs", "_advantages"):
+            setattr(part, name, cut(getattr(self, name)))
+        part.memory = None if self.memory is None else tuple(kept[start:stop, :steps] for kept in self.memory)
+        part.infos = {
+            name: info[start:stop, :steps] if info.dim() == 3 else info[start:stop] for name, info in self.infos.items()
+        }
+        part.tasks, part.first_task, part.chunks = self.tasks[start:stop], self.first_task + start, None
+        return part
 
     @property
     def device(self) -> torch.device:
@@ -302,6 +331,7 @@ class TaskEpisodes:
             fast_lr=common["fast_lr"],
             rule=common["rule"],
             tasks=tasks if len(tasks) == len(batches) else (),
+            horizon=max((batch.horizon for batch in batches if batch.horizon is not None), default=None),
         )
         memories = [batch.memory for batch in batches]
         if any(memories):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, inner_step
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, chunks_of
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -76,10 +76,9 @@ class AutogradObjective:
         self._leaves = [param for param in leaves if param.requires_grad]
         self._num_tasks, self._device = len(phases[0]), torch.device(device)
         dtype = next(policy.parameters()).dtype
-        largest = max(episodes.rewards[0].numel() for episodes in phases)
         self._chunks = [
             [Samples.of(episodes, tasks, dtype=dtype, device=self._device) for episodes in phases]
-            for tasks in cut(self._num_tasks, largest, ParameterLayout(policy).width, self._device)
+            for tasks in chunks_of(phases, ParameterLayout(policy).width, self._device)
         ]
         self._old: list[list[PhaseOutcome]] = []
 

@@ -13,7 +13,7 @@ from maml_rl.derivatives import (
     ParameterLayout,
     PolicyOnSamples,
     Samples,
-    cut,
+    chunks_of,
     every_nth,
     number_kept,
 )
@@ -45,7 +45,7 @@ class MetaObjective:
         first_order: ignore second derivatives of the inner loss.
         curvature_fraction: share of each task's episodes that the curvature is computed from.
         device: where to compute.
-        tasks_per_chunk: by default what fits into the cache.
+        tasks_per_chunk: by default what `chunks_of` says.
         cache: bytes that may be kept between curvature products.
         automatic: differentiate automatically, whatever the policy.
     """
@@ -115,12 +115,10 @@ class MetaObjective:
         self._anchored = theta.clone(), *self._differentiate(theta, anchor=True)
         self._curvature_chunks = self._chunks
         if fraction < 1.0:
-            # Along the adaptation to all episodes. Of fewer episodes more tasks fit into a chunk.
-            trajectories = zip(*(chunk.trajectory for chunk in self._chunks), strict=True)
-            points = [torch.cat(of_chunks) for of_chunks in trajectories]
+            # Along the adaptation to all episodes.
             self._curvature_chunks = self._make_chunks(fraction, keep=True)
-            for chunk in self._curvature_chunks:
-                chunk.follow([point[chunk.tasks] for point in points])
+            for chunk, whole in zip(self._curvature_chunks, self._chunks, strict=True):
+                chunk.follow(whole.trajectory)
 
     def gradient(self, theta: Tensor) -> tuple[float, Tensor]:
         """Return loss and gradient (D,) at `theta` (D,), against the old parameters.
@@ -181,11 +179,12 @@ class MetaObjective:
 
     def _make_chunks(self, fraction: float, *, keep: bool) -> list[TaskChunk]:
         """Return chunks of all tasks with this share of their episodes; `keep` as far as the cache has room."""
-        shapes = [episodes.rewards.shape for episodes in (*self._train, self._valid)]
-        samples = [steps * number_kept(num_episodes, fraction) for _, steps, num_episodes in shapes]
-        bytes_per_task = sum(samples) * self._layout.units * _KEPT * self._dtype.itemsize
+        phases = (*self._train, self._valid)
+        shapes = [episodes.rewards.shape for episodes in phases]
+        samples = sum(steps * number_kept(num_episodes, fraction) for _, steps, num_episodes in shapes)
+        bytes_per_task = samples * self._layout.units * _KEPT * self._dtype.itemsize
         keep_until = self._cache // max(1, bytes_per_task) if keep else 0
-        slices = cut(self._num_tasks, max(samples), self._layout.width, self._device)
+        slices = chunks_of(phases, self._layout.width, self._device)
         if (size := self._tasks_per_chunk) is not None:
             slices = [slice(start, min(start + size, self._num_tasks)) for start in range(0, self._num_tasks, size)]
         return [self._make_chunk(tasks, fraction, keep=tasks.stop <= keep_until) for tasks in slices]

@@ -13,17 +13,17 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from maml_rl.adaptation import AdaptationRule, RuleLike, adapt, as_rule
+from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
-from maml_rl.machine import intra_op_threads
 from maml_rl.policies import as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.placement import Inference, Placement
@@ -309,7 +309,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             phase = Phase(
                 tuple(tasks), self.policy, params, keyed, self.batch_size, self._horizon(), self._reset_memory
             )
-            return self._backend.run(phase, self.timer)
+            sampled = self._backend.run(phase, self.timer)
+            sampled.horizon = phase.horizon
+            return sampled
 
         try:
             episodes = self._replay(one_phase)
@@ -393,9 +395,13 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if fast_lr is not None and rule is not None:
             raise TypeError("sample expects either a fast_lr or a rule, got both")
         rule = rule or as_rule(0.5 if fast_lr is None else fast_lr)
-        options: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda, "device": device, "bootstrap": bootstrap}
-        train_episodes, params = self.adapt(tasks, num_steps, rule, **options)
-        return train_episodes, self._phase(tasks, params, **options)
+        phases = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
+
+        def sample_phase(params: Mapping[str, Tensor] | None) -> TaskEpisodes:
+            return self.rollout(tasks, params).to(device)
+
+        train_episodes, params = phases.adapt(sample_phase, self.timer)
+        return train_episodes, phases.phase(sample_phase, params, self.timer)
 
     def adapt(
         self,
@@ -418,37 +424,23 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             TypeError: If the sampler has no baseline.
             ValueError: If there are not as many step sizes as steps.
         """
-        params: Mapping[str, Tensor] | None = None
-        train_episodes = []
-        for step, step_size in enumerate(rule.step_sizes(num_steps)):
-            episodes = self._phase(
-                tasks, params, gamma=gamma, gae_lambda=gae_lambda, device=device, bootstrap=bootstrap
-            )
-            episodes.fast_lr = None if isinstance(step_size, Mapping) else step_size
-            episodes.rule = rule.name()
-            with self.timer.stage("inner"):
-                params = adapt(self.policy, episodes, params, rule=rule, step=step, create_graph=False)
-            train_episodes.append(episodes)
-        return train_episodes, params
+        phases = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
+        return phases.adapt(lambda params: self.rollout(tasks, params).to(device), self.timer)
 
-    def _phase(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None,
-        *,
-        gamma: float,
-        gae_lambda: float,
-        device: torch.device | str,
-        bootstrap: bool,
-    ) -> TaskEpisodes:
-        """Sample one phase, with advantages."""
+    def _inner_phases(
+        self, num_steps: int, rule: AdaptationRule, *, gamma: float, gae_lambda: float, bootstrap: bool
+    ) -> InnerPhases:
         if self.baseline is None:
             raise TypeError("sample needs a baseline; pass LinearFeatureBaseline.for_space(space) to MultiTaskSampler")
-        episodes = self.rollout(tasks, params).to(device)
-        # Many small operations: threads that wait for each other between them cost more than they give.
-        with self.timer.stage("advantages"), intra_op_threads(1):
-            episodes.compute_advantages(self.baseline, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
-        return episodes
+        return InnerPhases(
+            policy=self.policy,
+            baseline=self.baseline,
+            rule=rule,
+            num_steps=num_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            bootstrap=bootstrap,
+        )
 
     def sample_async(self, tasks: Sequence[Task], **options: Any) -> PendingSample:
         """Return what will be `(train_episodes, valid_episodes)` once it is looked at, as in pytorch-maml-rl.

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from maml_rl.derivatives import ParameterLayout, cut
+from maml_rl.derivatives import ParameterLayout, chunks_of
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.machine import intra_op_threads
@@ -349,10 +349,9 @@ def log_probs_of(
         (M, T, B) float32, zero on padding.
     """
     policy = as_policy(policy, episodes.observations.shape[3:])
-    _, steps, num_episodes = episodes.rewards.shape
     device = next(policy.parameters()).device
     if policy.has_memory:
-        trials = Trials.of(episodes, slots_per_task or num_episodes)
+        trials = Trials.of(episodes, slots_per_task or episodes.rewards.shape[2])
         with torch.no_grad(), intra_op_threads(1):
             of_phase, is_stacked = phase_parameters(policy, len(episodes), params)
             per_task = trials.mask.shape[1] // len(episodes)
@@ -364,12 +363,12 @@ def log_probs_of(
                 log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part].to(device))
                 parts.append(log_probs.float().cpu())
         return trials.as_episodes(torch.cat(parts, 1), episodes)
-    chunks = cut(len(episodes), steps * num_episodes, ParameterLayout(policy).width, device)
+    log_probs = torch.zeros_like(episodes.rewards)
     with torch.no_grad(), intra_op_threads(1):
         stacked = policy.stack_parameters(len(episodes), params)
-        parts = []
-        for tasks in chunks:
+        for tasks in chunks_of([episodes], ParameterLayout(policy).width, device):
             of_chunk = {name: value[tasks].to(device) for name, value in stacked.items()}
-            data = episodes.observations[tasks].to(device), episodes.actions[tasks].to(device)
-            parts.append(policy.log_prob(*data, of_chunk).float().cpu())
-        return torch.cat(parts) * episodes.mask
+            part = episodes.part(tasks)
+            found = policy.log_prob(part.observations.to(device), part.actions.to(device), of_chunk)
+            log_probs[tasks, : found.shape[1]] = found.float().cpu() * part.mask
+    return log_probs

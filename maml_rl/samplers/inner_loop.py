@@ -1,0 +1,120 @@
+"""The phases of a batch, one after the other: each gets advantages, and all but the last lead to a gradient step.
+
+A sampler goes through it with all tasks, a host with the tasks that it keeps. The chunks of tasks are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from maml_rl import functional
+from maml_rl.adaptation import AdaptationRule, adapt
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Workspace, chunks_of
+from maml_rl.episode.advantages import TaskwiseBaseline, advantages_from_values
+from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
+from maml_rl.machine import intra_op_threads
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+
+# Parameters (M, ...) by name, None for the policy's own -> the episodes of one phase under them.
+SamplePhase: TypeAlias = Callable[[Mapping[str, Tensor] | None], TaskEpisodes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerPhases:
+    """What happens to the episodes of each phase.
+
+    Attributes:
+        policy: is adapted.
+        baseline: estimates values.
+        rule: how a task's parameters come from its episodes.
+        num_steps: K, inner gradient steps.
+        gamma: discount in [0, 1].
+        gae_lambda: in [0, 1].
+        bootstrap: continue truncated episodes with the value of their final observation.
+    """
+
+    policy: Policy
+    baseline: Baseline
+    rule: AdaptationRule
+    num_steps: int
+    gamma: float
+    gae_lambda: float
+    bootstrap: bool
+
+    def adapt(
+        self, sample: SamplePhase, timer: StageTimer = NULL_TIMER
+    ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
+        """Adapt the policy to every task, new episodes before each gradient step.
+
+        Args:
+            sample: samples a phase, on the device where the adaptation is to run.
+            timer: gets the seconds of the stages.
+
+        Returns:
+            The episodes before each step, and the adapted parameters (M, ...); None where there is no step.
+
+        Raises:
+            ValueError: If there are not as many step sizes as steps.
+        """
+        params: Mapping[str, Tensor] | None = None
+        train_episodes = []
+        for step, step_size in enumerate(self.rule.step_sizes(self.num_steps)):
+            episodes = self.phase(sample, params, timer)
+            episodes.fast_lr = None if isinstance(step_size, Mapping) else step_size
+            episodes.rule = self.rule.name()
+            with timer.stage("inner"):
+                params = adapt(self.policy, episodes, params, rule=self.rule, step=step, create_graph=False)
+            train_episodes.append(episodes)
+        return train_episodes, params
+
+    def phase(
+        self, sample: SamplePhase, params: Mapping[str, Tensor] | None, timer: StageTimer = NULL_TIMER
+    ) -> TaskEpisodes:
+        """Sample a phase, with advantages; see `adapt`."""
+        episodes = sample(params)
+        with timer.stage("advantages"):
+            self._estimate_advantages(episodes)
+        return episodes
+
+    def _estimate_advantages(self, episodes: TaskEpisodes) -> None:
+        """Give the episodes advantages: chunk by chunk, side by side, where the baseline is fitted to each task."""
+        if not isinstance(self.baseline, TaskwiseBaseline):
+            # Many small operations: threads that wait for each other between them cost more than they give.
+            with intra_op_threads(1):
+                episodes.compute_advantages(
+                    self.baseline, gamma=self.gamma, gae_lambda=self.gae_lambda, bootstrap=self.bootstrap
+                )
+            return
+        baseline, chunks = self.baseline, chunks_of([episodes], ParameterLayout(self.policy).width, episodes.device)
+        values, finals = torch.zeros_like(episodes.rewards), torch.zeros_like(episodes.rewards[:, 0])
+        advantages = torch.zeros_like(episodes.rewards)
+        with ChunkWorkers(episodes.device) as workers:
+            # What goes from step to step is the same for any range of tasks, and many small operations: all at once.
+            episodes.gamma = self.gamma
+            targets = episodes.returns
+
+            def evaluate(tasks: slice, workspace: Workspace) -> TaskwiseBaseline:
+                part = episodes.part(tasks)
+                steps = part.rewards.shape[1]
+                own: TaskwiseBaseline = baseline.apart()
+                own.fit(part, targets[tasks, :steps])
+                values[tasks, :steps] = own(part)
+                if self.bootstrap:
+                    finals[tasks] = own.final_values(part)
+                return own
+
+            baseline.join(workers.map(evaluate, chunks))
+            raw = advantages_from_values(
+                episodes, values, finals if self.bootstrap else None, self.gamma, self.gae_lambda
+            )
+            for tasks in chunks:
+                mask = episodes.part(tasks).mask
+                found = functional.masked_normalize(raw[tasks, : mask.shape[1]], mask)
+                advantages[tasks, : mask.shape[1]] = found
+        episodes.advantages = advantages
