@@ -63,15 +63,15 @@ def draw(
 
 def columns(row: dict[str, Any]) -> list[str]:
     """Return what the metrics tell returns apart by, in order: `step_0` ..., or `episode_0` ... of a trial."""
-    names = [name.removeprefix("return/") for name in row if name.startswith(("return/step_", "return/episode_"))]
+    names = [name.removeprefix("return/") for name in row if name.startswith("return/")]
     return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
 
 
 def label(column: str) -> str:
     """Return the words for a column."""
     kind, _, number = column.rpartition("_")
-    if kind == "episode":
-        return f"episode {int(number) + 1} of the trial"
+    if kind != "step":
+        return f"{kind} {int(number) + 1}" + " of the trial" * (kind == "episode")
     steps = int(number)
     return "before adaptation" if steps == 0 else f"after {steps} gradient step" + "s" * (steps > 1)
 

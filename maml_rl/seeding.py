@@ -8,6 +8,7 @@ without one generator object per environment.
 Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405
 """
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -48,6 +49,9 @@ class Purpose(IntEnum):
     POPULATION_ACTIONS = 10
     LEARNER_CONSTRUCTION = 11
     LEARNER_UPDATE = 12
+    LEARNER_DRAWS = 13
+    SAMPLING_DRAWS = 14
+    EVALUATION_SAMPLING_DRAWS = 15
 
 
 class StreamKey(NamedTuple):
@@ -97,6 +101,53 @@ def torch_seed(key: StreamKey) -> int:
         ValueError: If an entry of the key is out of range.
     """
     return int(generator(key).integers(2**63))
+
+
+class NamedStreams:
+    """Random generators by name, all at one place: that of a key, whose entries `task` and `episode` are theirs.
+
+    The place is known from the key alone, so there is no state to keep in a checkpoint. Asked again at the same place,
+    a name gives the generator that it gave before, which goes on from where it is: nothing is drawn twice.
+
+    Args:
+        key: the place to begin at.
+
+    Raises:
+        ValueError: If an entry of the key is out of range.
+    """
+
+    def __init__(self, key: StreamKey) -> None:
+        self.key = key.check()
+        self._names: dict[int, str] = {}
+        self._numpy: dict[str, np.random.Generator] = {}
+        self._torch: dict[str, torch.Generator] = {}
+
+    def move_to(self, key: StreamKey) -> None:
+        """Go to the place of `key`: every name begins a new stream there. Do nothing at that very place."""
+        if key != self.key:
+            self.key = key.check()
+            self._numpy, self._torch = {}, {}
+
+    def numpy(self, name: str) -> np.random.Generator:
+        """Return the NumPy generator of a name."""
+        if name not in self._numpy:
+            self._numpy[name] = generator(self._key_of(name))
+        return self._numpy[name]
+
+    def torch(self, name: str) -> "torch.Generator":
+        """Return the torch generator of a name, on the CPU."""
+        if name not in self._torch:
+            # Workers, which never load torch, import this module.
+            import torch
+
+            self._torch[name] = torch.Generator().manual_seed(torch_seed(self._key_of(name)._replace(episode=1)))
+        return self._torch[name]
+
+    def _key_of(self, name: str) -> StreamKey:
+        word = zlib.crc32(name.encode())
+        if self._names.setdefault(word, name) != name:
+            raise ValueError(f"{name!r} and {self._names[word]!r} would be one random stream; rename one of them")
+        return self.key._replace(task=word, episode=0)
 
 
 @contextmanager

@@ -101,14 +101,13 @@ def test_malformed_tasks_are_named_by_their_number(num_workers: int) -> None:
 
 
 def test_only_learners_with_gradient_steps_are_adapted_by_them() -> None:
+    goal = {"goal": [0.1, 0.2]}
     policy = GRUPolicy(NAVIGATION.observation_space, NAVIGATION.action_space, 4)
-    for rule in (None, AdaptationRule(0.1)):
-        with pytest.raises(ConfigError, match=r"GRUPolicy has a memory, .* choose, or .*rollout_trials"):
-            maml_rl.adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.1, 0.2]}, rule=rule)
-    rl2 = NormalMLPPolicy(2, 2)
-    rl2.__dict__["trained_with"] = maml_rl.load_policy("zoo:2d-navigation").trained_with
-    with pytest.raises(ConfigError, match="does not adapt by gradient steps; let it act with choose"):
-        maml_rl.adapt_to_task(rl2, "2DNavigation-v0", {"goal": [0.1, 0.2]}, rule=AdaptationRule(0.1))
+    for given in ({"rule": AdaptationRule(0.1)}, {"step_size": 0.1}):
+        with pytest.raises(ConfigError, match="GRUPolicy, which has a memory, does not adapt by gradient steps; leave"):
+            maml_rl.adapt_to_task(policy, "2DNavigation-v0", goal, **given)
+    adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", goal, num_episodes=1, max_episode_steps=2)
+    assert all(torch.equal(x, adapted.get_parameter(f"inner.{name}")) for name, x in policy.named_parameters())
 
 
 class Normalized:

@@ -1,14 +1,17 @@
 import random
+import zlib
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maml_rl.seeding import (
+    NamedStreams,
     PhaseStreams,
     Purpose,
     SlotStreams,
@@ -345,3 +348,27 @@ def test_expanded_noise_depends_on_all_four_numbers_and_on_no_other_row() -> Non
     assert numbers.max() < 1.0
     correlation = np.corrcoef(numbers[:, :40].T)[~np.eye(40, dtype=bool)]
     assert abs(correlation.mean()) < 0.02
+
+
+def test_named_streams_depend_on_the_place_and_the_name_alone() -> None:
+    first, other = (NamedStreams(StreamKey(3, Purpose.LEARNER_DRAWS, iteration)) for iteration in (1, 0))
+    drawn = first.numpy("noise").random(4)
+    assert not np.array_equal(first.numpy("noise").random(4), drawn), "a name goes on where it is"
+    other.torch("noise")
+    other.numpy("minibatches").random(7)
+    assert not np.array_equal(other.numpy("noise").random(4), drawn)
+    other.move_to(first.key)
+    np.testing.assert_array_equal(other.numpy("noise").random(4), drawn)
+    assert not np.array_equal(other.numpy("minibatches").random(4), drawn)
+    place = torch.rand(4, generator=other.torch("noise"))
+    other.move_to(first.key)
+    assert not torch.equal(torch.rand(4, generator=other.torch("noise")), place)
+    assert torch.equal(torch.rand(4, generator=first.torch("noise")), place)
+
+
+def test_names_that_would_be_one_stream_are_refused() -> None:
+    streams = NamedStreams(StreamKey(0, Purpose.LEARNER_DRAWS))
+    assert zlib.crc32(b"plumless") == zlib.crc32(b"buckeroo")
+    streams.numpy("plumless")
+    with pytest.raises(ValueError, match="'buckeroo' and 'plumless' would be one random stream; rename one"):
+        streams.torch("buckeroo")

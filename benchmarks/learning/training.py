@@ -103,7 +103,7 @@ class Job:
             num_workers=self.num_workers,
         )
         returns = evaluation.task_returns()
-        if experiment.metalearner.columns == "episode":
+        if experiment.metalearner.whole_trials:
             # A memory adapts from episode to episode: the first is without adaptation, the last after all others.
             returns = returns[:, [0, -1]]
         metrics = read_metrics(self.run / METRICS)[:point] if point > 0 else []

@@ -115,9 +115,9 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=None)
-    by_trials = experiment.metalearner.columns == "episode"
-    if by_trials and options.num_steps is not None:
-        raise ConfigError(f"{config.algorithm} adapts by its memory, in no gradient steps; leave out --num-steps")
+    by_trials = experiment.metalearner.whole_trials
+    if not experiment.metalearner.takes_steps and options.num_steps is not None:
+        raise ConfigError(f"{config.algorithm} does not adapt in steps; leave out --num-steps")
     tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
@@ -145,7 +145,8 @@ def _test(options: argparse.Namespace) -> None:
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
     if options.training_tasks:
         kind += " as in training"
-    episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if num_steps else "")
+    stepwise = bool(num_steps) and experiment.metalearner.takes_steps
+    episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if stepwise else "")
     if by_trials:
         episodes = f"a trial of {config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
     if repetitions > 1:

@@ -85,17 +85,17 @@ def list_zoo(*, verbose: bool) -> Iterable[str]:
                 continue
             evaluation = json.loads((policies[name] / "evaluation.json").read_text(encoding="utf-8"))
             intervals = evaluation["intervals"]
-            by_episode, last = evaluation["columns"] == "episode", len(intervals) - 1
+            counted, last = evaluation["columns"], len(intervals) - 1
             first, final = (f"{intervals[column][0]:.1f}" for column in (0, last))
-            if by_episode:
-                returns = f"{first} in the first episode" + (f", {final} in episode {last + 1}" if last else "")
+            if counted != "step":
+                returns = f"{first} in the first {counted}" + (f", {final} in {counted} {last + 1}" if last else "")
             else:
                 returns = f"{first} before adaptation, {final} after {last} step{'s' * (last > 1)}"
             yield from _entry(name.ljust(width), f"{config.env_name}: mean return {returns}.")
             if verbose:
                 each = ", ".join(f"{value:.1f} [{low:.1f}, {high:.1f}]" for value, low, high in intervals)
-                counted = "in each episode of a trial" if by_episode else "after 0, 1, ... inner steps"
-                text = f"{config.num_batches:,} meta-updates. Returns {counted}, with 95 % intervals: {each}."
+                when = "after 0, 1, ... inner steps" if counted == "step" else f"in each {counted}"
+                text = f"{config.num_batches:,} meta-updates. Returns {when}, with 95 % intervals: {each}."
                 yield from _entry(" " * width, text)
         yield ""
     yield "maml_rl.load_policy('zoo:NAME') loads one, maml-rl test zoo:NAME tests it. Returns are those on new tasks."

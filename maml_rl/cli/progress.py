@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from maml_rl.runs.metrics import Metrics, return_keys
+from maml_rl.runs.metrics import Metrics, counted_by, return_keys
 
 logger = logging.getLogger(__name__)
 
@@ -149,9 +149,10 @@ def _by_column(metrics: Metrics) -> str:
     shown = "return " + ", ".join(f"{metrics[key]:.1f}" for key in keys)
     if len(keys) == 1:
         return shown
-    of_steps = keys[0].rpartition("/")[2].startswith("step")
-    last = len(keys) - 1
-    return f"{shown} after 0 to {last} gradient steps" if of_steps else f"{shown} in the episodes 0 to {last}"
+    counted, last = counted_by(keys[0]), len(keys) - 1
+    return (
+        f"{shown} after 0 to {last} gradient steps" if counted == "step" else f"{shown} in the {counted}s 0 to {last}"
+    )
 
 
 def _in_words(metrics: Metrics) -> str:

@@ -172,7 +172,7 @@ class Experiment:
                 policy=copy.deepcopy(self.policy) if prefetched else self.policy,
                 baseline=copy.deepcopy(self.baseline) if evaluation else self.baseline,
                 seed=config.seed,
-                slots_per_task=1 if self.metalearner.columns == "episode" else config.slots_per_task,
+                slots_per_task=1 if self.metalearner.whole_trials else config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
                 evaluation=evaluation,
                 task_split=task_split,

@@ -26,7 +26,7 @@ from maml_rl.experiment.statistics import (
     without_each_row,
 )
 from maml_rl.machine import refuse_if_too_large
-from maml_rl.metalearners.metalearner import Batch, Columns
+from maml_rl.metalearners.metalearner import Batch
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.samplers import MultiTaskSampler
 
@@ -58,7 +58,8 @@ class Evaluation:
         infos: (N, K + 1, R * B) by name, one number of each recorded info for every episode: the mean over its steps,
             or that at its end.
         repetitions: R, how often each task was adapted to, from the first step on.
-        columns: what the second axis counts: inner steps, or for a policy with a memory the episodes of the trial.
+        columns: a noun for what the second axis counts: a gradient "step", or as the learner says, as an "episode" of a
+            trial.
     """
 
     env_name: str
@@ -69,13 +70,13 @@ class Evaluation:
     fixed_tasks: bool = False
     infos: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     repetitions: int = 1
-    columns: Columns = "step"
+    columns: str = "step"
 
     def __repr__(self) -> str:
         num_tasks, _, batch_size = self.returns.shape
         means = ", ".join(f"{mean:.4g}" for mean in self.returns.mean(axis=(0, 2), dtype=np.float64))
-        counted = "0, 1, ... steps" if self.columns == "step" else "each episode of the trial"
-        return f"Evaluation({self.env_name}, M={num_tasks}, B={batch_size}, mean returns after {counted}: {means})"
+        counted = "after 0, 1, ... steps" if self.columns == "step" else f"in each {self.columns}"
+        return f"Evaluation({self.env_name}, M={num_tasks}, B={batch_size}, mean returns {counted}: {means})"
 
     def task_returns(self) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1)."""
@@ -96,7 +97,7 @@ class Evaluation:
     def table(self) -> str:
         """Return the returns after each number of steps, or in each episode of the trial, as a table of text."""
         interval = f"{'95 % interval':>20}"
-        counted = "gradient steps" if self.columns == "step" else "episode"
+        counted = "gradient steps" if self.columns == "step" else self.columns
         lines = [f"{counted:>14}  {'mean return':>11}  {interval}  {'interquartile mean':>18}  {interval}"]
         lines[0] += "".join(f"  {'mean ' + name:>11}" for name in self.infos)
         for step, rows in enumerate(zip(self.intervals(), self.intervals(interquartile_mean), strict=True)):
@@ -188,7 +189,7 @@ def evaluate(
     config, metalearner = experiment.config, experiment.metalearner
     num_steps = config.test_steps if num_steps is None else num_steps
     rule = rule or experiment.test_rule
-    num_steps = 0 if metalearner.columns == "episode" else num_steps
+    num_steps = num_steps if metalearner.takes_steps else 0
     for name, number, least in (
         ("num-batches", num_batches, 1),
         ("meta-batch-size", meta_batch_size, 1),

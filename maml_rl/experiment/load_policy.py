@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,12 +16,36 @@ from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners.metalearner import Collection, MetaLearner, adapt_by_memory, adapt_by_steps
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
 from maml_rl.runs.run_folder import CONFIG
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 
-AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a policy comes from, which is no part of what it is: copies share it, and it is not pickled.
+
+    Attributes:
+        config: of the run.
+        learner: that trained the policy, and adapts it.
+        rule: the inner loop of its tests; None for a learner without one.
+    """
+
+    config: Config
+    learner: MetaLearner
+    rule: AdaptationRule | None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Origin":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unknown_origin, ()
+
+
+def _unknown_origin() -> None:
+    return
 
 
 def load_policy(
@@ -41,8 +66,8 @@ def load_policy(
             on this machine. To import a module is to execute it.
 
     Returns:
-        The policy; its attribute `trained_with` is the config of the run, and `adaptation_rule` the inner loop that
-        `adapt_to_task` takes.
+        The policy; its attribute `trained_with` is the config of the run, and `origin` has the learner by which
+        `adapt_to_task` adapts it.
 
     Raises:
         ConfigError: If the folder is no run, the zoo has no such policy, the environment cannot be made, or the run
@@ -60,13 +85,12 @@ def load_policy(
     experiment = make_experiment(config, device)
     experiment.restore(checkpoint, folder)
     policy = experiment.policy
-    # Where a policy comes from is no part of what a policy is.
-    policy.__dict__.update(trained_with=experiment.config, adaptation_rule=experiment.test_rule)
+    policy.origin = Origin(experiment.config, experiment.metalearner, experiment.test_rule)
     return policy
 
 
 def adapt_to_task(
-    policy: AnyPolicy,
+    policy: Policy,
     env_name: EnvMaker,
     task: Task,
     num_steps: int = 1,
@@ -80,8 +104,10 @@ def adapt_to_task(
     gae_lambda: float | None = None,
     seed: int = 0,
     num_workers: int = 0,
-) -> AnyPolicy:
-    """Adapt a policy to one task by gradient steps, with new episodes before each.
+) -> Policy:
+    """Adapt a policy to one task as its learner does: by gradient steps with new episodes before each, or by a memory.
+
+    A policy of no run takes gradient steps, or, if it has a memory, goes through a trial.
 
     What is None is taken from the config of the run that the policy was loaded from; for a policy of no run, from the
     defaults of `Config`.
@@ -90,11 +116,11 @@ def adapt_to_task(
         policy: where to start; it is left as it is.
         env_name: registered id, "module:id", or a callable that makes a `gymnasium.Env`.
         task: of that family.
-        num_steps: gradient steps.
+        num_steps: of adaptation; a learner that does not adapt in steps ignores it.
         env_kwargs: keyword arguments of the environment; None for those of the run, where it was of this family.
         step_size: of each gradient step, instead of the rule's.
-        rule: the inner loop.
-        num_episodes: sampled before each step.
+        rule: the inner loop, for a learner that takes gradient steps.
+        num_episodes: sampled before each step, or in the trial.
         max_episode_steps: time limit; None for the run's, where it was of this family, or the environment's own.
         gamma: discount in [0, 1].
         gae_lambda: in [0, 1].
@@ -102,35 +128,32 @@ def adapt_to_task(
         num_workers: worker processes; 0 samples in this process.
 
     Returns:
-        An adapted copy of the policy, ready to act.
+        An adapted copy of the policy, ready to act; if a memory is what adapts, its trials begin with that memory.
 
     Raises:
-        ConfigError: If the policy is an oracle, or of an algorithm that does not adapt by gradient steps.
+        ConfigError: If the policy is an oracle, or of an algorithm that does not adapt, or if a step size or rule is
+            given for one that takes no gradient steps.
         TaskError: If the task is malformed, or of another family.
         ValueError: If the policy does not fit the environment, or an argument is out of range.
         ChildEnvError: If the environment fails.
     """
-    trained_with: Config | None = getattr(policy, "trained_with", None)
-    learned_rule: AdaptationRule | None = getattr(policy, "adaptation_rule", None)
-    config = trained_with or Config.model_validate({"env-name": "none"})
+    origin: Origin | None = policy.origin
+    config = Config.model_validate({"env-name": "none"}) if origin is None else origin.config
     if config.method == "oracle":
         raise ConfigError(
             "the policy is an oracle, which observes its task and has nothing to adapt to; load that of another run"
         )
-    if policy.has_memory:
-        raise ConfigError(
-            f"{type(policy).__name__} has a memory, which adapts while it acts, and takes no gradient steps; let it "
-            "act in the task with choose, or with sampler.rollout_trials"
-        )
-    if trained_with is not None and learned_rule is None:
-        raise ConfigError(
-            f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps; let it act with choose, "
-            "or load one of another algorithm"
-        )
-    rule = learned_rule if rule is None and trained_with is not None else rule
-    rule = (rule or AdaptationRule(config.fast_lr)).replace(step_size=step_size)
+    by_trials = policy.has_memory if origin is None else origin.learner.whole_trials
+    by_gradients = not policy.has_memory if origin is None else origin.learner.rule is not None
+    if not by_gradients and not (rule is None and step_size is None):
+        how = f"the algorithm {config.algorithm!r}" if origin else f"{type(policy).__name__}, which has a memory,"
+        raise ConfigError(f"{how} does not adapt by gradient steps; leave out rule and step_size")
+    if by_gradients:
+        rule = rule or (AdaptationRule(config.fast_lr) if origin is None else origin.rule)
+        assert rule is not None
+        rule = rule.replace(step_size=step_size)
     same_family = config.env_name == env_name
-    device = next(policy.parameters()).device
+    device = next((param.device for param in policy.parameters()), torch.device("cpu"))
     with MultiTaskSampler(
         env_name,
         config.env_kwargs if env_kwargs is None and same_family else env_kwargs,
@@ -138,25 +161,34 @@ def adapt_to_task(
         policy=policy,
         seed=seed,
         num_workers=num_workers,
+        slots_per_task=1 if by_trials else None,
         max_episode_steps=config.max_episode_steps if max_episode_steps is None and same_family else max_episode_steps,
+        observe_last=config.observe_last,
         evaluation=True,
         device=device,
     ) as sampler:
         _check_spaces(policy, sampler, env_name)
         sampler.baseline = make_baseline(config.baseline, sampler.single_observation_space)
-        _, adapted = sampler.adapt(
-            [task],
-            num_steps,
-            rule,
+        collection = Collection(
             gamma=config.gamma if gamma is None else gamma,
             gae_lambda=config.gae_lambda if gae_lambda is None else gae_lambda,
             bootstrap=config.bootstrap,
-            device=device,
         )
-    ready = copy.deepcopy(policy)
-    if adapted is not None:
-        ready.load_state_dict({name: param.squeeze(0) for name, param in adapted.items()}, strict=False)
-    return ready
+        if origin is not None:
+            # A copy: the policy may have moved since it was loaded, and its learner is left as it is.
+            learner = copy.copy(origin.learner)
+            learner.collection, learner.device = collection, device
+            adapted = learner.adapt(sampler, [task], num_steps, rule)
+        elif by_trials:
+            adapted = adapt_by_memory(sampler, [task])
+        else:
+            adapted = adapt_by_steps(sampler, [task], num_steps, rule, collection, device)
+    if adapted.params is None and not adapted.memory and num_steps > 0:
+        raise ConfigError(
+            f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps, nor in another way; let "
+            "it act with choose, or load one of another algorithm"
+        )
+    return adapted.policy_of(policy)
 
 
 def _check_spaces(policy: Policy, sampler: MultiTaskSampler, env_name: EnvMaker) -> None:

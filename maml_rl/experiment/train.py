@@ -30,7 +30,6 @@ from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, RunFolder
 from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.task_distributions.task_files import save_tasks
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ def train(
     experiment = make_experiment(config, device, num_workers=num_workers)
     config = experiment.config
     remember_code(config)
-    num_steps = 0 if experiment.metalearner.rule is None else config.training_steps
+    num_steps = config.training_steps if experiment.metalearner.takes_steps else 0
     experiment.refuse_too_large_batches(config.meta_batch_size, num_steps, 1 + min(config.prefetch, config.num_batches))
     held_out = _held_out_tasks(experiment, Path(folder), resume=resume)
     timer = StageTimer() if profile else NULL_TIMER
@@ -271,10 +270,7 @@ def _iterate(
     batch, got = collected.batch, perf_counter()
     spread = policy_spread(metalearner.policy, batch.phases[0])
     updating = perf_counter()
-    # Keyed by the iteration, so that a resumed run draws the same. Learners that draw nothing are as they would be.
-    stream = torch_seed(StreamKey(experiment.config.seed, Purpose.LEARNER_UPDATE, iteration))
-    with seeded_torch(stream, experiment.device):
-        logs = metalearner.update(batch)
+    logs = metalearner.learn(batch, iteration)
     updated = perf_counter()
     metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in batch.phases)}
     infos = metalearner.infos(batch)

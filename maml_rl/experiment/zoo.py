@@ -136,7 +136,7 @@ def folder_size(folder: Path) -> int:
 
 def _results(evaluation: Evaluation, experiment: Experiment, trained_with: dict[str, Any]) -> dict[str, Any]:
     return {
-        # What the columns count: inner steps, or the episodes of a trial.
+        # What the columns count: steps of adaptation, or the episodes of a trial.
         "columns": experiment.metalearner.columns,
         "tasks": len(evaluation.tasks),
         "episodes": evaluation.returns.shape[2],

@@ -2,7 +2,7 @@
 
 from maml_rl.config import SettingsModel
 from maml_rl.metalearners.maml_trpo import MAMLTRPO
-from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner
+from maml_rl.metalearners.metalearner import Adapted, Batch, Collection, MetaLearner
 from maml_rl.metalearners.registry import algorithms, find_metalearner, register
 
 register("maml-trpo", MAMLTRPO)
@@ -19,6 +19,7 @@ register("rl2", "maml_rl.metalearners.rl2:RL2")
 
 __all__ = [
     "MAMLTRPO",
+    "Adapted",
     "Batch",
     "Collection",
     "MetaLearner",

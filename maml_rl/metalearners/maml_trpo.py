@@ -1,7 +1,7 @@
 """MAML with a trust region as the outer optimizer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 import torch
 from pydantic import Field
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.metalearner import Batch, Collection, MetaLearner
+from maml_rl.metalearners.metalearner import Adapted, Batch, Collection, MetaLearner, Sampler
 from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
 from maml_rl.policies import Policy
 
@@ -81,11 +82,12 @@ class MAMLTRPO(MetaLearner):
         curvature_fraction: float | None = None,
         settings: SettingsModel | None = None,
         collection: Collection | None = None,
+        seed: int = 0,
     ) -> None:
         settings = settings or self.Settings.from_arguments(
             **_given(first_order=first_order, curvature_fraction=curvature_fraction)
         )
-        super().__init__(policy, settings=settings, collection=collection, device=device)
+        super().__init__(policy, settings=settings, collection=collection, device=device, seed=seed)
         self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
         self._objective = objective
 
@@ -139,22 +141,47 @@ class MAMLTRPO(MetaLearner):
         train = [_stacked(episodes) for episodes in train_episodes]
         return self._step(train, _stacked(valid_episodes), settings)
 
+    @overload
     def adapt(
-        self, train_episodes: Sequence[Episodes | BatchEpisodes], first_order: bool | None = None
-    ) -> dict[str, Tensor]:
-        """Adapt the policy to episodes, as in pytorch-maml-rl; differentiable with respect to its parameters.
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = ..., rule: AdaptationRule | None = ...
+    ) -> Adapted: ...
+
+    @overload
+    def adapt(
+        self, sampler: Sequence[Episodes | BatchEpisodes], first_order: bool | None = ..., /
+    ) -> dict[str, Tensor]: ...
+
+    def adapt(
+        self,
+        sampler: Sampler | Sequence[Episodes | BatchEpisodes],
+        tasks: Any = None,
+        num_steps: int = 1,
+        rule: AdaptationRule | None = None,
+        *,
+        first_order: bool | None = None,
+    ) -> Any:
+        """Adapt the policy to tasks, see `MetaLearner.adapt`; or to episodes, as in pytorch-maml-rl.
 
         Args:
-            train_episodes: for each inner step the episodes before it, with advantages, of one task or of all.
-            first_order: treat the inner gradients as constants; None for the setting.
+            sampler: samples the episodes; or, for each inner step, the episodes before it, with advantages, of one task
+                or of all.
+            tasks: M tasks; with episodes, `first_order`.
+            num_steps: see `MetaLearner.adapt`.
+            rule: see `MetaLearner.adapt`.
+            first_order: with episodes: treat the inner gradients as constants; None for the setting.
 
         Returns:
-            {name: tensor} of the policy's own shapes for one task, (M, ...) for M of them.
+            An `Adapted`; with episodes {name: tensor} of the policy's own shapes for one task, (M, ...) for M of them,
+            differentiable with respect to the policy's parameters.
         """
-        single = any(isinstance(episodes, BatchEpisodes) for episodes in train_episodes)
-        train = [_stacked([each] if isinstance(each, BatchEpisodes) else each) for each in train_episodes]
-        first_order = self.settings.first_order if first_order is None else first_order
-        adapted = adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
+        if not isinstance(sampler, Sequence):
+            return super().adapt(sampler, tasks, num_steps, rule)
+        given = tasks if first_order is None else first_order
+        single = any(isinstance(episodes, BatchEpisodes) for episodes in sampler)
+        train = [_stacked([each] if isinstance(each, BatchEpisodes) else each) for each in sampler]
+        adapted = adapt_steps(
+            self.policy, train, rule=self.rule, first_order=self.settings.first_order if given is None else given
+        )
         return {name: value.squeeze(0) for name, value in adapted.items()} if single else adapted
 
     def _step(self, train: Sequence[TaskEpisodes], valid: TaskEpisodes, settings: Settings) -> dict[str, Any]:

@@ -4,12 +4,14 @@ Training, evaluation, checkpoints, saved policies and reports know this protocol
 a subclass of `MetaLearner` with its settings and its `update`, registered by name.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,12 +21,12 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
 from maml_rl.metalearners.optimizer_state import load_optimizer_state, optimizer_state
-from maml_rl.policies import Policy, as_policy, get_policy_for_env
+from maml_rl.policies import Memory, Policy, as_policy, get_policy_for_env
+from maml_rl.policies.started_policy import StartedPolicy
+from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
 
 # What a metalearner keeps: tensors, and what JSON holds, under flat names.
 State: TypeAlias = dict[str, Any]
-# What the columns of returns count: inner steps, or the episodes of a trial.
-Columns = Literal["step", "episode"]
 
 
 class Sampler(Protocol):
@@ -37,6 +39,27 @@ class Sampler(Protocol):
 
     def rollout_trials(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
         """Sample a trial of every task: its episodes one after the other, through which the policy keeps its memory."""
+
+    def remember_trials(
+        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None
+    ) -> tuple[TaskEpisodes, Memory]:
+        """Sample a trial of every task, and return with it what the policy remembers at its end."""
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return the random stream for what a learner itself draws before the next phase."""
+
+    def adapt(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int,
+        rule: AdaptationRule,
+        *,
+        gamma: float = ...,
+        gae_lambda: float = ...,
+        device: torch.device | str = ...,
+        bootstrap: bool = ...,
+    ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
+        """Adapt the policy to every task by gradient steps, new episodes before each."""
 
     def sample(
         self,
@@ -75,6 +98,38 @@ class Batch:
         return self.phases[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What adaptation has made of a policy in each of M tasks.
+
+    Attributes:
+        phases: the episodes that it was made from, in the order in which they were sampled.
+        params: parameters by name, (M, ...) of each task's policy, a latent context among them, or of the policy's own
+            shape where tasks share them; None for the policy's own. `sampler.rollout` takes them.
+        memory: what the policy remembers in each task, tensors (M, ...); empty for one that has nothing to remember.
+    """
+
+    phases: Sequence[TaskEpisodes] = ()
+    params: Mapping[str, Tensor] | None = None
+    memory: Memory = ()
+
+    def policy_of(self, policy: Policy, task: int = 0) -> Policy:
+        """Return a copy of the policy that is ready to act in one of the tasks.
+
+        Args:
+            policy: that was adapted; it is left as it is.
+            task: number of the task.
+        """
+        ready = copy.deepcopy(policy)
+        if self.params is not None:
+            own = dict(ready.named_parameters())
+            of_task = {
+                name: param if param.shape == own[name].shape else param[task] for name, param in self.params.items()
+            }
+            ready.load_state_dict(of_task, strict=False)
+        return StartedPolicy(ready, [kept[task] for kept in self.memory]) if self.memory else ready
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
     """How episodes are collected and their advantages estimated.
@@ -95,7 +150,13 @@ class Collection:
 class MetaLearner(ABC):
     """One algorithm: how it collects, updates the meta-policy, adapts at test time, and what it keeps.
 
-    A subclass writes `update`. The rest is that of a learner whose inner loop takes gradient steps.
+    A subclass writes `update`. The rest is that of a learner whose inner loop takes gradient steps; one that adapts in
+    another way writes `adapt` as well.
+
+    What a learner draws, it draws from `generator` and `torch_generator`: streams of its own, keyed by its seed and by
+    the number of the update, so that the checkpoint's iteration is all that a resumed run needs. torch's global state
+    is neither read nor changed. Code that knows no other generator, as the constructors of `torch.nn`, is seeded all
+    the same by `learn` and by the making of an experiment.
 
     Args:
         policy: a policy, or a module that `as_policy` takes; `update` changes its parameters in place.
@@ -103,10 +164,13 @@ class MetaLearner(ABC):
         settings: of the class's own `Settings`; its defaults if left out.
         collection: how episodes are collected.
         device: where the update is computed.
+        seed: of what the learner draws, in [0, 2**32).
 
     Attributes:
         Settings: the algorithm's settings; in a config they are the section `algorithm-settings`.
-        columns: what the columns of `returns` count: inner steps, or the episodes of a trial.
+        columns: a noun for what the columns of `returns` count, in metrics, tables and reports: "step" for gradient
+            steps, of which the first column has none; or what follows each other in a test, as "episode" of a trial.
+        whole_trials: whether the episodes of a task are one trial, sampled in one slot.
         record_log_probs: whether the sampler records the log-probability of every action.
         rule: the inner loop. `update` may replace it (by one with newly learned step sizes, say), but never changes it
             in place: with `prefetch` another thread is using it.
@@ -116,7 +180,8 @@ class MetaLearner(ABC):
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
-    columns: ClassVar[Columns] = "step"
+    columns: ClassVar[str] = "step"
+    whole_trials: ClassVar[bool] = False
     record_log_probs: ClassVar[bool] = False
     experience: Mapping[str, Replay] = MappingProxyType({})
     optimizer: torch.optim.Optimizer | None = None
@@ -129,7 +194,10 @@ class MetaLearner(ABC):
         settings: SettingsModel | None = None,
         collection: Collection | None = None,
         device: torch.device | str = "cpu",
+        seed: int = 0,
     ) -> None:
+        self.seed = check_seed(seed)
+        self._streams = NamedStreams(StreamKey(self.seed, Purpose.LEARNER_DRAWS))
         self.policy = as_policy(policy)
         _check_memory(type(self), self.policy)
         self.rule = None if rule is None else as_rule(rule)
@@ -173,7 +241,35 @@ class MetaLearner(ABC):
                 bootstrap=config.bootstrap,
             ),
             device=device,
+            seed=config.seed,
         )
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether `num_steps` of `adapt` and `test` means anything: adaptation is as many steps, each with episodes."""
+        return self.rule is not None
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return the learner's NumPy generator for a purpose, with which a new stream begins in every `learn`.
+
+        Args:
+            purpose: any name; different names never share a stream.
+        """
+        return self._streams.numpy(purpose)
+
+    def torch_generator(self, purpose: str) -> torch.Generator:
+        """Return the learner's torch generator for a purpose, on the CPU; see `generator`."""
+        return self._streams.torch(purpose)
+
+    def learn(self, batch: Batch, number: int) -> dict[str, Any]:
+        """Do meta-update `number` of a run, from 0: `update`, with the random streams of that number.
+
+        The seed and the number decide what is drawn, however often the run was interrupted. torch's global generators
+        are seeded by them as well, for code that draws from them, and put back afterwards.
+        """
+        self._streams.move_to(StreamKey(self.seed, Purpose.LEARNER_DRAWS, number, 1))
+        with seeded_torch(torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number)), self.device):
+            return self.update(batch)
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
         """Sample what one update learns from."""
@@ -193,29 +289,42 @@ class MetaLearner(ABC):
             NonFiniteError: If the loss or its gradient is not finite.
         """
 
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        """Adapt the sampler's policy to tasks as it is done after training; neither policy nor learner changes.
+
+        What is drawn at random for it comes from `sampler.generator`.
+
+        Args:
+            sampler: samples the episodes.
+            tasks: M tasks.
+            num_steps: of adaptation; a learner that does not adapt in steps ignores it.
+            rule: another inner loop than the learner's own, for one that adapts by gradient steps.
+        """
+        return adapt_by_steps(sampler, tasks, num_steps, rule or self.rule, self.collection, self.device)
+
     def test(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None = None
     ) -> Batch:
-        """Adapt to tasks as it is done after training, and sample what `returns` reads; nothing is learned.
-
-        Args:
-            sampler: its policy is adapted.
-            tasks: M tasks.
-            num_steps: inner steps; a learner without inner steps ignores it.
-            rule: another inner loop than the learner's own.
-        """
-        return self._phases(sampler, tasks, num_steps, rule or self.rule)
+        """Adapt to tasks, and sample what `returns` reads; nothing is learned. See `adapt` for the arguments."""
+        adapted = self.adapt(sampler, tasks, num_steps, rule)
+        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params)])
 
     def returns(self, batch: Batch) -> Tensor:
-        """Return the undiscounted returns of the episodes, (M, columns, B): one column for each number of inner steps.
+        """Return the undiscounted returns of the episodes, (M, columns, B): one column for each phase.
 
-        A learner with a memory has one for each episode of the trial.
+        A learner of whole trials has one for each episode of the trial.
         """
+        if self.whole_trials:
+            return batch.phases[0].episode_returns().unsqueeze(-1)
         return torch.stack([episodes.episode_returns() for episodes in batch.phases], dim=1)
 
     def infos(self, batch: Batch) -> dict[str, Tensor]:
         """Return one number of each recorded info for every episode, (M, columns, B) by name; see `returns`."""
         of_phases = [episodes.episode_infos() for episodes in batch.phases]
+        if self.whole_trials:
+            return {name: info.unsqueeze(-1) for name, info in of_phases[0].items()}
         return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
 
     def state_dict(self) -> State:
@@ -247,13 +356,57 @@ class MetaLearner(ABC):
         return Batch([*train_episodes, valid_episodes])
 
 
+def adapt_by_steps(
+    sampler: Sampler,
+    tasks: Sequence[Task],
+    num_steps: int,
+    rule: AdaptationRule | None,
+    collection: Collection | None = None,
+    device: torch.device | str = "cpu",
+) -> Adapted:
+    """Adapt by gradient steps, with new episodes before each.
+
+    Args:
+        sampler: its policy is adapted.
+        tasks: M tasks.
+        num_steps: of the rule.
+        rule: the inner loop; None to adapt nothing.
+        collection: how advantages are estimated.
+        device: where the gradients are computed.
+    """
+    if rule is None:
+        return Adapted()
+    collection = collection or Collection()
+    phases, params = sampler.adapt(
+        tasks,
+        num_steps,
+        rule,
+        gamma=collection.gamma,
+        gae_lambda=collection.gae_lambda,
+        bootstrap=collection.bootstrap,
+        device=device,
+    )
+    return Adapted(phases, params)
+
+
+def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task]) -> Adapted:
+    """Adapt by a trial in each task: what the policy then remembers is the adaptation.
+
+    Args:
+        sampler: its policy, with a memory, acts; its episodes of a task are the trial.
+        tasks: M tasks.
+    """
+    trials, memory = sampler.remember_trials(tasks)
+    return Adapted([trials], memory=memory)
+
+
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:
     """Refuse a policy with a memory where adaptation takes gradient steps.
 
     Raises:
         TypeError: If the learner cannot train the policy.
     """
-    if policy.has_memory and learner.columns == "step":
+    if policy.has_memory and not learner.whole_trials:
         raise TypeError(
             f"{learner.__name__} adapts by gradient steps, through which it cannot train {type(policy).__name__}, "
             "which has a memory; use the algorithm rl2, or a policy without a memory"

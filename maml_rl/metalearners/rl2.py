@@ -5,14 +5,13 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.trials import Trials
-from maml_rl.metalearners.metalearner import Batch, MetaLearner, Sampler, State
+from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, adapt_by_memory
 from maml_rl.metalearners.trial_ppo import RunningSquare, TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy
 from maml_rl.policies.memory_policy import PredictsRewards
@@ -46,6 +45,7 @@ class RL2(MetaLearner):
         ] = None
 
     columns = "episode"
+    whole_trials = True
     settings: Settings
     optimizer: torch.optim.Optimizer
 
@@ -121,19 +121,17 @@ class RL2(MetaLearner):
         """Sample one trial of every task."""
         return Batch([sampler.rollout_trials(tasks)])
 
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
+        return adapt_by_memory(sampler, tasks)
+
     def test(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
     ) -> Batch:
-        """Sample one trial of every task; see `MetaLearner.test`."""
+        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
         return self.collect(sampler, tasks)
-
-    def returns(self, batch: Batch) -> Tensor:
-        """Return the return of each episode of the trial, (M, B, 1)."""
-        return batch.phases[0].episode_returns().unsqueeze(-1)
-
-    def infos(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one number of each recorded info for every episode of the trial, (M, B, 1) by name."""
-        return {name: info.unsqueeze(-1) for name, info in batch.phases[0].episode_infos().items()}
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective; see `TrialPPO.update`."""

@@ -60,12 +60,19 @@ class Policy(nn.Module, ABC):
         distributions: what the distribution parameters mean: log-probability, entropy, divergence; see `heads`.
         stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
             it. A copy of such a policy in another process acts the same.
+        origin: what `load_policy` knows of the run that the policy is from, its learner above all; None for another.
     """
 
     noise_kind: NoiseKind
     noise_size: int
     distributions: Distributions
     stateless: ClassVar[bool] = False
+    origin: Any = None
+
+    @property
+    def trained_with(self) -> Any:
+        """The config of the run that the policy was loaded from; None for a policy of no run."""
+        return None if self.origin is None else self.origin.config
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""

@@ -33,7 +33,7 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     evaluated = [(result.group.config, evaluation) for result in results for evaluation in result.evaluations]
     published = next((returns for each in evaluated if (returns := published_returns(*each))), None)
     steps = max([len(values) for values in intervals] + [len(published or ())])
-    by_episode = _by_episode(lines)
+    counted = _counted(lines)
     # The interval of two seeds is so wide that it would flatten the chart: the table has it.
     two_seeds = [len(evaluations) == 2 for _, _, evaluations in lines]
     bounds = [values[:, :1] if two else values for values, two in zip(intervals, two_seeds, strict=True)]
@@ -44,11 +44,11 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
             f"{name}: " + ", ".join(readable(row[0]) for row in values)
             for (_, name, _), values in zip(lines, intervals, strict=True)
         )
-        + (" in the episodes of the trial." if by_episode else " after 0, 1, ... gradient steps."),
-        x_label="episode of the trial on a new task" if by_episode else "gradient steps on a new task",
+        + (f" in each {counted}." if counted else " after 0, 1, ... gradient steps."),
+        x_label=f"{counted or 'gradient steps'} on a new task",
         y_label="mean return",
         # Of many, some.
-        x_names=[(step, str(step + by_episode)) for step in range(0, steps, -(-steps // _MOST_NAMES))],
+        x_names=[(step, str(step + bool(counted))) for step in range(0, steps, -(-steps // _MOST_NAMES))],
     )
     entries = [(css, name) for css, name, _ in lines]
     if published is not None:
@@ -68,7 +68,7 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
         titles = [" ".join(readable_interval(interval)) for interval in values]
         plot.dots(places, values[:, 0], css, titles=titles)
     note = f"{_which_tasks(lines)} Bars are 95 % intervals{'; of two seeds, the table has them' * any(two_seeds)}."
-    title = "Return by episode of the trial" if by_episode else "Return after each gradient step"
+    title = f"Return by {counted}" if counted else "Return after each gradient step"
     return figure(title, note, legend(entries), plot.svg())
 
 
@@ -78,12 +78,12 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
     if not lines:
         return None
     steps = max(evaluation.returns.shape[1] for _, _, evaluations in lines for evaluation in evaluations)
-    by_episode = _by_episode(lines)
+    counted = _counted(lines)
     head = element(
         "tr",
-        element("th", "episode of the trial" if by_episode else "gradient steps"),
+        element("th", counted or "gradient steps"),
         element("th"),
-        [element("th", str(step + by_episode)) for step in range(steps)],
+        [element("th", str(step + bool(counted))) for step in range(steps)],
     )
     statistics = {"mean": mean, "interquartile mean": interquartile_mean}
     numbers = [
@@ -112,9 +112,11 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
     return figure("Returns in numbers", note, table, css="wide")
 
 
-def _by_episode(lines: Sequence[Line]) -> bool:
-    """Tell whether all returns are by episode of a trial; beside others they are columns like theirs."""
-    return all(evaluation.columns == "episode" for _, _, evaluations in lines for evaluation in evaluations)
+def _counted(lines: Sequence[Line]) -> str:
+    """Return what all returns are counted by, as "episode of the trial"; empty for steps, and where they differ."""
+    nouns = {evaluation.columns for _, _, evaluations in lines for evaluation in evaluations}
+    noun = nouns.pop()
+    return "" if nouns or noun == "step" else noun + " of the trial" * (noun == "episode")
 
 
 def _lines(results: Sequence[GroupResult]) -> list[Line]:
@@ -143,7 +145,7 @@ def _which_tasks(lines: Sequence[Line]) -> str:
     origin = "of a file" if first.fixed_tasks else "that training never drew"
     episodes = sorted({evaluation.returns.shape[2] // evaluation.repetitions for evaluation in evaluations})
     how = f"with {' or '.join(map(str, episodes))} new episodes before each step"
-    if _by_episode(lines):
+    if _counted(lines) == "episode of the trial":
         how = "one trial of each"
     if _same(lines):
         return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."

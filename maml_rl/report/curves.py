@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.metalearners.metalearner import Columns
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.runs import Curve, RunGroup
@@ -40,18 +39,18 @@ def group_css(group: RunGroup) -> str:
     return f"group{group.index % _GROUP_COLORS}"
 
 
-def after(steps: int, columns: Columns = "step") -> str:
-    """Return how a legend names the returns after some gradient steps, or in an episode of a trial."""
-    if columns == "episode":
-        return f"in episode {steps + 1} of the trial"
+def after(steps: int, columns: str = "step") -> str:
+    """Return how a legend names the returns after some steps of adaptation, or in an episode of a trial or the like."""
+    if columns != "step":
+        return f"in {columns} {steps + 1}" + " of the trial" * (columns == "episode")
     return "before adaptation" if steps == 0 else f"after {steps} step{'s' if steps > 1 else ''}"
 
 
-def after_last(count: int, columns: Columns = "step") -> str:
+def after_last(count: int, columns: str = "step") -> str:
     """Return how a legend names the last of `count` columns of returns."""
     if count > 1:
         return after(count - 1, columns)
-    return "without adaptation" if columns == "step" else "in the trial"
+    return {"step": "without adaptation", "episode": "in the trial"}.get(columns, after(0, columns))
 
 
 def group_names(groups: Sequence[RunGroup]) -> list[str]:
@@ -119,9 +118,9 @@ def _curves_by_step(
     for step, curve in enumerate(curves):
         _draw(plot, curve, step_css(step, last))
     entries = [(step_css(step, last), after(step, columns)) for step in range(last + 1)]
-    if len(entries) > _STEP_COLORS and columns == "episode":
+    if len(entries) > _STEP_COLORS and columns != "step":
         # Those between the first ones and the last have one color.
-        middle = f"in episodes {_STEP_COLORS - 1} to {last} of the trial"
+        middle = f"in {columns}s {_STEP_COLORS - 1} to {last}" + " of the trial" * (columns == "episode")
         entries = [*entries[: _STEP_COLORS - 2], (step_css(last - 1, last), middle), entries[-1]]
     if last == 0 and columns == "step":
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]

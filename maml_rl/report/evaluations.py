@@ -171,7 +171,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 fixed_tasks="fixed_tasks" in arrays and bool(arrays["fixed_tasks"]),
                 infos={name.removeprefix("info/"): arrays[name] for name in arrays if name.startswith("info/")},
                 repetitions=int(arrays["repetitions"]) if "repetitions" in arrays else 1,
-                columns="episode" if "columns" in arrays and str(arrays["columns"]) == "episode" else "step",
+                columns=str(arrays["columns"]) if "columns" in arrays else "step",
             )
             evaluation.repetition_returns()
             # What is read is compared with its checksum. An entry with an altered name would look like a missing one.

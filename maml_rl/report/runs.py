@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.statistics import jackknife_intervals, mean, pooled, without_each
-from maml_rl.metalearners.metalearner import Columns
-from maml_rl.runs.metrics import Metrics, MetricsFile, describe_damage, inspect_metrics
+from maml_rl.runs.metrics import Metrics, MetricsFile, counted_by, describe_damage, inspect_metrics
 from maml_rl.runs.run_folder import CONFIG, METRICS, load_system
 
 # Runs that differ in nothing else are the same experiment.
@@ -97,9 +96,10 @@ class RunGroup:
         )
 
     @property
-    def columns(self) -> Columns:
-        """What the returns of training are counted by: inner steps, or episodes of a trial."""
-        return "episode" if self.keys("return/episode_") else "step"
+    def columns(self) -> str:
+        """What the returns of training are counted by, a noun: steps of adaptation, or episodes of a trial."""
+        keys = self.keys("return/")
+        return counted_by(keys[0]) if keys else "step"
 
     def returns(self) -> list["Curve"]:
         """Return the mean returns over the iterations, from before adaptation to after it."""

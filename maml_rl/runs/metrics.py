@@ -31,6 +31,11 @@ def return_keys(metrics: Mapping[str, Any], *, evaluated: bool = False) -> list[
     return [key for key in metrics if key.startswith(_EVALUATION + _RETURN if evaluated else _RETURN)]
 
 
+def counted_by(key: str) -> str:
+    """Return what a key of returns counts: "step" for `return/step_1`."""
+    return key.rpartition("/")[2].rpartition("_")[0]
+
+
 class MetricsLog:
     """`metrics.jsonl`: one JSON object per iteration.
 

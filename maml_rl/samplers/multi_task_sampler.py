@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_ta
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
-from maml_rl.policies import as_policy
+from maml_rl.policies import Memory, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import Recipe
@@ -27,8 +28,8 @@ from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.placement import Inference, Placement
-from maml_rl.samplers.rollout.actor import log_probs_of, memory_of, try_memory
-from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed, generator
+from maml_rl.samplers.rollout.actor import log_probs_of, memory_after, memory_of, try_memory
+from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 from maml_rl.task_distributions.task_distribution import TaskSplit
 
@@ -197,6 +198,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         )
         self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self.policy, self.baseline = policy, baseline
+        self._streams: NamedStreams | None = None
         self.iteration, self.phase = -1, 0
         self._reset_memory, self._memory_tried = reset_memory_each_episode, False
         self.record_log_probs, self.record_memory = record_log_probs, record_memory
@@ -269,6 +271,20 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         A resumed run seeks to the last finished iteration, and its next `sample_tasks` continues from there.
         """
         self.iteration, self.phase = iteration, 0
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return the random stream for what your code itself draws before the next phase, as the latents of tasks.
+
+        It is keyed by (seed, iteration, phase, purpose), and apart from all that the sampler draws.
+
+        Args:
+            purpose: any name; different names never share a stream.
+        """
+        which = Purpose.EVALUATION_SAMPLING_DRAWS if self.evaluation else Purpose.SAMPLING_DRAWS
+        key = StreamKey(self.seed, which, max(self.iteration, 0), self.phase)
+        self._streams = self._streams or NamedStreams(key)
+        self._streams.move_to(key)
+        return self._streams.numpy(purpose)
 
     def rollout(
         self,
@@ -356,6 +372,36 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                 f"make the sampler with slots_per_task=1 (batch_size={self.batch_size} are the episodes of a trial)"
             )
         return self.rollout(tasks, params)
+
+    def remember_trials(
+        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None
+    ) -> tuple[TaskEpisodes, Memory]:
+        """Sample a trial of every task, and return with it what the policy remembers at its end.
+
+        Args:
+            tasks: M tasks.
+            params: see `rollout`.
+
+        Returns:
+            The episodes, and tensors (M, ...), which are computed once more in this process, bit for bit.
+
+        Raises:
+            ValueError: If the sampler has not one slot for each task.
+            Exception: As `rollout`.
+        """
+        streams = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
+        episodes = self.rollout_trials(tasks, params)
+        with self.timer.stage("inference"):
+            memory = memory_after(
+                self.policy,
+                None if params is None else check_parameters(self.policy, params),
+                episodes,
+                streams,
+                slots_per_task=1,
+                reset_memory=self._reset_memory,
+                device=self._device,
+            )
+        return episodes, tuple(kept.squeeze(1).cpu() for kept in memory)
 
     def sample(
         self,

@@ -29,7 +29,8 @@ class Drawing(MetaLearner):
         with torch.no_grad():
             for param in (*self.policy.parameters(), *self.critic.parameters()):
                 param.add_(torch.randn_like(param), alpha=1e-3)
-        return {"loss/before": loss.item()}
+                param.add_(torch.randn(param.shape, generator=self.torch_generator("noise")), alpha=1e-3)
+        return {"loss/before": loss.item(), "own": self.generator("own").random()}
 
     def state_dict(self) -> State:
         return {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
@@ -56,8 +57,8 @@ def test_runs_of_one_seed_are_the_same_whatever_torch_drew_before(tmp_path: Path
     assert runs[0] == runs[1]
     train(drawing(seed=1), tmp_path / "other", num_workers=0)
     assert untimed(tmp_path / "other") != runs[0]
-    losses = [row["loss/before"] for row in runs[0]]
-    assert len(set(losses)) == len(losses)
+    for key in ("loss/before", "own"):
+        assert len({row[key] for row in runs[0]}) == len(runs[0])
 
 
 def test_a_resumed_run_draws_what_the_undisturbed_one_does(tmp_path: Path) -> None:

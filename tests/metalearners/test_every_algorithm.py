@@ -1,7 +1,7 @@
 """What every registered algorithm promises: runs repeat, resume, and can be tested and adapted."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,21 @@ def test_run_broken_off_and_resumed_is_bit_identical(run: tuple[str, Path], tmp_
     assert_same_run(tmp_path / "run", folder)
 
 
+def test_runs_of_one_seed_are_the_same_and_draw_nothing_from_torchs_own_generator(
+    run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm, folder = run
+    # Without the block that seeds users' code, only a learner that draws from streams of its own repeats.
+    for module in ("maml_rl.experiment.build", "maml_rl.metalearners.metalearner"):
+        monkeypatch.setattr(f"{module}.seeded_torch", lambda *_: nullcontext())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        train(small(algorithm), tmp_path / "run", num_workers=0)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert_same_run(tmp_path / "run", folder)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
@@ -119,14 +134,18 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     if algorithm == "rl2":
         # Four episodes of one trial.
         assert evaluation.returns.shape == (2, 4, 1)
-        with pytest.raises(ConfigError, match="has a memory, which adapts while it acts, and takes no gradient steps"):
-            adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]})
+        goal = {"goal": [0.3, -0.2]}
+        with pytest.raises(ConfigError, match="'rl2' does not adapt by gradient steps; leave out rule and step_size"):
+            adapt_to_task(policy, "2DNavigation-v0", goal, step_size=0.1)
+        adapted = adapt_to_task(policy, "2DNavigation-v0", goal)
+        assert all(torch.equal(x, adapted.inner.get_parameter(name)) for name, x in policy.named_parameters())
+        assert not torch.equal(adapted.initial_memory(1)[0], policy.initial_memory(1)[0])
         return
     assert evaluation.returns.shape == (2, 3, 4)
-    assert policy.adaptation_rule.name() == make_experiment(small(algorithm)).metalearner.rule.name()
+    assert policy.origin.rule.name() == make_experiment(small(algorithm)).metalearner.rule.name()
     adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}).state_dict()
     changed = {name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, adapted[name])}
-    names = policy.adaptation_rule.parameters
+    names = policy.origin.rule.parameters
     assert changed
     assert names is None or changed <= set(names)
 

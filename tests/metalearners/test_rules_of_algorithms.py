@@ -105,7 +105,7 @@ def test_meta_sgd_of_some_parameters_learns_their_step_sizes_alone() -> None:
 def test_policy_of_meta_sgd_is_loaded_with_its_step_sizes(tmp_path: Path) -> None:
     train(config_of(num_batches=1).override({"algorithm": "meta-sgd"}), tmp_path, num_workers=0)
     saved = latest_intact(tmp_path / "checkpoints")[1].learner
-    sizes = load_policy(tmp_path).adaptation_rule.step_size(0)
+    sizes = load_policy(tmp_path).origin.rule.step_size(0)
     assert sizes
     for name, size in sizes.items():
         assert torch.equal(size, saved[f"step_sizes.{name}"])

@@ -307,29 +307,75 @@ def memory_of(
         Tensors (M, T, B, *one slot's), zero on padding.
     """
     num_tasks, steps, num_episodes = episodes.rewards.shape
+    recorded: Memory = ()
+
+    def record(actor: Actor, step: int, wave: slice) -> None:
+        nonlocal recorded
+        if not recorded:
+            recorded = tuple(
+                torch.zeros(num_tasks, steps, num_episodes, *kept.shape[2:], dtype=kept.dtype) for kept in actor.memory
+            )
+        real = episodes.lengths[:, wave] > step
+        for kept, now in zip(recorded, actor.memory, strict=True):
+            kept[:, step, wave][real] = now.cpu()[real]
+
+    _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, device, record)
+    return recorded
+
+
+def memory_after(
+    policy: Policy,
+    params: Mapping[str, Tensor] | None,
+    episodes: TaskEpisodes,
+    streams: PhaseStreams,
+    *,
+    slots_per_task: int,
+    reset_memory: bool = False,
+    device: torch.device | str = "cpu",
+) -> Memory:
+    """Return what the policy remembers after the last step of each slot, tensors (M, S, ...); see `memory_of`."""
+    return _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, device)
+
+
+def _act_again(
+    policy: Policy,
+    params: Mapping[str, Tensor] | None,
+    episodes: TaskEpisodes,
+    streams: PhaseStreams,
+    slots_per_task: int,
+    reset_memory: bool,
+    device: torch.device | str,
+    before_step: Callable[[Actor, int, slice], None] | None = None,
+) -> Memory:
+    """Act on what was observed, and return what is remembered in the end; see `memory_of`.
+
+    Args:
+        policy: see `memory_of`, as for what is not said here.
+        params: as the policy had them.
+        episodes: of M tasks, on the CPU.
+        streams: of the phase.
+        slots_per_task: S.
+        reset_memory: whether the memory began anew with every episode.
+        device: where the policy acted.
+        before_step: is given what acts, the number of the step, and the wave's range of episodes.
+    """
+    num_tasks, steps, num_episodes = episodes.rewards.shape
     rows = np.zeros((num_tasks * slots_per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)
     slots, running = slice(0, len(rows)), np.ones(len(rows), np.bool_)
-    recorded: Memory = ()
     with torch.inference_mode(False), torch.no_grad(), intra_op_threads(1):
         actor = Actor(policy, params, rows, num_tasks, device, streams.first_task)
         for first in range(0, num_episodes, slots_per_task):
             if first == 0 or reset_memory:
                 actor.begin_trial()
-            if first == 0:
-                recorded = tuple(
-                    torch.zeros(num_tasks, steps, num_episodes, *kept.shape[2:], dtype=kept.dtype)
-                    for kept in actor.memory
-                )
             wave = slice(first, first + slots_per_task)
             noise = EpisodeNoise(policy, streams, num_tasks, range(wave.start, wave.stop), steps)
             for step in range(int(episodes.lengths[:, wave].max())):
-                real = episodes.lengths[:, wave] > step
-                for kept, now in zip(recorded, actor.memory, strict=True):
-                    kept[:, step, wave][real] = now.cpu()[real]
+                if before_step is not None:
+                    before_step(actor, step, wave)
                 rows[...] = episodes.observations[:, step, wave].flatten(0, 1).numpy()
-                np.copyto(running, real.flatten().numpy())
+                np.copyto(running, (episodes.lengths[:, wave] > step).flatten().numpy())
                 actor.act(slots, noise.rows(slots, np.full(len(rows), step)), running)
-    return recorded
+    return actor.memory
 
 
 def log_probs_of(

@@ -1,0 +1,165 @@
+"""Adaptation as a hook of the learner: parameters, a context or a memory, and nobody above it knows which."""
+
+import copy
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.config import load_config
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.train import train
+from maml_rl.metalearners.cavia import CAVIA, CONTEXT
+from maml_rl.metalearners.metalearner import Adapted, Batch, Sampler
+from maml_rl.policies import GRUPolicy
+from maml_rl.policies.started_policy import StartedPolicy
+from maml_rl.report import write_report
+from maml_rl.runs.metrics import read_metrics
+from tests.metalearners.test_every_algorithm import small
+from tests.small_runs import untimed
+
+NAVIGATION = gymnasium.make("2DNavigation-v0")
+GOAL = {"goal": [0.3, -0.2]}
+
+
+class Guesser(CAVIA):
+    """Guesses a context for each task, and keeps the better of two guesses: it has a context and takes no gradient."""
+
+    columns = "guess"
+
+    @classmethod
+    def make_rule(cls, policy: Any, config: Any, settings: Any) -> Any:
+        return None
+
+    @property
+    def takes_steps(self) -> bool:
+        return True
+
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        own = {name: param.detach() for name, param in sampler.policy.named_parameters()}
+        best, contexts, phases = torch.full((len(tasks),), -torch.inf), torch.zeros(len(tasks), len(own[CONTEXT])), []
+        for _ in range(num_steps):
+            drawn = sampler.generator("context").standard_normal(contexts.shape, np.float32)
+            phases.append(sampler.rollout(tasks, {**own, CONTEXT: torch.from_numpy(drawn)}))
+            returns = phases[-1].episode_returns().mean(1)
+            contexts = torch.where((returns > best)[:, None], torch.from_numpy(drawn), contexts)
+            best = torch.maximum(best, returns)
+        return Adapted(phases, {**own, CONTEXT: contexts} if num_steps else None)
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        return self.test(sampler, tasks, 1)
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        with torch.no_grad():
+            for param in self.policy.parameters():
+                param.add_(torch.randn(param.shape, generator=self.torch_generator("walk")), alpha=0.01)
+        return {}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guesser") / "run"
+    train(small(f"{__name__}:Guesser"), folder, num_workers=0)
+    return folder
+
+
+def test_parameters_adapted_by_the_hook_are_those_of_the_inner_loop() -> None:
+    experiment = make_experiment(small("maml-trpo"))
+    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+        tasks = sampler.sample_tasks(3)
+        adapted = experiment.metalearner.adapt(sampler, tasks, 2)
+        sampler.seek(sampler.iteration)
+        tested = experiment.metalearner.test(sampler, tasks, 2)
+        sampler.seek(sampler.iteration)
+        train_episodes, params = sampler.adapt(tasks, 2, AdaptationRule(0.1), gamma=0.99)
+        assert [each.digest() for each in adapted.phases] == [each.digest() for each in train_episodes]
+        assert [each.digest() for each in tested.phases[:-1]] == [each.digest() for each in train_episodes]
+        assert adapted.params is not None
+        assert params is not None
+        for name, value in params.items():
+            assert torch.equal(adapted.params[name], value)
+            assert torch.equal(adapted.policy_of(experiment.policy, 1).get_parameter(name), value[1])
+
+
+def test_memory_adapted_by_the_hook_is_what_the_trial_left() -> None:
+    experiment = make_experiment(small("rl2"))
+    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+        tasks = sampler.sample_tasks(3)
+        adapted = experiment.metalearner.adapt(sampler, tasks)
+    (trials,) = adapted.phases
+    steps = trials.observations.transpose(1, 2).flatten(1, 2).transpose(0, 1)
+    memory = experiment.policy.unroll(steps).memory
+    torch.testing.assert_close(adapted.memory[0], memory[0].detach())
+    ready = adapted.policy_of(experiment.policy, 2)
+    assert torch.equal(ready.initial_memory(2)[0], adapted.memory[0][2].expand(2, -1))
+    seen = trials.observations[0, 0, 0].numpy()
+    action, after = ready.choose(seen)
+    expected, expected_after = experiment.policy.choose(seen, (adapted.memory[0][2:],))
+    np.testing.assert_array_equal(action, expected)
+    assert torch.equal(after[0], expected_after[0])
+
+
+def test_policy_that_has_started_acts_in_a_sampler_as_after_its_trial() -> None:
+    policy = GRUPolicy(NAVIGATION.observation_space, NAVIGATION.action_space, 4)
+    started = StartedPolicy(policy, [torch.full((4,), 0.5)])
+    rows, noise = torch.linspace(-1.0, 1.0, 12).reshape(2, 3, 2), torch.zeros(2, 3, 2)
+    memory = tuple(kept.unflatten(0, (2, 3)) for kept in started.initial_memory(6))
+    actions, _ = started.act(rows, noise, memory)
+    expected, _ = policy.act(rows, noise, (torch.full((2, 3, 4), 0.5),))
+    assert torch.equal(actions, expected)
+    unrolled, plain = started.unroll(rows), policy.unroll(rows, (torch.full((3, 4), 0.5),))
+    assert torch.equal(unrolled.memory[0], plain.memory[0])
+    assert not torch.equal(unrolled.memory[0], policy.unroll(rows).memory[0])
+    with pytest.raises(ValueError, match=r"GRUPolicy remembers tensors of the shapes \[\(4,\)\], got \[\(3,\)\]"):
+        StartedPolicy(policy, [torch.zeros(3)])
+
+
+def test_columns_are_named_by_the_learner(run: Path, tmp_path: Path) -> None:
+    keys = [key for key in read_metrics(run / "metrics.jsonl")[-1] if key.startswith("return/")]
+    assert keys == ["return/guess_0", "return/guess_1"]
+    experiment = make_experiment(load_config(run / "config.json"))
+    experiment.restore("last", run)
+    evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
+    assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 4), "guess")
+    assert [line.split()[0] for line in evaluation.table().splitlines()] == ["guess", "1", "2", "3"]
+    write_report([run], tmp_path / "report.html", num_tasks=2, num_workers=0, num_videos=0, trust=True)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Return by guess" in page
+    assert "gradient step" not in page
+
+
+def test_saved_policy_is_adapted_by_its_learner(run: Path) -> None:
+    policy = load_policy(run)
+    before = copy.deepcopy(policy.state_dict())
+    adapted, again = (adapt_to_task(policy, "2DNavigation-v0", GOAL, 2, seed=3) for _ in range(2))
+    changed = {name for name, value in adapted.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {CONTEXT}
+    assert torch.equal(adapted.get_parameter(CONTEXT), again.get_parameter(CONTEXT))
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    with pytest.raises(ConfigError, match="does not adapt by gradient steps; leave out rule and step_size"):
+        adapt_to_task(policy, "2DNavigation-v0", GOAL, rule=AdaptationRule(0.1))
+    assert adapted.trained_with == policy.trained_with
+    assert pickle.loads(pickle.dumps(policy)).trained_with is None, "a worker needs no learner"
+
+
+def test_learner_with_streams_of_its_own_repeats_and_resumes(run: Path, tmp_path: Path) -> None:
+    config = small(f"{__name__}:Guesser")
+    train(config.override({"num-batches": 2}), tmp_path / "run", num_workers=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.randn(1)
+        train(config, tmp_path / "run", num_workers=0, resume=True)
+    assert untimed(tmp_path / "run") == untimed(run)
+    digests = [row["digest"] for row in untimed(run)]
+    assert len(set(digests)) == len(digests)
