@@ -34,14 +34,33 @@ class Sampler(Protocol):
 
     policy: Policy
 
-    def rollout(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
+    def rollout(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
+    ) -> TaskEpisodes:
         """Sample the episodes of one phase under fixed parameters."""
 
-    def rollout_trials(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
+    def rollout_trials(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
+    ) -> TaskEpisodes:
         """Sample a trial of every task: its episodes one after the other, through which the policy keeps its memory."""
 
     def remember_trials(
-        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
     ) -> tuple[TaskEpisodes, Memory]:
         """Sample a trial of every task, and return with it what the policy remembers at its end."""
 

@@ -183,6 +183,11 @@ def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tens
     )
 
 
+def middle_of(kind: NoiseKind) -> float:
+    """Return the middle of the range of a kind of noise."""
+    return 0.0 if kind == "normal" else 0.5
+
+
 def noise_shape(distribution: Distribution) -> torch.Size:
     """Return the shape of the noise that one sample of each element of the batch takes."""
     if isinstance(distribution, Independent | TransformedDistribution):

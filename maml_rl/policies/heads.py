@@ -106,6 +106,7 @@ class Head(Distributions):
         num_units: output units of the network that the head is on.
         action_shape: shape of one action.
         num_categories: of each entry of an action; empty where these are no categories.
+        is_greedy: whether `act`, which then gets noise in the middle of its range, returns the most probable action.
     """
 
     noise_kind: NoiseKind
@@ -113,6 +114,7 @@ class Head(Distributions):
     num_units: int
     action_shape: tuple[int, ...]
     num_categories: tuple[int, ...] = ()
+    is_greedy: bool = False
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """Return what the head learns besides the network, by name."""
@@ -360,6 +362,8 @@ class CategoricalHead(Head):
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
+        if self.is_greedy:
+            return parameters[0].argmax(-1)
         return invert_categorical(parameters[0], noise.squeeze(-1))
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
@@ -445,7 +449,8 @@ class MultiCategoricalHead(Head):
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return actions (..., *action shape) int64, each entry from its own noise (..., A) from U[0, 1)."""
-        return self.distribution(parameters).from_noise(noise)
+        distribution = self.distribution(parameters)
+        return distribution.mode if self.is_greedy else distribution.from_noise(noise)
 
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor

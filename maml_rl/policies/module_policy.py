@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
-from maml_rl.policies.distributions import DistributionForm, noise_shape, sample_from_noise, take_apart
+from maml_rl.policies.distributions import DistributionForm, mode, noise_shape, sample_from_noise, take_apart
 from maml_rl.policies.heads import DistributionParams, FormDistributions, Params
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.spaces import category_counts
@@ -207,7 +207,7 @@ class ModulePolicy(Policy):
             grid = noise.shape[:2]
             rows, noise = rows.flatten(0, 1).clone(), noise.flatten(0, 1)
             distribution, after, _ = self._step(module, own, rows, tuple(tensor.flatten(0, 1) for tensor in memory))
-            actions = sample_from_noise(distribution, noise.reshape(noise_shape(distribution)))
+            actions = self._choose(distribution, noise)
             return actions.unflatten(0, grid), tuple(tensor.unflatten(0, grid) for tensor in after)
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
@@ -370,6 +370,11 @@ class ModulePolicy(Policy):
 
     def _act(self, module: nn.Module, params: Params, rows: Tensor, noise: Tensor) -> Tensor:
         distribution = self._call(module, params, rows)
+        return self._choose(distribution, noise)
+
+    def _choose(self, distribution: Distribution, noise: Tensor) -> Tensor:
+        if self.is_greedy:
+            return mode(distribution)
         return sample_from_noise(distribution, noise.reshape(noise_shape(distribution)))
 
 

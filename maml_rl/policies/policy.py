@@ -12,6 +12,7 @@ one it is an empty tuple. The sampler carries it, from step to step and through 
 keeps anything itself has `stateless = False`, and samplers refuse it where copies of it would act.
 """
 
+import copy
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from maml_rl.policies.distributions import NoiseKind, mode
+from maml_rl.policies.distributions import NoiseKind, middle_of, mode
 from maml_rl.policies.heads import DistributionParams, Distributions, Head, Params
 
 # What a policy remembers: tensors (num, ...), finite numbers or integers; nothing for a policy without a memory.
@@ -60,6 +61,7 @@ class Policy(nn.Module, ABC):
         distributions: what the distribution parameters mean: log-probability, entropy, divergence; see `heads`.
         stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
             it. A copy of such a policy in another process acts the same.
+        is_greedy: whether it is from `greedy`.
         origin: what `load_policy` knows of the run that the policy is from, its learner above all; None for another.
     """
 
@@ -67,6 +69,7 @@ class Policy(nn.Module, ABC):
     noise_size: int
     distributions: Distributions
     stateless: ClassVar[bool] = False
+    is_greedy: bool = False
     origin: Any = None
 
     @property
@@ -129,6 +132,20 @@ class Policy(nn.Module, ABC):
         """
         return lambda observations, noise, memory: self.act(observations, noise, memory, params)
 
+    def greedy(self) -> "Policy":
+        """Return a policy on the same parameters that takes its most probable actions: for deterministic sampling.
+
+        Its `act` and `actor` get noise in the middle of its range, zeros or 0.5, which is all that changes for a policy
+        that acts in a way of its own.
+        """
+        shared = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        ready = copy.deepcopy(self, shared)
+        for module in ready.modules():
+            if isinstance(head := vars(module).get("distributions"), Head):
+                head.is_greedy = True
+        ready.is_greedy = True
+        return ready
+
     @property
     def has_memory(self) -> bool:
         """Whether the policy remembers anything from step to step."""
@@ -189,7 +206,7 @@ class Policy(nn.Module, ABC):
                 actions = mode(self.distributions.distribution(unrolled.distribution))
                 return actions[0, 0].cpu().numpy()[()], unrolled.memory
             if rng is None:
-                noise = torch.full((1, 1, self.noise_size), 0.0 if self.noise_kind == "normal" else 0.5)
+                noise = torch.full((1, 1, self.noise_size), middle_of(self.noise_kind))
             else:
                 draw = rng.standard_normal if self.noise_kind == "normal" else rng.random
                 noise = torch.from_numpy(draw((1, 1, self.noise_size), np.float32))

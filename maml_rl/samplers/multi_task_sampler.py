@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,6 +292,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         tasks: Sequence[Task],
         params: Mapping[str, Tensor] | None = None,
         *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
         streams: PhaseStreams | None = None,
     ) -> TaskEpisodes:
         """Sample B episodes of every task under fixed parameters: one phase.
@@ -298,12 +301,17 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         Args:
             tasks: M tasks.
             params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
+            num_episodes: B; None for the sampler's `batch_size`. The first episodes of a task are the same for any
+                number of them.
+            deterministic: have the policy take its most probable actions instead of drawing them; one that acts in a
+                way of its own gets noise in the middle of its range. Environments draw as ever.
             streams: the random streams; None for those of the next phase of the iteration.
 
         Returns:
             Episodes (M, T, B, ...).
 
         Raises:
+            ValueError: If `num_episodes` is not a multiple of the slots of a task.
             ChildEnvError: If an environment raised, or a worker died more than `max_restarts` times.
             ChildEnvTimeout: If an environment hangs.
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
@@ -312,6 +320,18 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         check_count("the number of tasks", len(_check_tasks(tasks)))
         if params is not None:
             params = check_parameters(self.policy, params)
+        per_task = self.batch_size if num_episodes is None else check_count("num_episodes", num_episodes)
+        if per_task % self.slots_per_task:
+            raise ValueError(
+                f"num_episodes must be a multiple of slots_per_task, which is {self.slots_per_task}, got {per_task}; "
+                f"make the sampler with slots_per_task={math.gcd(per_task, self.slots_per_task)}"
+            )
+        if not self.policy.stateless and (deterministic or per_task > self.slots_per_task):
+            raise ValueError(
+                f"{type(self.policy).__name__} keeps something itself, so that it cannot sample "
+                f"{'deterministically' if deterministic else f'more than {self.slots_per_task} episodes of a task'}; "
+                "have it remember through initial_memory and act, or declare `stateless = True`"
+            )
         is_next = streams is None
         keyed = streams or PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
@@ -323,7 +343,14 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                 try_memory(self.policy, slot.observation_space)
                 self._memory_tried = True
             phase = Phase(
-                tuple(tasks), self.policy, params, keyed, self.batch_size, self._horizon(), self._reset_memory
+                tuple(tasks),
+                self.policy,
+                params,
+                keyed,
+                per_task,
+                self._horizon(),
+                self._reset_memory,
+                deterministic,
             )
             sampled = self._backend.run(phase, self.timer)
             sampled.horizon = phase.horizon
@@ -346,18 +373,28 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                     keyed,
                     slots_per_task=self.slots_per_task,
                     reset_memory=self._reset_memory,
+                    deterministic=deterministic,
                     device=self._device,
                 )
         if is_next:
             self.phase += 1
         return episodes
 
-    def rollout_trials(self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None) -> TaskEpisodes:
+    def rollout_trials(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
+    ) -> TaskEpisodes:
         """Sample a trial of every task: B episodes one after the other, through which the policy keeps its memory.
 
         Args:
             tasks: M tasks.
             params: see `rollout`.
+            num_episodes: of a trial; None for the sampler's `batch_size`.
+            deterministic: see `rollout`.
 
         Returns:
             Episodes (M, T, B, ...): column b is episode b of the trial.
@@ -371,16 +408,23 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                 f"the episodes of a trial follow each other in one slot, but slots_per_task is {self.slots_per_task}; "
                 f"make the sampler with slots_per_task=1 (batch_size={self.batch_size} are the episodes of a trial)"
             )
-        return self.rollout(tasks, params)
+        return self.rollout(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
 
     def remember_trials(
-        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
     ) -> tuple[TaskEpisodes, Memory]:
         """Sample a trial of every task, and return with it what the policy remembers at its end.
 
         Args:
             tasks: M tasks.
             params: see `rollout`.
+            num_episodes: of a trial; None for the sampler's `batch_size`.
+            deterministic: see `rollout`.
 
         Returns:
             The episodes, and tensors (M, ...), which are computed once more in this process, bit for bit.
@@ -390,7 +434,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             Exception: As `rollout`.
         """
         streams = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
-        episodes = self.rollout_trials(tasks, params)
+        episodes = self.rollout_trials(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
         with self.timer.stage("inference"):
             memory = memory_after(
                 self.policy,
@@ -399,6 +443,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                 streams,
                 slots_per_task=1,
                 reset_memory=self._reset_memory,
+                deterministic=deterministic,
                 device=self._device,
             )
         return episodes, tuple(kept.squeeze(1).cpu() for kept in memory)

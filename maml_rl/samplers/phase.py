@@ -34,6 +34,7 @@ class Phase:
         episodes_per_task: B.
         horizon: T, steps of the longest possible episode.
         reset_memory: whether the policy's memory begins anew with every episode, not only with the phase.
+        deterministic: whether the policy takes its most probable actions, instead of drawing them.
     """
 
     tasks: tuple[Task, ...]
@@ -43,6 +44,7 @@ class Phase:
     episodes_per_task: int
     horizon: int
     reset_memory: bool = False
+    deterministic: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:

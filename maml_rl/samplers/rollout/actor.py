@@ -14,6 +14,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, Policy, as_policy
+from maml_rl.policies.distributions import middle_of
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 from maml_rl.seeding import PhaseStreams
 from maml_rl.spaces import array_layout
@@ -36,17 +37,32 @@ class EpisodeNoise:
         num_tasks: M.
         episodes: the wave's range of episodes, S of them.
         horizon: T; no noise is drawn for later steps.
+        deterministic: draw nothing, and take the middle of the noise's range.
     """
 
-    def __init__(self, policy: Policy, streams: PhaseStreams, num_tasks: int, episodes: range, horizon: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        streams: PhaseStreams,
+        num_tasks: int,
+        episodes: range,
+        horizon: int,
+        deterministic: bool = False,
+    ) -> None:
         self._policy, self._streams = policy, streams
         self._num_tasks, self._episodes, self._horizon = num_tasks, episodes, horizon
         numbers_per_step = max(1, num_tasks * len(episodes) * policy.noise_size)
         self._steps_per_block = max(1, _NUMBERS_PER_BLOCK // numbers_per_step)
         self._blocks: dict[int, NDArray[np.float32]] = {}
+        self._middle: NDArray[np.float32] | None = None
+        if deterministic:
+            shape = num_tasks * len(episodes), policy.noise_size
+            self._middle = np.full(shape, middle_of(policy.noise_kind), np.float32)
 
     def rows(self, slots: slice, steps: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the noise of `slots`, each at its own step, (len(slots), noise_size)."""
+        if self._middle is not None:
+            return self._middle[slots]
         first = int(steps[0])
         if (steps == first).all():
             return self._at(first)[slots]
@@ -287,6 +303,7 @@ def memory_of(
     *,
     slots_per_task: int,
     reset_memory: bool = False,
+    deterministic: bool = False,
     device: torch.device | str = "cpu",
 ) -> Memory:
     """Return what the policy remembered before every action, by acting once more on what it observed.
@@ -301,6 +318,7 @@ def memory_of(
         streams: of the phase.
         slots_per_task: S.
         reset_memory: whether the memory began anew with every episode.
+        deterministic: whether the policy took its most probable actions.
         device: where the policy acted.
 
     Returns:
@@ -319,7 +337,7 @@ def memory_of(
         for kept, now in zip(recorded, actor.memory, strict=True):
             kept[:, step, wave][real] = now.cpu()[real]
 
-    _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, device, record)
+    _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, deterministic, device, record)
     return recorded
 
 
@@ -331,10 +349,11 @@ def memory_after(
     *,
     slots_per_task: int,
     reset_memory: bool = False,
+    deterministic: bool = False,
     device: torch.device | str = "cpu",
 ) -> Memory:
     """Return what the policy remembers after the last step of each slot, tensors (M, S, ...); see `memory_of`."""
-    return _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, device)
+    return _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, deterministic, device)
 
 
 def _act_again(
@@ -344,6 +363,7 @@ def _act_again(
     streams: PhaseStreams,
     slots_per_task: int,
     reset_memory: bool,
+    deterministic: bool,
     device: torch.device | str,
     before_step: Callable[[Actor, int, slice], None] | None = None,
 ) -> Memory:
@@ -356,19 +376,21 @@ def _act_again(
         streams: of the phase.
         slots_per_task: S.
         reset_memory: whether the memory began anew with every episode.
+        deterministic: see `memory_of`.
         device: where the policy acted.
         before_step: is given what acts, the number of the step, and the wave's range of episodes.
     """
     num_tasks, steps, num_episodes = episodes.rewards.shape
     rows = np.zeros((num_tasks * slots_per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)
     slots, running = slice(0, len(rows)), np.ones(len(rows), np.bool_)
+    policy = policy.greedy() if deterministic else policy
     with torch.inference_mode(False), torch.no_grad(), intra_op_threads(1):
         actor = Actor(policy, params, rows, num_tasks, device, streams.first_task)
         for first in range(0, num_episodes, slots_per_task):
             if first == 0 or reset_memory:
                 actor.begin_trial()
             wave = slice(first, first + slots_per_task)
-            noise = EpisodeNoise(policy, streams, num_tasks, range(wave.start, wave.stop), steps)
+            noise = EpisodeNoise(policy, streams, num_tasks, range(wave.start, wave.stop), steps, deterministic)
             for step in range(int(episodes.lengths[:, wave].max())):
                 if before_step is not None:
                     before_step(actor, step, wave)

@@ -83,6 +83,8 @@ def sample_phase(
         NonFiniteError: If an observation, an action or a reward is NaN or infinite.
     """
     policy, streams, num_tasks = phase.policy, phase.streams, len(phase.tasks)
+    if phase.deterministic:
+        policy = policy.greedy()
     recorder = EpisodeRecorder(arrays, streams.first_task)
     slots_per_task = vector_env.num_envs // num_tasks
     buffers, own = vector_env.buffers, vector_env.buffers.observations
@@ -98,7 +100,7 @@ def sample_phase(
                 if first == 0 or phase.reset_memory:
                     actor.begin_trial()
                 episodes = range(first, first + slots_per_task)
-                noise = EpisodeNoise(policy, streams, num_tasks, episodes, recorder.horizon)
+                noise = EpisodeNoise(policy, streams, num_tasks, episodes, recorder.horizon, phase.deterministic)
                 recorder.start_wave(episodes)
                 with timer.stage("physics"):
                     if in_place:

@@ -58,6 +58,24 @@ def undisturbed() -> list[str]:
 # The same episodes.
 
 
+@pytest.mark.usefixtures("cluster")
+def test_phases_of_another_size_and_without_noise_are_those_of_this_process() -> None:
+    found = []
+    for backend in ("in-process", "ray"):
+        policy = NormalMLPPolicy(2, 2, (8,))
+        workers = 0 if backend == "in-process" else 2
+        with MultiTaskSampler(
+            "2DNavigation-v0", {}, 4, policy, seed=3, num_workers=workers, backend=backend, slots_per_task=2
+        ) as sampler:
+            tasks = sampler.sample_tasks(3)
+            phases = [
+                sampler.rollout(tasks, num_episodes=count, deterministic=deterministic)
+                for count, deterministic in ((2, False), (6, True), (4, False))
+            ]
+        found.append([episodes.digest() for episodes in phases])
+    assert found[0] == found[1]
+
+
 def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
     policy = NormalMLPPolicy(2, 2, (8,))
     with (
