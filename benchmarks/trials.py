@@ -4,7 +4,8 @@
 
 On HalfCheetahDir a GRU and a perceptron of as many units act in the same slots, one for each task, with the physics in
 between. On bandits there is next to nothing but the policy: the pulls of whole trials are held to as many steps of
-torch's own `GRUCell` in a tight loop on one thread, which samples no action and records nothing.
+torch's own `GRUCell` in a tight loop on one thread, which samples no action and records nothing, and a transformer of
+the same width, which attends to the last `--context` pulls, to those of the GRU.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from benchmarks.measuring import Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import ObservedLastStep, make_vector_env
-from maml_rl.policies import GRUPolicy, Policy
+from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
 
 RATES, PULLS = "Environment steps per second in trials", "Pulls per second in trials"
 SHARES = "Shares"
@@ -52,12 +53,22 @@ def main(arguments: list[str] | None = None) -> None:
         pulling: dict[str, Any] = {"env_kwargs": {"pulls": options.pulls}, "observe_last": True}
         bandit = _recurrent(BANDIT, pulling["env_kwargs"], units)
         pulls = trials(BANDIT, bandit, options.trials, 1, num_workers=options.num_workers, **pulling)
+        attending = TransformerPolicy(
+            bandit.observation_space, bandit.action_space, units, context=options.context, num_layers=options.layers
+        )
+        attention = trials(BANDIT, attending, options.trials, 1, num_workers=options.num_workers, **pulling)
         bare = _bare_cell(bandit, options.trials, options.pulls)
-        names = f"GRU of {units}", f"MLP of {units}, {units}", f"GRU of {units}, in trials", f"GRUCell of {units}, bare"
+        names = (
+            f"GRU of {units}",
+            f"MLP of {units}, {units}",
+            f"GRU of {units}, in trials",
+            f"GRUCell of {units}, bare",
+            f"transformer of {units}, context {options.context}, in trials",
+        )
         rows = take_turns(
             [
                 Participant(name, lambda name=name, turn=turn: {name: turn()})  # type: ignore[misc]
-                for name, turn in zip(names, (with_memory, without, pulls, bare), strict=True)
+                for name, turn in zip(names, (with_memory, without, pulls, bare, attention), strict=True)
             ],
             **settings,
         )
@@ -66,7 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
     for index, name in enumerate(names):
         title, note = (RATES, cheetah_note) if index < 2 else (PULLS, bandit_note)
         report.add(title, Row(name, rows[name], "steps/s" if index < 2 else "pulls/s", note))
-    for first, second, note in ((names[0], names[1], cheetah_note), (names[2], names[3], bandit_note)):
+    pairs = (0, 1, cheetah_note), (2, 3, bandit_note), (4, 2, bandit_note)
+    for first, second, note in ((names[first], names[second], note) for first, second, note in pairs):
         report.add(SHARES, Row(f"{first} / {second}", ratios(rows[first], rows[second]), "ratio", note))
     finish(report, options)
 
@@ -104,6 +116,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--horizon", type=int, default=100, help="steps of an episode")
     parser.add_argument("--trials", type=int, default=100, help="of bandits at a time")
     parser.add_argument("--pulls", type=int, default=1000, help="of a trial")
+    parser.add_argument("--context", type=int, default=500, help="pulls that the transformer attends to")
+    parser.add_argument("--layers", type=int, default=2, help="of the transformer")
     parser.add_argument("--num-workers", type=int, help="children; the default placement if not given")
     options = parser.parse_args(arguments)
     if options.quick:

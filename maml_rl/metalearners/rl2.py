@@ -13,7 +13,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.trials import Trials
 from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, adapt_by_memory
 from maml_rl.metalearners.trial_ppo import RunningSquare, TrialPPO, TrialPPOSettings
-from maml_rl.policies import GRUPolicy, Policy
+from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
 from maml_rl.policies.memory_policy import PredictsRewards
 
 _NUM_UPDATES, _RETURN_SQUARE, _REWARD_VARIANCE = "num_updates", "return_square", "reward_variance"
@@ -34,8 +34,14 @@ class RL2(MetaLearner):
     class Settings(TrialPPOSettings):
         """Settings of RL2."""
 
-        cell: Annotated[Literal["gru", "lstm"], Field(description="recurrent layer of the policy")] = "gru"
-        hidden_size: Annotated[Count, Field(description="units of the recurrent layer")] = 256
+        cell: Annotated[
+            Literal["gru", "lstm", "transformer"],
+            Field(description="memory of the policy: a recurrent layer, or attention to the last steps"),
+        ] = "gru"
+        hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 256
+        context: Annotated[Count, Field(description="steps that a transformer attends to")] = 128
+        num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
+        num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4
         value: Annotated[
             Literal["head", "network", "none"],
             Field(description="values from a head of the policy, a recurrent network of their own, or none"),
@@ -75,23 +81,36 @@ class RL2(MetaLearner):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a recurrent policy.
+        """Make a policy with a memory.
 
         Raises:
-            ConfigError: If it would not observe its rewards.
+            ConfigError: If it would not observe its rewards, or a setting does not fit its kind of memory.
         """
         if not config.observe_last:
             raise config.error("rl2 learns from the last action and reward; add 'observe-last: true'", "algorithm")
-        return GRUPolicy(
-            env.single_observation_space,
-            env.single_action_space,
-            settings.hidden_size,
-            cell=settings.cell,
-            value=settings.value,
-            memory_span=settings.memory_span,
-            predict_rewards=settings.reward_prediction_coefficient > 0.0,
-            seed=config.seed,
-        )
+        spaces = env.single_observation_space, env.single_action_space
+        options = {
+            "value": settings.value,
+            "predict_rewards": settings.reward_prediction_coefficient > 0.0,
+            "seed": config.seed,
+        }
+        if settings.cell != "transformer":
+            return GRUPolicy(
+                *spaces, settings.hidden_size, cell=settings.cell, memory_span=settings.memory_span, **options
+            )
+        if settings.memory_span is not None:
+            raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
+        try:
+            return TransformerPolicy(
+                *spaces,
+                settings.hidden_size,
+                context=settings.context,
+                num_layers=settings.num_layers,
+                num_heads=settings.num_heads,
+                **options,
+            )
+        except ValueError as error:
+            raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:

@@ -24,6 +24,8 @@ from maml_rl.policies.mlp import (
 )
 from maml_rl.policies.module_policy import ModulePolicy, as_policy
 from maml_rl.policies.policy import Memory, Policy, Unrolled
+from maml_rl.policies.sequence_policy import SequencePolicy
+from maml_rl.policies.transformer_policy import TransformerPolicy
 
 __all__ = [
     "BernoulliHead",
@@ -46,6 +48,8 @@ __all__ = [
     "NormalMLPPolicy",
     "Params",
     "Policy",
+    "SequencePolicy",
+    "TransformerPolicy",
     "Unrolled",
     "as_policy",
     "get_policy_for_env",

@@ -126,6 +126,10 @@ class Policy(nn.Module, ABC):
         Parameters that all tasks share are not stacked for a policy with a memory, so that thousands of trials can go
         on at once. What it computes for a task must not depend on which other tasks are computed along with it.
 
+        Where a copy of the memory would cost more than the step, it may write into a tensor that it is given and return
+        that very tensor, but only where it reads nothing before writing there again, unless the rest of the memory that
+        it returns is handed to it: a slot whose step does not count keeps its other tensors, and loses nothing.
+
         Args:
             params: see the module.
             first_task: number of the first task that stacked parameters are for.

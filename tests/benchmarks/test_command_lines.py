@@ -187,6 +187,7 @@ def test_trials_compare_a_memory_with_none_and_with_its_bare_cell(files):
     assert {row for row in rows if " / " in row} == {
         "GRU of 64 / MLP of 64, 64",
         "GRU of 64, in trials / GRUCell of 64, bare",
+        "transformer of 64, context 500, in trials / GRU of 64, in trials",
     }
 
 

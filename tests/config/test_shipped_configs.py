@@ -29,6 +29,8 @@ FAMILIAR = {
 FAMILIAR_OF_TRPO = {"first-order", "max-kl", "cg-iters", "cg-damping", "ls-max-steps", "ls-backtrack-ratio"}
 # Settings of an inner loop, and of networks without a memory.
 NOT_OF_RL2 = {"hidden-sizes", "nonlinearity", "num-steps", "fast-lr"}
+# Settings of one kind of memory.
+OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads"}, {"memory-span"}
 # Every other algorithm has a folder of its own name.
 ALGORITHMS = [name for name in algorithms() if name != "maml-trpo"]
 
@@ -69,7 +71,7 @@ def test_there_is_a_config_for_every_experiment() -> None:
     published |= {f"metaworld/{benchmark}.yaml" for benchmark in ("ml1-reach", "ml10", "ml25", "ml45")}
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
     others -= {"rl2/2d-navigation.yaml"}
-    memories = ("bandit-k5-n10", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
+    memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
     memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200")
     others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
@@ -86,8 +88,11 @@ def test_config_spells_out_the_familiar_keys_under_comments(path: Path) -> None:
         assert set(keys) >= FAMILIAR | FAMILIAR_OF_TRPO
     else:
         assert set(keys) >= FAMILIAR - (NOT_OF_RL2 if algorithm == "rl2" else set())
-        settings = find_metalearner(algorithm).Settings.model_fields.values()
-        assert set(config.algorithm_settings) == {field.alias for field in settings}
+        settings = {field.alias for field in find_metalearner(algorithm).Settings.model_fields.values()}
+        # A setting of another kind of memory would say nothing.
+        has_transformer = config.algorithm_settings.get("cell") == "transformer"
+        settings -= OF_RECURRENT_LAYERS if has_transformer else OF_TRANSFORMERS
+        assert set(config.algorithm_settings) == settings
     for number, line in enumerate(lines):
         if line and not line.startswith("#"):
             # A comment may serve for the next key or two as well, but nothing follows an empty line without one.

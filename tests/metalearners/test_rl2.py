@@ -16,7 +16,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
-from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, as_policy
+from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, TransformerPolicy, as_policy
 from tests.small_runs import config_of
 
 GAMMA, LAMBDA = 0.9, 0.7
@@ -298,6 +298,14 @@ def test_policies_are_refused_that_the_learner_cannot_train() -> None:
             {"num-batches": 3, "algorithm-settings": {"anneal-over": 2}},
             "'num-batches' in .*: rl2 learns nothing after meta-update 2, .*; use at most 2, or a longer anneal-over",
         ),
+        (
+            {"algorithm-settings": {"cell": "transformer", "memory-span": 5}},
+            "'memory-span' in .*: a transformer has no gates to set; leave it out, or take a gru",
+        ),
+        (
+            {"algorithm-settings": {"cell": "transformer", "hidden-size": 12, "num-heads": 4}},
+            "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 12",
+        ),
         ({"policy": "tests.metalearners.test_rl2:plain"}, "'policy' in .*: rl2 trains a policy with a memory"),
         (
             {"algorithm": "maml-trpo", "policy": "tests.metalearners.test_rl2:recurrent"},
@@ -317,6 +325,17 @@ def plain(observation_space: Any, action_space: Any) -> NormalMLPPolicy:
 
 def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
     return GRUPolicy(observation_space, action_space, 4)
+
+
+def test_a_transformer_learns_as_a_recurrent_layer_does() -> None:
+    policy = TransformerPolicy(
+        spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 8, context=6, num_heads=2, predict_rewards=True
+    ).double()
+    learner, batch = make_learner(policy, num_epochs=20, reward_prediction_coefficient=1.0), make_episodes(EPISODES)
+    metrics = learner.update(Batch([batch]))
+    assert metrics["loss/after"] < metrics["loss/before"]
+    again = learner.update(Batch([batch]))
+    assert again["explained_rewards"] > metrics["explained_rewards"]
 
 
 def test_a_trial_needs_one_slot() -> None:

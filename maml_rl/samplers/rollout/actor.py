@@ -208,6 +208,10 @@ class Actor:
         steps = steps.unflatten(0, (-1, self._slots_per_task)).to(self._device)
         kept = []
         for whole, old, new in zip(self._memory, before, after, strict=True):
+            if new is old:
+                # What was written into it counts only where the rest of the memory says so; see `Policy.actor`.
+                kept.append(whole)
+                continue
             # Another tensor than before: the policy may have returned what it was given.
             part = torch.where(steps.reshape(*steps.shape, *(1,) * (old.dim() - 2)), new, old)
             kept.append(torch.cat((whole[: tasks.start], part, whole[tasks.stop :])))

@@ -1,0 +1,232 @@
+"""Transformers as policies: token by token as through whole sequences, and the same wherever they act."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from maml_rl import MultiTaskSampler
+from maml_rl.envs import ObservedLastStep, make_vector_env
+from maml_rl.policies import TransformerPolicy
+
+SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
+SIZES: dict[str, dict[str, int]] = {
+    "shared": {"context": 7},
+    "separate": {"context": 70, "num_key_value_heads": 2},
+    "one layer": {"context": 64, "num_layers": 1},
+}
+
+
+def make_policy(actions: str = "box", **options: Any) -> TransformerPolicy:
+    policy = TransformerPolicy(SEEN, ACTIONS[actions], 16, num_heads=2, **options)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        # Biases and heads that are nearly zero would hide mistakes.
+        for param in policy.parameters():
+            param.add_(0.3 * torch.randn(param.shape, generator=generator))
+    return policy
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def step_by_step(policy: TransformerPolicy, observations: Tensor, noise: Tensor, params: Any = None) -> Tensor:
+    """Return the actions (L, M, S, ...) of sequences (L, M, S, ...) by an actor, whose ring is written in place."""
+    grid = noise.shape[1:3]
+    memory = tuple(tensor.unflatten(0, grid) for tensor in policy.initial_memory(grid[0] * grid[1]))
+    act = policy.actor(dict(policy.named_parameters()) if params is None else params)
+    actions = []
+    for seen, drawn in zip(observations, noise, strict=True):
+        acted, memory = act(seen, drawn, memory)
+        actions.append(acted)
+    return torch.stack(actions)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_tokens_in_the_loop_agree_with_one_pass_in_the_update(sizes: dict[str, int]) -> None:
+    policy = make_policy(**sizes)
+    observations, noise = numbers(90, 3, 2, 3), numbers(90, 3, 2, 2, seed=1)
+    with torch.no_grad():
+        acted = step_by_step(policy, observations, noise)
+        mean, log_std = policy.unroll(observations.flatten(1, 2)).distribution
+    expected = mean + noise.flatten(1, 2) * log_std.exp()
+    torch.testing.assert_close(acted.flatten(1, 2), expected, rtol=0.0, atol=2e-5)
+
+
+@pytest.mark.parametrize("length", [3, 7, 30])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_a_sequence_can_be_taken_up_in_its_middle(sizes: dict[str, int], length: int) -> None:
+    policy = make_policy(**sizes)
+    observations = numbers(length + 20, 4, 3)
+    whole, begun = policy.unroll(observations), policy.unroll(observations[:length])
+    rest = policy.unroll(observations[length:], begun.memory)
+    torch.testing.assert_close(rest.distribution[0], whole.distribution[0][length:], rtol=0.0, atol=2e-5)
+    assert whole.values is not None
+    assert rest.values is not None
+    torch.testing.assert_close(rest.values, whole.values[length:], rtol=0.0, atol=2e-5)
+    for mine, theirs in zip(rest.memory, whole.memory, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-5)
+
+
+def test_a_token_sees_the_last_tokens_of_the_context_and_no_others() -> None:
+    policy = make_policy(context=5, num_layers=1)
+    observations = numbers(12, 1, 3).requires_grad_()
+    mean, _ = policy.unroll(observations).distribution
+    (gradient,) = torch.autograd.grad(mean[9].sum(), observations)
+    assert (gradient.abs().sum((1, 2)) > 0).nonzero().flatten().tolist() == [5, 6, 7, 8, 9]
+
+
+def test_attention_is_that_of_a_transformer_written_out() -> None:
+    policy = make_policy(context=20, num_layers=1, num_key_value_heads=2)
+    params, observations = dict(policy.named_parameters()), numbers(6, 1, 3)
+
+    def layer(name: str, inputs: Tensor) -> Tensor:
+        return inputs @ params[f"body.{name}.weight"].T + params[f"body.{name}.bias"]
+
+    def normal(name: str, inputs: Tensor) -> Tensor:
+        spread = inputs.var(-1, correction=0, keepdim=True)
+        scaled = (inputs - inputs.mean(-1, keepdim=True)) / (spread + 1e-5).sqrt()
+        return scaled * params[f"body.{name}.weight"] + params[f"body.{name}.bias"]
+
+    def turned(vector: Tensor, position: int) -> Tensor:
+        # Pairs of numbers are complex ones, multiplied by exp(i position / 10000^(2 k / d)).
+        frequencies = 10_000.0 ** (-torch.arange(4) / 4.0)
+        pairs = torch.complex(vector[:4], vector[4:]) * torch.exp(1j * position * frequencies)
+        return torch.cat((pairs.real, pairs.imag))
+
+    with torch.no_grad():
+        tokens = layer("embed", observations[:, 0])
+        mixed = layer("blocks.0.queries_keys_values", normal("blocks.0.attention_norm", tokens)).reshape(6, 6, 8)
+        rows = []
+        for now in range(6):
+            heads = []
+            for head in range(2):
+                query = turned(mixed[now, head], now)
+                scores = torch.stack([query @ turned(mixed[past, 2 + head], past) for past in range(now + 1)])
+                weights = torch.softmax(scores / 8.0**0.5, 0)
+                heads.append((weights.unsqueeze(1) * mixed[: now + 1, 4 + head]).sum(0))
+            rows.append(torch.cat(heads))
+        tokens = tokens + layer("blocks.0.attended", torch.stack(rows))
+        hidden = torch.nn.functional.gelu(layer("blocks.0.hidden", normal("blocks.0.network_norm", tokens)))
+        units = normal("norm", tokens + layer("blocks.0.output", hidden))
+        expected = units @ params["head.weight"].T + params["head.bias"]
+        mean, _ = policy.unroll(observations).distribution
+    torch.testing.assert_close(mean[:, 0], expected, rtol=0.0, atol=2e-5)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_actions_do_not_depend_on_the_rows_beside_them(sizes: dict[str, int]) -> None:
+    policy = make_policy(**sizes)
+    observations, noise = numbers(150, 2, 3), numbers(150, 2, 2, seed=1)
+    ring, _ = (tensor.unflatten(0, (150, 2)) for tensor in policy.initial_memory(300))
+    ring = numbers(*ring.shape, seed=2)
+    # Trials that have come to different steps, some of them through the whole ring.
+    count = torch.arange(300).mul(7).remainder(160).unflatten(0, (150, 2))
+    params = dict(policy.named_parameters())
+    with torch.inference_mode():
+        whole_ring = ring.clone()
+        of_all, (_, after) = policy.actor(params)(observations, noise, (whole_ring, count))
+        for start, stop in ((0, 1), (31, 32), (33, 100), (149, 150), (1, 150)):
+            part = slice(start, stop)
+            mine = ring[part].clone()
+            acted, (_, mine_after) = policy.actor(params, start)(observations[part], noise[part], (mine, count[part]))
+            assert torch.equal(acted, of_all[part])
+            assert torch.equal(mine, whole_ring[part])
+            assert torch.equal(mine_after, after[part])
+
+
+def test_stacked_parameters_are_those_of_each_task() -> None:
+    policies = [make_policy("discrete", context=7, seed=seed) for seed in range(3)]
+    stacked = {
+        name: torch.stack([dict(policy.named_parameters())[name].detach() for policy in policies])
+        for name, _ in policies[0].named_parameters()
+    }
+    observations, noise = numbers(12, 3, 2, 3), torch.rand((12, 3, 2, 1), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        acted = step_by_step(policies[0], observations, noise, stacked)
+        for task, policy in enumerate(policies):
+            own = step_by_step(policy, observations[:, task : task + 1], noise[:, task : task + 1])
+            assert torch.equal(acted[:, task : task + 1], own)
+
+
+def test_act_leaves_its_arguments_as_they_are() -> None:
+    policy = make_policy(context=7)
+    memory = tuple(tensor.unflatten(0, (2, 3)) for tensor in policy.initial_memory(6))
+    _, after = policy.act(numbers(2, 3, 3), numbers(2, 3, 2, seed=1), memory)
+    assert not memory[0].any()
+    assert after[0].any()
+    assert (after[1] == 1).all()
+
+
+@pytest.mark.timeout(240)
+def test_episodes_of_different_lengths_are_the_same_in_workers() -> None:
+    slots = make_vector_env(ObservedLastStep("DarkRoom-v0"), {})
+    policy = TransformerPolicy(
+        slots.single_observation_space, slots.single_action_space, 16, num_heads=2, context=24, seed=3
+    )
+    slots.close()
+    options: dict[str, Any] = {"slots_per_task": 1, "observe_last": True, "seed": 0}
+    digests = []
+    for workers in (0, 1, 2):
+        with MultiTaskSampler(
+            "DarkRoom-v0", {}, batch_size=3, policy=policy, num_workers=workers, **options
+        ) as sampler:
+            digests.append(sampler.rollout_trials(sampler.sample_tasks(5)).digest())
+    assert len(set(digests)) == 1
+
+
+def test_long_sequences_have_the_same_gradient_with_less_memory() -> None:
+    observations = numbers(40, 2, 3)
+    gradients = []
+    for above in (None, 10):
+        policy = make_policy(context=16, checkpoint_above=above)
+        state = torch.get_rng_state()
+        unrolled = policy.unroll(observations)
+        assert unrolled.values is not None
+        loss = unrolled.distribution[0].square().sum() + unrolled.values.sum()
+        gradients.append(torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True))
+        assert torch.equal(torch.get_rng_state(), state)
+    for plain, again in zip(*gradients, strict=True):
+        assert (plain is None) == (again is None)
+        if plain is not None:
+            torch.testing.assert_close(plain, again)
+
+
+def test_values_come_from_a_head_a_network_or_are_left_out() -> None:
+    observations = numbers(4, 2, 3)
+    for value, learned in (("head", ("body.", "value_head.")), ("network", ("value_body.", "value_head."))):
+        policy = make_policy(value=value)
+        values = policy.unroll(observations).values
+        assert values is not None
+        assert values.shape == (4, 2)
+        params = dict(policy.named_parameters())
+        gradients = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
+        used = {name for name, gradient in zip(params, gradients, strict=True) if gradient is not None}
+        assert used == {name for name in params if name.startswith(learned)}
+    assert make_policy(value="none").unroll(observations).values is None
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    state = torch.get_rng_state()
+    first, again, other = (TransformerPolicy(SEEN, ACTIONS["box"], 16, seed=seed).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["body.embed.weight"], other["body.embed.weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 0}, "context must be positive, got 0"),
+        ({"num_heads": 3}, "hidden_size must be a multiple of twice num_heads, 6, got 16"),
+        ({"num_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads must divide num_heads, 4, got 3"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TransformerPolicy(SEEN, ACTIONS["box"], 16, **options)
