@@ -4,12 +4,13 @@ A sampler made with `slots_per_task=1` and `observe_last=True` runs any of them 
 stand beside what meta-learned policies reach: some are optimal, or nearly, for the very distribution of tasks.
 
 Arms pay 1 or 0, with means that are uniform a priori. The processes are those of `TabularMDP-v0`; their algorithms know
-the number of states, the number of actions and the horizon.
+the number of states, the number of actions and the horizon. For `GridNavi-v0` there is what is optimal.
 
 Source: Duan et al. 2016, appendix A, https://arxiv.org/abs/1611.02779
 """
 
 from maml_rl.policies.classical.bandits import UCB1, BanditEpsilonGreedy, BanditPolicy, GittinsIndex, ThompsonSampling
+from maml_rl.policies.classical.bayes_optimal import BayesOptimalGridNavi, OptimalSearch, optimal_search
 from maml_rl.policies.classical.counting import CountingPolicy, RandomPolicy
 from maml_rl.policies.classical.gittins import gittins_indices
 from maml_rl.policies.classical.tabular import (
@@ -28,12 +29,15 @@ __all__ = [
     "UCRL2",
     "BanditEpsilonGreedy",
     "BanditPolicy",
+    "BayesOptimalGridNavi",
     "CountingPolicy",
     "GittinsIndex",
+    "OptimalSearch",
     "RandomPolicy",
     "TabularEpsilonGreedy",
     "TabularPolicy",
     "ThompsonSampling",
     "gittins_indices",
+    "optimal_search",
     "value_iteration",
 ]
