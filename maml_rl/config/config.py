@@ -208,9 +208,21 @@ class Config(SettingsModel):
     recv_timeout: Annotated[
         Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow workers; null: wait for all")
     ] = None
+    stepping: Annotated[
+        Literal["auto", "serial", "threads"],
+        Field(
+            description="how a worker steps slots: one by one (serial), side by side (threads), the family's default"
+        ),
+    ] = "auto"
+    stepping_threads: Annotated[
+        Count | None, Field(description="slots of a worker that may wait at once; null: all (with stepping: threads)")
+    ] = None
     step_timeout: Annotated[
         Positive, Field(description="seconds that one call of an environment may take before it counts as hung")
     ] = 60.0
+    max_retries: Annotated[
+        int, Field(ge=0, le=_MOST, description="how often one episode may begin anew when its environment raises Retry")
+    ] = 3
     max_restarts: Annotated[
         int, Field(ge=0, le=_MOST, description="how often a worker that dies is replaced within one phase")
     ] = 3

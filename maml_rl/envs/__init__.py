@@ -1,5 +1,6 @@
 """The task families and the contract that they fulfill. Importing it registers the families, and loads none of them."""
 
+from maml_rl.envs.calls import Retry
 from maml_rl.envs.checking import check_meta_env
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, make_vector_env
@@ -17,6 +18,7 @@ __all__ = [
     "ObservedLastStep",
     "ObservedTask",
     "PolarTaskSpace",
+    "Retry",
     "SampleTaskOnReset",
     "SampleTaskOnResetVector",
     "StepBuffers",

@@ -79,6 +79,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
         # Zeros stand where there is no last action.
         super().__init__(env, np.minimum(low, 0.0), np.maximum(high, 0.0), np.dtype(np.float32))
         self._begun = np.zeros(env.num_envs, np.bool_)
+        self._at_start = self._last.copy(), self._begun.copy()
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Begin a trial of the task `tasks[i]` in slot i; see `MetaVectorEnv`."""
@@ -102,6 +103,15 @@ class LastStepVectorEnv(ObservingVectorEnv):
     def _end_episodes(self, slots: NDArray[np.bool_]) -> None:
         # An episode may have been cut off by the one who steps, of which the environment knows nothing.
         self._last[slots, -1] = 1.0
+        self._at_start = self._last.copy(), self._begun.copy()
+
+    def reset_send(self, index: int, seed: int) -> None:
+        """Begin another episode of the trial in one slot; see `MetaVectorEnv`."""
+        if self._begun[index]:
+            self._last[index, -1] = 1.0
+        for kept, now in zip(self._at_start, (self._last, self._begun), strict=True):
+            kept[index] = now[index]
+        super().reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step; see `MetaVectorEnv`."""
@@ -114,7 +124,11 @@ class LastStepVectorEnv(ObservingVectorEnv):
         """Run the step and write the buffers; see `MetaVectorEnv`."""
         received = self.env.step_recv(timeout, indices)
         for index in received:
-            self._show(self.parts[index], *self._sent.pop(index))
+            if index in self._sent:
+                self._show(self.parts[index], *self._sent.pop(index))
+        restarted = self.buffers.restarted
+        if restarted.any():
+            self._last[restarted], self._begun[restarted] = (kept[restarted] for kept in self._at_start)
         self._observe()
         return received
 

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from maml_rl.envs.calls import CallRules, is_async_class
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepVectorEnv
@@ -20,6 +21,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.task_observation import TaskObservationVectorEnv
+from maml_rl.envs.threaded import ThreadedVectorEnv, refuse_unsafe
 
 EnvMaker = str | Callable[..., Any]
 
@@ -75,18 +77,64 @@ def require_tasks(env: EnvMaker) -> None:
     Raises:
         TypeError: If it has none.
     """
-    made = observed_env(env)
-    name = made if isinstance(made, str) else ""
-    if name:
-        spec = find_spec(name)
-        if spec.id in FAMILIES or spec.additional_wrappers or spec.entry_point is None or _may_be_meta(spec):
-            return
-        try:
-            made = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-        except (ImportError, AttributeError):
-            return  # Making it says why.
+    name = env_id(env)
+    if name and ((spec := find_spec(name)).id in FAMILIES or spec.additional_wrappers or _may_be_meta(spec)):
+        return
+    made = _maker_of(env)
     if isinstance(made, type) and issubclass(made, gymnasium.Env) and not issubclass(made, gymnasium.Wrapper):
         require_task_methods(made, name)
+
+
+def _maker_of(env: EnvMaker) -> Any:
+    """Return the class or function that makes the environment objects; None if that is not known."""
+    made = observed_env(env)
+    if isinstance(made, str):
+        entry_point = find_spec(made).entry_point
+        try:
+            made = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point  # type: ignore[assignment]
+        except (ImportError, AttributeError):
+            return None  # Making it says why.
+    while isinstance(made, partial):
+        made = made.func
+    return made
+
+
+def check_stepping(env: EnvMaker, rules: CallRules) -> None:
+    """Refuse threads, before anything is made, for what certainly cannot be stepped in them.
+
+    Raises:
+        ValueError: If its slots are one batch.
+        TypeError: If it says that it is not safe in threads, or must be awaited and threads are not wanted.
+    """
+    if rules.want_threads:
+        name = env_id(env)
+        if name and _may_be_meta(find_spec(name)):
+            raise _one_batch(name)
+        refuse_unsafe(_maker_of(env))
+    elif rules.stepping == "serial" and is_async_class(made := _maker_of(env)):
+        raise TypeError(
+            f"{made.__name__} has an async reset or step, which nobody awaits where slots are stepped one by one; use "
+            "stepping='threads'"
+        )
+
+
+def _one_batch(name: str) -> ValueError:
+    return ValueError(
+        f"stepping='threads' is for environments that wait, and {name} steps all its slots as one batch; leave "
+        "stepping and stepping_threads out"
+    )
+
+
+def steps_in_threads(env: EnvMaker, rules: CallRules) -> bool:
+    """Tell whether environment objects are stepped side by side: as the rules say, else as their class does."""
+    if rules.want_threads or rules.stepping == "serial":
+        return rules.want_threads
+    made = _maker_of(env)
+    return getattr(made, "stepping", "serial") == "threads" or is_async_class(made)
+
+
+def _adapter(env: EnvMaker, rules: CallRules) -> type[SerialVectorEnv]:
+    return ThreadedVectorEnv if steps_in_threads(env, rules) else SerialVectorEnv
 
 
 def make_vector_env(
@@ -97,6 +145,7 @@ def make_vector_env(
     max_episode_steps: int | None = None,
     num_threads: int = 1,
     current_slots: NDArray[np.int64] | None = None,
+    rules: CallRules = CallRules(),  # noqa: B008 - frozen
 ) -> MetaVectorEnv:
     """Make N slots of a family.
 
@@ -108,6 +157,7 @@ def make_vector_env(
         max_episode_steps: time limit; None for the environment's own.
         num_threads: threads for families whose physics can use several.
         current_slots: (1,) where an adapter writes the slot that it works on; see `SerialVectorEnv`.
+        rules: how an adapter carries out the calls of its slots.
 
     Returns:
         The batched family of an id that has one; otherwise an adapter around N environment objects.
@@ -127,13 +177,15 @@ def make_vector_env(
                 max_episode_steps=max_episode_steps,
                 num_threads=num_threads,
                 current_slots=current_slots,
+                rules=rules,
             )
         )
     kwargs = dict(env_kwargs or {})
     if "autoreset_mode" in kwargs:
         raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
     if not isinstance(env, str):
-        return SerialVectorEnv(partial(_make_limited, env, max_episode_steps), kwargs, num_envs, current_slots)
+        make_limited = partial(_make_limited, env, max_episode_steps)
+        return _adapter(env, rules)(make_limited, kwargs, num_envs, current_slots, rules)
     spec = find_spec(env)
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
@@ -145,11 +197,14 @@ def make_vector_env(
         if isinstance(vector_env, BatchedFamily):
             vector_env.autoreset_mode = AutoresetMode.DISABLED
         if isinstance(vector_env, MetaVectorEnv):
+            if rules.want_threads:
+                vector_env.close()
+                raise _one_batch(spec.id)
             return vector_env
         vector_env.close()
     # Gymnasium's checker costs time at every step, and would warn once for every slot.
     make_env = partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs})
-    return SerialVectorEnv(make_env, {}, num_envs, current_slots)
+    return _adapter(env, rules)(make_env, {}, num_envs, current_slots, rules)
 
 
 def _may_be_meta(spec: EnvSpec) -> bool:

@@ -39,6 +39,8 @@ class StepBuffers:
         rewards: (N,) float64.
         terminated: (N,) bool, set from the step that ended the episode until the next reset.
         truncated: (N,) bool, likewise.
+        restarted: (N,) bool, set where the last step did not happen: the environment raised `Retry`, and the episode
+            was begun anew.
         infos: (N,) float64 by name, the recorded infos of the last step; NaN where there is none.
     """
 
@@ -46,6 +48,7 @@ class StepBuffers:
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
+    restarted: NDArray[np.bool_]
     infos: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
@@ -64,6 +67,7 @@ class StepBuffers:
             rewards=np.zeros(num_envs, np.float64),
             terminated=np.zeros(num_envs, np.bool_),
             truncated=np.zeros(num_envs, np.bool_),
+            restarted=np.zeros(num_envs, np.bool_),
             infos={name: np.zeros(num_envs, np.float64) for name in recorded_infos},
         )
 
@@ -112,10 +116,15 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
             for one at the last step of an episode, as `{"success": "episode"}`. Any `gymnasium.Env` may have it.
         task_space: what its tasks are made from, for grids, strata and splits of tasks; None where that is not said.
             Any `gymnasium.Env` may have it.
+        stepping: "threads" for an environment that mostly waits, as for a service: a sampler then runs its slots side
+            by side unless it is told otherwise. Any `gymnasium.Env` class may have it.
+        thread_safe: False for one whose calls must all come from one thread. Any `gymnasium.Env` class may have it.
     """
 
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
     task_space: TaskSpace | None = None
+    stepping: Literal["serial", "threads"] = "serial"
+    thread_safe: bool = True
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int) -> list[Task]:
@@ -141,9 +150,14 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         observes_anywhere: whether every reset and step writes the observations of all slots, into the array that is
             `buffers.observations` by then; a sampler may put another one there before each.
         parts: ranges of slots that are stepped independently of each other; one range here, one per worker elsewhere.
+        advances_by_slot: whether every slot is a part of its own, whose resets and steps wait for nothing but itself.
+            It can then be reset alone, with `reset_send`, and a `step_recv` with a timeout may return nothing.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
         recorded_infos: which infos are in `buffers`; see `MetaEnv`, as for `task_space`.
-        physics_seconds: (len(parts),) seconds spent stepping and resetting so far.
+        physics_seconds: (len(parts),) seconds spent stepping and resetting so far; (1,) zero where slots wait side by
+            side.
+        retries: how often an episode was begun anew so far, because its environment raised `Retry`.
+        waiting_seconds: seconds for which no slot was ready so far, where slots wait side by side; else 0.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 - gymnasium declares it an instance variable
@@ -151,10 +165,21 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     buffers: StepBuffers
     observes_anywhere: bool = False
     parts: tuple[slice, ...]
+    advances_by_slot: bool = False
     max_episode_steps: int | None
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
     task_space: TaskSpace | None = None
     physics_seconds: NDArray[np.float64]
+
+    @property
+    def retries(self) -> int:
+        """See the class; 0 for families of this package."""
+        return 0
+
+    @property
+    def waiting_seconds(self) -> float:
+        """See the class."""
+        return 0.0
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
@@ -181,6 +206,10 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         Args:
             seeds: (N,) integers in [0, 2**63).
         """
+
+    def reset_send(self, index: int, seed: int) -> None:
+        """Start the reset of slot `index` with `seed`, where `advances_by_slot`; `step_recv` waits for it, too."""
+        raise NotImplementedError(f"{type(self).__name__} resets all its slots together; use reset_buffers")
 
     @abstractmethod
     def step_send(self, index: int, actions: NDArray[Any]) -> None:

@@ -31,6 +31,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         self.env = env
         self.num_envs, self.parts, self.max_episode_steps = env.num_envs, env.parts, env.max_episode_steps
         self.recorded_infos, self.task_space = env.recorded_infos, env.task_space
+        self.advances_by_slot = env.advances_by_slot
         self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
         flat = spaces.utils.flatten_space(env.single_observation_space)
         assert isinstance(flat, spaces.Box)
@@ -74,6 +75,16 @@ class ObservingVectorEnv(MetaVectorEnv):
     def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
         self.env.physics_seconds = seconds
 
+    @property
+    def retries(self) -> int:
+        """The environment's."""
+        return self.env.retries
+
+    @property
+    def waiting_seconds(self) -> float:
+        """The environment's."""
+        return self.env.waiting_seconds
+
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw the environment's tasks."""
         return self.env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
@@ -94,6 +105,10 @@ class ObservingVectorEnv(MetaVectorEnv):
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`."""
         self.env.reset_buffers(seeds)
         self._observe()
+
+    def reset_send(self, index: int, seed: int) -> None:
+        """Start the reset of a slot; see `MetaVectorEnv`."""
+        self.env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step; see `MetaVectorEnv`."""

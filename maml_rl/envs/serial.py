@@ -1,7 +1,8 @@
 """`SerialVectorEnv`: anyone's environment with `sample_tasks` and `reset_task` as N slots, stepped one by one."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.envs.calls import Attempt, Attempts, CallRules, Retry, carry_out, is_async, pause_visibly
 from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env
 from maml_rl.envs.meta_env import (
     InfoKind,
@@ -43,6 +45,7 @@ class SerialVectorEnv(MetaVectorEnv):
         env_kwargs: keyword arguments of `make_env`.
         num_envs: N, at least 1.
         current_slots: (1,) where to write the slot that is being made, reset, given its task, or stepped.
+        rules: how their calls are carried out.
 
     Raises:
         TypeError: If the environments are no task family, or their spaces are not supported.
@@ -55,9 +58,11 @@ class SerialVectorEnv(MetaVectorEnv):
         env_kwargs: Mapping[str, Any] | None = None,
         num_envs: int = 1,
         current_slots: NDArray[np.int64] | None = None,
+        rules: CallRules = CallRules(),  # noqa: B008 - frozen
     ) -> None:
         self.envs: list[gymnasium.Env[Any, Any]] = []
         self.num_envs = check_count("num_envs", num_envs)
+        self._attempts = Attempts(rules.max_retries, num_envs)
         self.current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
         try:
             self._make_envs(make_env, env_kwargs or {})
@@ -76,6 +81,8 @@ class SerialVectorEnv(MetaVectorEnv):
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
         self.buffers = StepBuffers.allocate(flat, num_envs, self.recorded_infos)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
+        # What begins the episode of each slot.
+        self._begin: list[Callable[[], Any]] = [env.reset for env in self.envs]
         self._ready = False
         self._sent: NDArray[Any] | None = None
         self._env_infos: dict[str, Any] = {}
@@ -86,6 +93,7 @@ class SerialVectorEnv(MetaVectorEnv):
             env = make_env(**env_kwargs)
             require_meta_env(env)
             self.envs.append(env)
+            self.envs[-1] = self._prepared(env)
             first, other = _description(self.envs[0]), _description(env)
             for kind in first:
                 if first[kind] != other[kind]:
@@ -93,17 +101,40 @@ class SerialVectorEnv(MetaVectorEnv):
                         f"all slots must have the same {kind}: slot 0 has {first[kind]}, slot {slot} has {other[kind]}"
                     )
 
+    def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """Return an environment as its methods are to be called.
+
+        Raises:
+            TypeError: If they cannot be called here.
+        """
+        if is_async(env):
+            raise TypeError(
+                f"{type(env.unwrapped).__name__} has an async reset or step, which nobody awaits where slots are "
+                "stepped one by one; use stepping='threads'"
+            )
+        return env
+
+    @property
+    def retries(self) -> int:
+        """How often an episode was begun anew so far, because its environment raised `Retry`."""
+        return self._attempts.total
+
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from the generator of slot 0; `seed` resets that slot with it first.
 
         For an evaluation, `sample_test_tasks` draws them where the environment has that method.
         """
         self.current_slots[0] = 0
-        if seed is not None:
-            self.envs[0].reset(seed=seed & _SEED_BITS)
-            self._ready = False
         name = "sample_test_tasks" if evaluation and has_method(self.envs[0], "sample_test_tasks") else "sample_tasks"
-        tasks: list[Task] = list(find_method(self.envs[0], name)(num_tasks))
+
+        def draw() -> list[Task]:
+            if seed is not None:
+                self._ready = False
+                self.envs[0].reset(seed=seed & _SEED_BITS)
+            return list(find_method(self.envs[0], name)(num_tasks))
+
+        self._attempts.retries[0] = 0
+        tasks: list[Task] = self._carry_out(0, self._attempts.of(0, draw))[1]
         if len(tasks) != num_tasks:
             raise TaskError(f"{name}({num_tasks}) of {self.envs[0]} returned {len(tasks)} tasks")
         for task in tasks:
@@ -120,7 +151,14 @@ class SerialVectorEnv(MetaVectorEnv):
             raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self.current_slots[0] = slot
-            reset_task(task)
+            self._attempts.retries[slot] = 0
+            self._carry_out(slot, self._attempts.of(slot, partial(reset_task, task)))
+
+    def _carry_out(self, slot: int, attempt: Attempt) -> tuple[bool, Any]:
+        def mark(pausing: bool) -> None:
+            self.current_slots[0] = -1 if pausing else slot
+
+        return carry_out(attempt, partial(pause_visibly, mark=mark))
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
@@ -152,17 +190,34 @@ class SerialVectorEnv(MetaVectorEnv):
     ) -> None:
         start = perf_counter()
         self._sent, self._env_infos = None, {}
-        buffers, slots = self.buffers, range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        for slot in slots:
+        for slot in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             self.current_slots[0] = slot
-            observation, info = self.envs[slot].reset(seed=seeds[slot], options=options)
-            self._write_observation(slot, observation)
-            buffers.rewards[slot], buffers.terminated[slot], buffers.truncated[slot] = 0.0, False, False
-            for values in buffers.infos.values():
-                values[slot] = np.nan
-            self._env_infos = self._add_info(self._env_infos, info, slot)
+            begin = self._begin_with(slot, seeds[slot], options)
+            self._write_reset(slot, self._carry_out(slot, self._attempts.of(slot, begin))[1])
         self._ready = True
         self.physics_seconds[0] += perf_counter() - start
+
+    def _begin_with(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> Callable[[], Any]:
+        """Return what begins an episode, which then counts from no retry."""
+        self._attempts.retries[slot] = 0
+        begin = self._begin[slot] = partial(self.envs[slot].reset, seed=seed, options=options)
+        return begin
+
+    def _write_reset(self, slot: int, result: Any, *, restarted: bool = False) -> None:
+        """Write what a `reset` returned.
+
+        Args:
+            slot: whose.
+            result: observation and info.
+            restarted: whether the episode had begun before.
+        """
+        buffers, (observation, info) = self.buffers, result
+        self._write_observation(slot, observation)
+        buffers.rewards[slot], buffers.terminated[slot], buffers.truncated[slot] = 0.0, False, False
+        buffers.restarted[slot] = restarted
+        for values in buffers.infos.values():
+            values[slot] = np.nan
+        self._env_infos = self._add_info(self._env_infos, info, slot)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
@@ -181,20 +236,31 @@ class SerialVectorEnv(MetaVectorEnv):
         start = perf_counter()
         actions, self._sent = self._sent, None
         buffers = self.buffers
-        buffers.rewards[:] = 0.0
+        buffers.rewards[:], buffers.restarted[:] = 0.0, False
         self._env_infos = {}
         for slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)).tolist():
             self.current_slots[0] = slot
-            observation, reward, terminated, truncated, info = self.envs[slot].step(self._action(actions[slot]))
-            self._write_observation(slot, observation)
-            buffers.rewards[slot] = reward
-            terminated = self._flag(slot, "terminated", terminated)
-            truncated = self._flag(slot, "truncated", truncated)
-            buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
-            self._write_infos(slot, info, over=terminated or truncated)
-            self._env_infos = self._add_info(self._env_infos, info, slot)
+            step = partial(self.envs[slot].step, self._action(actions[slot]))
+            try:
+                result = step()
+            except Retry as retry:
+                anew = self._attempts.of(slot, step, self._begin[slot], retry)
+                self._write_reset(slot, self._carry_out(slot, anew)[1], restarted=True)
+            else:
+                self._write_step(slot, result)
         self.physics_seconds[0] += perf_counter() - start
         return [0]
+
+    def _write_step(self, slot: int, result: Any) -> None:
+        """Write what a `step` returned."""
+        buffers, (observation, reward, terminated, truncated, info) = self.buffers, result
+        self._write_observation(slot, observation)
+        buffers.rewards[slot] = reward
+        terminated = self._flag(slot, "terminated", terminated)
+        truncated = self._flag(slot, "truncated", truncated)
+        buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
+        self._write_infos(slot, info, over=terminated or truncated)
+        self._env_infos = self._add_info(self._env_infos, info, slot)
 
     def _write_observation(self, slot: int, observation: Any) -> None:
         observations = self.buffers.observations
@@ -251,9 +317,15 @@ class SerialVectorEnv(MetaVectorEnv):
         """Return what each environment draws, or None without a render mode."""
         return None if self.render_mode is None else tuple(env.render() for env in self.envs)
 
+    def _left_open(self) -> Container[int]:
+        """Return the slots that are not to be closed."""
+        return ()
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment; one whose `close` raises costs a warning, since its work is done."""
         for slot, env in enumerate(self.envs):
+            if slot in self._left_open():
+                continue
             try:
                 with UsersCode(lambda error: ChildEnvError(explain(error))):
                     env.close()

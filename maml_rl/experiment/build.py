@@ -42,6 +42,8 @@ from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
 # Ways of collecting, which are for training alone.
 _MODES = ("inference", "num_groups", "recv_timeout")
+# What may be the cause of an error when a sampler is made.
+_CAUSES = (*_MODES, "stepping", "stepping_threads", "backend")
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
 
@@ -165,7 +167,7 @@ class Experiment:
             placement["num_workers"] = num_workers
         prefetched = config.prefetch > 0 and not evaluation
         try:
-            return MultiTaskSampler(
+            sampler = MultiTaskSampler(
                 self.env_maker,
                 config.env_kwargs,
                 batch_size=config.fast_batch_size,
@@ -181,10 +183,12 @@ class Experiment:
                 timer=timer,
                 **placement,
             )
+            sampler.check_threads(config.meta_batch_size)
+            return sampler
         except ConfigError:
             raise
         except (TypeError, ValueError) as error:
-            chosen = [name for name in (*_MODES, "backend") if name in placement and _is_chosen(config, name)]
+            chosen = [name for name in _CAUSES if name in placement and _is_chosen(config, name)]
             if not chosen:
                 raise
             raise config.error(str(error), chosen[0].replace("_", "-")) from error

@@ -218,6 +218,7 @@ def _collecting(
 
     def collect(version: int) -> _Collected:
         started = perf_counter()
+        retried, waited = sampler.retries, sampler.waiting_seconds
         tasks = sampler.sample_tasks(config.meta_batch_size)
         batch = metalearner.collect(sampler, tasks)
         seconds = perf_counter() - started
@@ -228,6 +229,10 @@ def _collecting(
             task_state = copy.deepcopy(distribution.state_dict())
             task_metrics = {f"tasks/{name}": value for name, value in distribution.metrics().items()}
         stages, means = sampler.timer.take(), sampler.timer.take_means()
+        # Both depend on the machine and its services, as times do, and only slow environments have them.
+        retries, waiting = sampler.retries - retried, sampler.waiting_seconds - waited
+        if retries or waiting:
+            means |= {"time/waiting": waiting, "time/retries": float(retries)}
         return _Collected(batch, version, seconds, stages, means, task_state, task_metrics)
 
     newest: tuple[int, dict[str, Tensor]]

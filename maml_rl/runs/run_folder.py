@@ -68,7 +68,10 @@ _MAY_CHANGE = {
     "ray-head-timeout",
     "inference",
     "num-groups",
+    "stepping",
+    "stepping-threads",
     "step-timeout",
+    "max-retries",
     "max-restarts",
 }
 

@@ -25,6 +25,16 @@ class RolloutBackend(ABC):
         """Process ids of the workers on this machine that there are now."""
         return []
 
+    @property
+    def retries(self) -> int:
+        """How often episodes were begun anew so far, because their environment raised `Retry`."""
+        return 0
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds for which no slot was ready, where they wait side by side; of the worker that has waited longest."""
+        return 0.0
+
     @abstractmethod
     def prepare(self, num_tasks: int) -> None:
         """Have workers ready for phases of `num_tasks` tasks; do nothing if they are."""

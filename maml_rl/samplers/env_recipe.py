@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +14,8 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.make_env import EnvMaker, check_stepping, env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.samplers.describing import describe_env, describe_task
@@ -30,12 +31,14 @@ class Recipe:
         env_kwargs: keyword arguments.
         max_episode_steps: time limit; None for the environment's own.
         spec: what the id is registered with in the parent, whose registrations a worker may lack; None for a callable.
+        rules: how the calls of environment objects are carried out.
     """
 
     env: str | Callable[..., Any]
     env_kwargs: Mapping[str, Any]
     max_episode_steps: int | None
     spec: EnvSpec | None
+    rules: CallRules = CallRules()  # noqa: RUF009 - frozen
 
     @classmethod
     def of(cls, env: EnvMaker | None, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None) -> Recipe:
@@ -61,6 +64,16 @@ class Recipe:
             env = spec.id
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
+    def with_rules(self, rules: CallRules) -> Recipe:
+        """Return the recipe with rules for the calls of environment objects.
+
+        Raises:
+            TypeError: If the environment is not safe in threads, or must be awaited.
+            ValueError: If threads are wanted for slots that are one batch.
+        """
+        check_stepping(self.env, rules)
+        return replace(self, rules=rules)
+
     @property
     def slots_per_task(self) -> int | None:
         """How many environments of each task the family has by default; None for one per episode."""
@@ -84,6 +97,7 @@ class Recipe:
             max_episode_steps=self.max_episode_steps,
             num_threads=num_threads,
             current_slots=current_slots,
+            rules=self.rules,
         )
 
     def require_importable(self) -> None:

@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from maml_rl.envs.calls import CallHangsError
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ChildEnvError, NonFiniteError, TaskError, explain
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError, explain
 from maml_rl.samplers.describing import describe_task, shorten
 
 _MAX_MESSAGE_CHARACTERS = 2_000
@@ -74,9 +75,20 @@ def error_of(failed: Sequence[tuple[object, Failed]], env_name: str) -> ChildEnv
         )
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
         return NonFiniteError("; ".join(reply.message for _, reply in failed))
+    if all(reply.error == CallHangsError.__name__ for _, reply in failed):
+        return ChildEnvTimeout(
+            "\n\n".join(_describe_hang(reply, f"{worker} of {env_name}") for worker, reply in failed)
+        )
     error = ChildEnvError("\n\n".join(_describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed))
     error.summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
     return error
+
+
+def _describe_hang(failure: Failed, worker: str) -> str:
+    """Return which call hangs in `worker`, and its stack, which is in the message."""
+    where = "" if failure.slot is None else f" of slot {failure.slot}"
+    task = "" if failure.task is None else f" with the task {failure.task}"
+    return f"{worker} hangs{where}{task}: {failure.message}"
 
 
 def _describe_failure(failure: Failed, worker: str) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.envs.calls import CallHangsError
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ChildEnvError, MamlRLError, UsersCode
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, MamlRLError, UsersCode
 from maml_rl.machine import usable_cores
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.backend import RolloutBackend
@@ -37,6 +38,8 @@ class VectorEnvBackend(RolloutBackend):
         self._recipe, self._slots_per_task = recipe, slots_per_task
         self._inference = CentralInference(placement.device, placement.recv_timeout, placement.num_groups)
         self._env: MetaVectorEnv | None = None
+        # Retries and seconds of waiting in environments that are closed.
+        self._counted: tuple[int, float] = (0, 0.0)
 
     def prepare(self, num_tasks: int) -> None:
         """See `RolloutBackend`."""
@@ -50,6 +53,16 @@ class VectorEnvBackend(RolloutBackend):
         """See `RolloutBackend`."""
         env = self._env or self._slots_for(num_tasks)
         return env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+
+    @property
+    def retries(self) -> int:
+        """See `RolloutBackend`."""
+        return self._counted[0] + (0 if self._env is None else self._env.retries)
+
+    @property
+    def waiting_seconds(self) -> float:
+        """See `RolloutBackend`."""
+        return self._counted[1] + (0.0 if self._env is None else self._env.waiting_seconds)
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         """See `RolloutBackend`."""
@@ -66,6 +79,7 @@ class VectorEnvBackend(RolloutBackend):
     def close(self) -> None:
         """See `RolloutBackend`."""
         if self._env is not None:
+            self._counted = self.retries, self.waiting_seconds
             env, self._env = self._env, None
             env.close()
 
@@ -103,6 +117,8 @@ class _Work:
         self.current_slots = np.full(1, -1, np.int64)
         self.tasks: tuple[Task, ...] = ()
         self.place: str | int = "while making the environment"
+        # Of the slots that advance by themselves: steps that each has done, -1 in a reset.
+        self.steps: list[int] = []
 
     def error(self, error: BaseException) -> ChildEnvError:
         """Return the error for what the environment has raised."""
@@ -111,8 +127,12 @@ class _Work:
             slot = 0
         failure = failed(0, error, slot if slot >= 0 else None, 0, self.tasks)
         where = f"in step {self.place}" if isinstance(self.place, int) else self.place
+        if self.steps and slot >= 0:
+            where = f"in step {self.steps[slot]}" if self.steps[slot] >= 0 else "in reset"
         of_slot = "" if failure.slot is None else f" in slot {failure.slot}"
         of_task = "" if failure.task is None else f" with the task {failure.task}"
+        if isinstance(error, CallHangsError):
+            return ChildEnvTimeout(f"{self._name} hangs{of_slot}{of_task}, {where}: {error}")
         told = ChildEnvError(f"{self._name} raised{of_slot}{of_task}, {where}: {failure.summary}")
         told.summary = failure.summary
         return told
@@ -144,6 +164,7 @@ class GuardedEnv(MetaVectorEnv):
         self.spec, self.render_mode = env.spec, env.render_mode
         self.max_episode_steps, self.recorded_infos = env.max_episode_steps, env.recorded_infos
         self.task_space, self.observes_anywhere = env.task_space, env.observes_anywhere
+        self.advances_by_slot = env.advances_by_slot
         self.parts, self.buffers, self.physics_seconds = env.parts, env.buffers, env.physics_seconds
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
@@ -154,7 +175,7 @@ class GuardedEnv(MetaVectorEnv):
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
-        self._work.place, self._work.tasks = "in reset_task", tuple(tasks)
+        self._work.place, self._work.tasks, self._work.steps = "in reset_task", tuple(tasks), []
         with self._guard:
             self._env.reset_task(tasks)
 
@@ -175,6 +196,23 @@ class GuardedEnv(MetaVectorEnv):
             self._env.reset_buffers(seeds)
         self._work.place = 0
 
+    @property
+    def retries(self) -> int:
+        """The environment's."""
+        return self._env.retries
+
+    @property
+    def waiting_seconds(self) -> float:
+        """The environment's."""
+        return self._env.waiting_seconds
+
+    def reset_send(self, index: int, seed: int) -> None:
+        """Start the reset of a slot; see `MetaVectorEnv`."""
+        self._work.steps = self._work.steps or [0] * self.num_envs
+        self._work.steps[index] = -1
+        with self._guard:
+            self._env.reset_send(index, seed)
+
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step; see `MetaVectorEnv`."""
         with self._guard:
@@ -186,6 +224,9 @@ class GuardedEnv(MetaVectorEnv):
             received = self._env.step_recv(timeout, indices)
         if isinstance(self._work.place, int):
             self._work.place += 1
+        if self._work.steps:
+            for slot in received:
+                self._work.steps[slot] = 0 if self.buffers.restarted[slot] else self._work.steps[slot] + 1
         return received
 
     def _infos(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
+from maml_rl.envs.calls import Stepping
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
@@ -96,7 +97,12 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
+        stepping: "serial": a worker steps its slots one after the other; "threads": side by side, each waiting for
+            itself alone, in threads, or awaited where `reset` and `step` are coroutines; "auto": as the class of the
+            environment says. The episodes are the same.
+        stepping_threads: how many slots of a worker may wait at once, at most as many as there are; None for all.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
+        max_retries: how often one episode may begin anew because its environment raises `Retry`.
         max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
             lose its worker.
         recv_timeout: seconds to wait for workers that have not finished a step; the policy then acts for those that
@@ -148,7 +154,10 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         slots_per_task: int | None = None,
         max_episode_steps: int | None = None,
         start_method: str | None = None,
+        stepping: Stepping = "auto",
+        stepping_threads: int | None = None,
         step_timeout: float = 60.0,
+        max_retries: int = 3,
         max_restarts: int = 3,
         recv_timeout: float | None = None,
         num_groups: int = 1,
@@ -190,13 +199,17 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             recv_timeout=recv_timeout,
             num_groups=num_groups,
             start_method=start_method,
+            stepping=stepping,
+            stepping_threads=stepping_threads,
             step_timeout=step_timeout,
+            max_retries=max_retries,
             max_restarts=max_restarts,
             ray_address=ray_address,
             strict=strict,
             ray_start_timeout=ray_start_timeout,
             ray_head_timeout=ray_head_timeout,
         )
+        self._recipe = self._recipe.with_rules(self.placement.call_rules)
         self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self.policy, self.baseline = policy, baseline
         self._streams: NamedStreams | None = None
@@ -217,6 +230,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
 
     def prepare(self, num_tasks: int) -> None:
         """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are there."""
+        self.check_threads(num_tasks)
         self._replay(lambda: self._backend.prepare(check_count("num_tasks", num_tasks)))
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
@@ -317,7 +331,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
             TaskError: If a task is malformed.
         """
-        check_count("the number of tasks", len(_check_tasks(tasks)))
+        self.check_threads(check_count("the number of tasks", len(_check_tasks(tasks))))
         if params is not None:
             params = check_parameters(self.policy, params)
         per_task = self.batch_size if num_episodes is None else check_count("num_episodes", num_episodes)
@@ -574,6 +588,16 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         return self._backend.pids
 
     @property
+    def retries(self) -> int:
+        """How often episodes were begun anew so far, because their environment raised `Retry`."""
+        return self._backend.retries
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds for which no slot was ready, where they wait side by side; of the worker that has waited longest."""
+        return self._backend.waiting_seconds
+
+    @property
     def env(self) -> EnvDescription:
         """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; no environment."""
         return self._replay(self._backend.describe)
@@ -587,6 +611,19 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
     def single_action_space(self) -> gymnasium.Space[Any]:
         """Action space of one environment."""
         return self.env.action_space
+
+    def check_threads(self, num_tasks: int) -> None:
+        """Refuse more threads than slots. An evaluation may have fewer tasks than training, for which the threads are.
+
+        Raises:
+            ValueError: If there are more.
+        """
+        threads, num_slots = self.placement.stepping_threads, num_tasks * self.slots_per_task
+        if threads is not None and threads > num_slots and not self.evaluation:
+            raise ValueError(
+                f"stepping_threads={threads} is more than the {num_slots} slots of a phase of {num_tasks} tasks; leave "
+                "it out for one thread for each slot, or lower it"
+            )
 
     def _horizon(self) -> int:
         horizon = self._recipe.max_episode_steps or self._backend.describe().max_episode_steps

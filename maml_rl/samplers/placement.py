@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from maml_rl.arguments import check_count
+from maml_rl.envs.calls import CallRules, Stepping
 from maml_rl.machine import usable_cores
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ class Placement:
         recv_timeout: seconds to wait for workers that have not finished a step; None waits for all.
         num_groups: groups of workers that take turns.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
+        stepping: "serial": a worker steps its slots one after the other; "threads": side by side, each waiting for
+            itself alone, in threads or awaited; "auto": as the family says.
+        stepping_threads: how many slots of a worker may wait at once; None for all.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
+        max_retries: how often one episode may begin anew because its environment raises `Retry`.
         max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
             lose its worker, and how often actors may fail to start on a node.
         ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
@@ -49,7 +54,10 @@ class Placement:
     recv_timeout: float | None = None
     num_groups: int = 1
     start_method: str | None = None
+    stepping: Stepping = "auto"
+    stepping_threads: int | None = None
     step_timeout: float = 60.0
+    max_retries: int = 3
     max_restarts: int = 3
     ray_address: str | None = None
     strict: bool = False
@@ -75,8 +83,19 @@ class Placement:
         for name in ("step_timeout", "ray_start_timeout", "ray_head_timeout"):
             if not 0.0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
+        self.call_rules  # noqa: B018 - refuses what makes no sense
         if self.backend != "ray":
             self._check_mode()
+
+    @property
+    def call_rules(self) -> CallRules:
+        """How a worker carries out the calls of its environment objects."""
+        return CallRules(
+            stepping=self.stepping,
+            threads=self.stepping_threads,
+            timeout=self.step_timeout,
+            max_retries=self.max_retries,
+        )
 
     @property
     def workers(self) -> int:

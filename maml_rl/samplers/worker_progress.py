@@ -25,11 +25,14 @@ class Progress:
         heartbeats: (W,) time, on the monotonic clock, at which each worker began its latest reset or step of a phase
             that it samples by itself.
         steps: (W,) steps that it then had behind it; -1 for a reset.
+        retries: (W,) how often episodes of each worker were begun anew, because their environment raised `Retry`.
+        waiting_seconds: (W,) seconds for which each worker has waited because none of its slots was ready.
         generation: (1,) of the parent's current work; a worker that samples a phase of an earlier one stops.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.physics_seconds, self.current_slots, self.heartbeats, self.steps, self.generation = arrays.values()
+        self.physics_seconds, self.current_slots, self.heartbeats, self.steps, *others = arrays.values()
+        self.retries, self.waiting_seconds, self.generation = others
 
     @staticmethod
     def layout(num_workers: int) -> Layout:
@@ -40,6 +43,8 @@ class Progress:
             "current_slots": (each, np.dtype(np.int64)),
             "heartbeats": (each, np.dtype(np.float64)),
             "steps": (each, np.dtype(np.int64)),
+            "retries": (each, np.dtype(np.int64)),
+            "waiting_seconds": (each, np.dtype(np.float64)),
             "generation": ((1,), np.dtype(np.int64)),
         }
 
@@ -68,8 +73,11 @@ class ReportingEnv:
     def __init__(self, env: MetaVectorEnv, progress: Progress, index: int) -> None:
         self.env, self._index = env, index
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
+        self._slots = progress.current_slots
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
-        self.observes_anywhere = env.observes_anywhere
+        self.observes_anywhere, self.advances_by_slot = env.observes_anywhere, env.advances_by_slot
+        # Of every part: one, but where slots advance by themselves.
+        self._steps = [0] * len(env.parts)
         self.physics_seconds = env.physics_seconds
 
     def begin(self, generation: int) -> None:
@@ -80,21 +88,41 @@ class ReportingEnv:
         """Report a reset, and carry it out; see `MetaVectorEnv`."""
         self._report(-1)
         self.env.reset_buffers(seeds)
+        self._steps = [0] * len(self.parts)
         self._progress[self._index] = 0
+
+    def reset_send(self, index: int, seed: int) -> None:
+        """Report the reset of a slot, and start it; see `MetaVectorEnv`."""
+        self._report(-1)
+        self._steps[index] = -1
+        self.env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Report a step, and start it; see `MetaVectorEnv`."""
-        self._report(self._steps)
+        self._report(self._steps[index])
         self.env.step_send(index, actions)
-        self._steps += 1
+        self._steps[index] += 1
 
     def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
         """Wait for the step; see `MetaVectorEnv`."""
-        return self.env.step_recv(timeout, indices)
+        if not self.advances_by_slot:
+            return self.env.step_recv(timeout, indices)
+        self._report(int(self._progress[self._index]))
+        try:
+            received = self.env.step_recv(timeout, indices)
+        except BaseException:
+            slot = int(self._slots[self._index])
+            if slot >= 0:
+                # Its last step was counted when it was sent.
+                self._progress[self._index] = self._steps[slot] - 1 if self._steps[slot] > 0 else -1
+            raise
+        for slot in received:
+            if self._steps[slot] < 0 or self.buffers.restarted[slot]:
+                self._steps[slot] = 0
+        return received
 
     def _report(self, steps: int) -> None:
         if self._generations[0] != self._generation:
             raise PhaseAbandonedError
-        self._steps = max(steps, 0)
         self._progress[self._index] = steps
         self._heartbeats[self._index] = monotonic()

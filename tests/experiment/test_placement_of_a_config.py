@@ -16,7 +16,10 @@ OTHERS: dict[str, Any] = {
     "inference": "central",
     "recv_timeout": 0.5,
     "num_groups": 2,
+    "stepping": "threads",
+    "stepping_threads": 3,
     "step_timeout": 7.0,
+    "max_retries": 7,
     "max_restarts": 1,
     "ray_address": "10.0.0.1:6379",
     "strict": True,
@@ -28,7 +31,15 @@ OTHERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", [field.name for field in fields(Placement) if field.name in Config.model_fields])
 def test_every_setting_of_a_placement_reaches_the_sampler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(build, "MultiTaskSampler", lambda *args, **options: given.update(options))
+
+    class Sampler:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            given.update(options)
+
+        def check_threads(self, num_tasks: int) -> None:
+            assert num_tasks == 20
+
+    monkeypatch.setattr(build, "MultiTaskSampler", Sampler)
     config = {"env-name": "2DNavigation-v0", name.replace("_", "-"): OTHERS[name]}
     experiment = make_experiment(Config.model_validate(config))
     experiment.make_sampler()

@@ -81,6 +81,7 @@ class ProcessBackend(VectorEnvBackend):
             start_method=self._placement.start_method,
             step_timeout=self._placement.step_timeout,
             max_restarts=self._placement.max_restarts,
+            rules=self._placement.call_rules,
         )
 
     def _sample(self, env: MetaVectorEnv, phase: Phase, timer: StageTimer) -> TaskEpisodes:

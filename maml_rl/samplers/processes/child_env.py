@@ -59,6 +59,7 @@ class ChildEnv:
         self._channel, self._memory = channel, memory
         self._slots, self._index = slice(0, 0), 0
         self._tasks: tuple[Task, ...] = ()
+        self._counted: tuple[int, float] = (0, 0.0)
 
     def run(self) -> None:
         """Carry out commands until the parent sends `Close` or has ended."""
@@ -71,6 +72,7 @@ class ChildEnv:
                 break
             try:
                 message = encode(self._carry_out(command))
+                self._report()
             # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
             except BaseException as error:
                 message = encode(failed(command.generation, error, self._failed_slot(), self._slots.start, self._tasks))
@@ -85,7 +87,8 @@ class ChildEnv:
         generation = command.generation
         match command:
             case Step():
-                self._env.step_send(0, self._actions)
+                for index, part in enumerate(self._env.parts):
+                    self._env.step_send(index, self._actions[part])
                 self._env.step_recv()
             case ResetBuffers():
                 self._env.reset_buffers(self._seeds)
@@ -125,6 +128,14 @@ class ChildEnv:
         # A worker that died before may have left its seconds there; this one adds to them.
         self._env.physics_seconds = self._progress.physics_seconds[own]
         return EnvDescription.of(self._env)
+
+    def _report(self) -> None:
+        """Tell the parent what this worker's environment has counted since the last time."""
+        if hasattr(self, "_env"):
+            counted = self._env.retries, self._env.waiting_seconds
+            self._progress.retries[self._index] += counted[0] - self._counted[0]
+            self._progress.waiting_seconds[self._index] += counted[1] - self._counted[1]
+            self._counted = counted
 
     def _failed_slot(self) -> int | None:
         """Return which of the worker's slots has raised, if that is known."""

@@ -81,6 +81,7 @@ class SharedBuffers:
             "rewards": ((num_envs,), real),
             "terminated": ((num_envs,), flag),
             "truncated": ((num_envs,), flag),
+            "restarted": ((num_envs,), flag),
             "actions": ((num_envs, *action_shape), action_dtype),
             "seeds": ((num_envs,), np.dtype(np.int64)),
             **{f"info {name}": ((num_envs,), real) for name in env.recorded_infos},
@@ -97,6 +98,7 @@ class SharedBuffers:
             rewards=self.step.rewards[slots],
             terminated=self.step.terminated[slots],
             truncated=self.step.truncated[slots],
+            restarted=self.step.restarted[slots],
             infos={name: values[slots] for name, values in self.step.infos.items()},
         )
 

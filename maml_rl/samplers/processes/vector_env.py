@@ -17,7 +17,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.make_env import env_id
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.make_env import env_id, steps_in_threads
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
 from maml_rl.samplers.describing import describe_env
@@ -40,6 +41,8 @@ from maml_rl.samplers.processes.worker_pool import WorkerPool
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _CLOSE_SECONDS = 2.0
+# How long after the deadline of a call its worker may take to say that it hangs.
+_GRACE_SECONDS = 0.5
 
 
 class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv"]):
@@ -64,6 +67,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         max_restarts: how often one worker may die in one phase, and the fork server while it starts a worker.
         granularity: number of slots that stay together in one worker, a divisor of N.
         preload: modules that are imported once for all workers, if the start method is "forkserver".
+        rules: how workers carry out the calls of environment objects.
 
     Attributes:
         phases: has the workers sample whole phases by themselves.
@@ -91,6 +95,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         max_restarts: int = 3,
         granularity: int = 1,
         preload: Sequence[str] = (),
+        rules: CallRules = CallRules(),  # noqa: B008 - frozen
     ) -> None:
         num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", num_workers)
         check_count("max_restarts", max_restarts, 0)
@@ -102,7 +107,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
             raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
         from maml_rl.samplers.processes.launcher import Launcher
 
-        recipe = Recipe.of(env, env_kwargs, max_episode_steps)
+        recipe = Recipe.of(env, env_kwargs, max_episode_steps).with_rules(rules)
         start_method = start_method or START_METHODS[0]
         if start_method != "fork":
             recipe.require_importable()
@@ -114,6 +119,10 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         progress = SharedProgress(memory, self.num_workers)
         launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=max_restarts)
         self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress, step_timeout)
+        if steps_in_threads(recipe.env, rules):
+            # A worker with threads finds by itself which call hangs.
+            self._pool.grace = _GRACE_SECONDS
+        self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end, self._pool, memory)
         self._tasks: tuple[Task, ...] | None = None
@@ -140,6 +149,16 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.task_space = slot.task_space
         self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
         self.phases = WorkerPhases(self._pool, startup, self.parts, memory, step_timeout)
+
+    @property
+    def retries(self) -> int:
+        """See `MetaVectorEnv`; of all workers."""
+        return int(self._progress.retries.sum())
+
+    @property
+    def waiting_seconds(self) -> float:
+        """See `MetaVectorEnv`; of the worker that has waited longest."""
+        return float(self._progress.waiting_seconds.max())
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from the generator of the first worker's environment; see `MetaVectorEnv`."""

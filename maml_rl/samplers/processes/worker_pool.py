@@ -49,6 +49,7 @@ class WorkerPool:
         workers: None where there is none at present.
         generation: number of the current work; replies to earlier work are dropped.
         tasks: the slots' tasks, for messages; None as long as there are none.
+        grace: seconds after its deadline for which a worker may still say itself what hangs.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class WorkerPool:
         self._launcher, self._parts, self._env_name, self._max_restarts = launcher, parts, env_name, max_restarts
         self.workers: list[Worker | None] = [None] * len(parts)
         self.generation = 0
+        self.grace = 0.0
         self.tasks: Sequence[Task] | None = None
         self._progress = progress
         self._owner, self._quiet = os.getpid(), False
@@ -228,7 +230,7 @@ class WorkerPool:
             self._look_at(worker)
             if worker.mark != (mark := self._mark(worker)):
                 worker.mark, worker.deadline = mark, now + worker.seconds
-            elif worker.command is not None and (now >= worker.deadline or self._is_stopped(worker, now)):
+            elif worker.command is not None and (now >= worker.deadline + self.grace or self._is_stopped(worker, now)):
                 overdue.append(worker)
         if overdue:
             self._raise_hung(overdue)

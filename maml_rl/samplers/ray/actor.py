@@ -83,10 +83,14 @@ class Sampled:
     Attributes:
         episodes: without the steps past the longest.
         seconds: of each stage, if they were measured.
+        retries: how often episodes were begun anew.
+        waiting_seconds: for which no slot was ready, where they wait side by side.
     """
 
     episodes: EpisodeArrays
     seconds: dict[str, float]
+    retries: int = 0
+    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +238,15 @@ class RolloutActor:
         env = self._env_of(num_tasks)
         self._tasks = tuple(task for task in phase.tasks for _ in range(slots))
         self._first_slot = start * slots
+        before = env.env.retries, env.env.waiting_seconds
         env.env.reset_task(self._tasks)
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env.env), *phase.sizes))
         timer = StageTimer() if data.timed else NULL_TIMER
         env.begin(self._number)
         sample_phase(env, phase, arrays, timer)
         episodes = arrays if arrays.lengths.max() == phase.horizon else arrays.copy()
-        return Sampled(episodes, timer.take())
+        counted = env.env.retries - before[0], env.env.waiting_seconds - before[1]
+        return Sampled(episodes, timer.take(), *counted)
 
     def close(self) -> None:
         """Close the environments."""

@@ -58,12 +58,23 @@ class RayBackend(RolloutBackend):
         self._versions = itertools.count()
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
+        self._retries, self._waiting_seconds = 0, 0.0
         self._pool = RayPool(placement, name, code, slots_per_task)
 
     @property
     def pids(self) -> list[int]:
         """See `RolloutBackend`."""
         return self._pool.pids
+
+    @property
+    def retries(self) -> int:
+        """See `RolloutBackend`."""
+        return self._retries
+
+    @property
+    def waiting_seconds(self) -> float:
+        """See `RolloutBackend`; the mean over actors."""
+        return self._waiting_seconds
 
     def prepare(self, num_tasks: int) -> None:
         """See `RolloutBackend`."""
@@ -96,11 +107,15 @@ class RayBackend(RolloutBackend):
                 for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
             ]
         timer.observe(WORKERS_PER_INFERENCE, 1)
-        started = monotonic()
+        started, waiting = monotonic(), 0.0
         for unit, reply in self._pool.results(units, timer):
             assert isinstance(reply, Sampled)
+            self._retries += reply.retries
+            waiting += reply.waiting_seconds
             with timer.stage("assembly"):
                 arrays.fill(unit.part, reply.episodes)
+        # Actors wait side by side.
+        self._waiting_seconds += waiting / max(1, len(self._pool))
         self._choose_units(monotonic() - started)
         if timed:
             # Actors run side by side: the driver has waited for the busiest.

@@ -16,6 +16,7 @@ from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.policies.distributions import middle_of
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
+from maml_rl.samplers.rollout.recorder import SlotIndex
 from maml_rl.seeding import PhaseStreams
 from maml_rl.spaces import array_layout
 
@@ -38,6 +39,7 @@ class EpisodeNoise:
         episodes: the wave's range of episodes, S of them.
         horizon: T; no noise is drawn for later steps.
         deterministic: draw nothing, and take the middle of the noise's range.
+        blocks_kept: how many blocks of steps are kept, as slots may be some steps apart; others are drawn again.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class EpisodeNoise:
         episodes: range,
         horizon: int,
         deterministic: bool = False,
+        blocks_kept: int = 2,
     ) -> None:
+        self._blocks_kept = blocks_kept
         self._policy, self._streams = policy, streams
         self._num_tasks, self._episodes, self._horizon = num_tasks, episodes, horizon
         numbers_per_step = max(1, num_tasks * len(episodes) * policy.noise_size)
@@ -59,15 +63,16 @@ class EpisodeNoise:
             shape = num_tasks * len(episodes), policy.noise_size
             self._middle = np.full(shape, middle_of(policy.noise_kind), np.float32)
 
-    def rows(self, slots: slice, steps: NDArray[np.int64]) -> NDArray[np.float32]:
+    def rows(self, slots: SlotIndex, steps: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the noise of `slots`, each at its own step, (len(slots), noise_size)."""
         if self._middle is not None:
             return self._middle[slots]
         first = int(steps[0])
         if (steps == first).all():
             return self._at(first)[slots]
-        rows = np.empty((len(steps), self._policy.noise_size), np.float32)
-        for step in np.unique(steps):
+        rows = np.zeros((len(steps), self._policy.noise_size), np.float32)
+        # Episodes that are over may have all their steps behind them.
+        for step in np.unique(steps[steps < self._horizon]):
             rows[steps == step] = self._at(int(step))[slots][steps == step]
         return rows
 
@@ -75,8 +80,8 @@ class EpisodeNoise:
         """Return the noise of one step, (M * S, noise_size)."""
         block, offset = divmod(step, self._steps_per_block)
         if block not in self._blocks:
-            # Workers may be some steps apart, so the block before stays; an older one is drawn again if it is needed.
-            self._blocks = {number: noise for number, noise in self._blocks.items() if number == block - 1}
+            while len(self._blocks) >= self._blocks_kept:
+                del self._blocks[min(self._blocks)]
             start = block * self._steps_per_block
             steps = range(start, min(start + self._steps_per_block, self._horizon))
             noise = self._streams.action_noise(
@@ -121,6 +126,9 @@ class Actor:
         # By range of tasks: with `recv_timeout` or groups, the policy acts for some workers at a time.
         self._actors: dict[tuple[int, int], Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {}
         self._memory: Memory = ()
+        # What it is where a trial begins, and what it was in every slot when its episode began.
+        self._initial: Memory = ()
+        self._at_start: Memory = ()
         self._num_tasks = num_tasks
         self._slots_per_task = len(observations) // num_tasks
         self.observe(observations)
@@ -138,6 +146,52 @@ class Actor:
         grid = self._num_tasks, self._slots_per_task
         memory = self._policy.initial_memory(grid[0] * grid[1])
         self._memory = tuple(tensor.detach().to(self._device).unflatten(0, grid) for tensor in memory)
+        self._initial = self._at_start = self._memory
+
+    def begin_episodes(self, slots: NDArray[np.intp] | None = None, *, forget: bool = False) -> None:
+        """Keep what is remembered where episodes begin, for those that have to begin anew.
+
+        Args:
+            slots: where they begin; None for all.
+            forget: whether a trial begins with them.
+        """
+        if slots is None:
+            self._at_start = self._memory
+            return
+        if forget:
+            self._memory = self._with_rows(slots, self._memory, self._initial)
+        self._at_start = self._with_rows(slots, self._at_start, self._memory)
+
+    def begin_anew(self, slots: NDArray[np.intp]) -> None:
+        """Remember in `slots` what was remembered when their episodes began."""
+        self._memory = self._with_rows(slots, self._memory, self._at_start)
+
+    def _with_rows(self, slots: NDArray[np.intp], memory: Memory, other: Memory) -> Memory:
+        """Return `memory` with the rows `slots` of `other`."""
+        if not memory:
+            return memory
+        rows = torch.zeros(self._num_tasks * self._slots_per_task, dtype=torch.bool)
+        rows[torch.from_numpy(slots)] = True
+        rows = rows.unflatten(0, (-1, self._slots_per_task)).to(self._device)
+        return tuple(
+            torch.where(rows.reshape(*rows.shape, *(1,) * (old.dim() - 2)), new, old)
+            for old, new in zip(memory, other, strict=True)
+        )
+
+    def act_for(self, slots: NDArray[np.intp], noise: NDArray[np.float32]) -> NDArray[np.generic]:
+        """Return the actions of slots anywhere, (len(slots), *act), as those of a pass over all slots.
+
+        The pass always has the shape of all slots, so that an action does not depend on who else is ready. The memory
+        changes only in `slots`.
+
+        Args:
+            slots: numbers of slots.
+            noise: (len(slots), noise_size).
+        """
+        num_slots = self._num_tasks * self._slots_per_task
+        rows, ready = np.zeros((num_slots, noise.shape[1]), np.float32), np.zeros(num_slots, np.bool_)
+        rows[slots], ready[slots] = noise, True
+        return self.act(slice(0, num_slots), rows, ready)[slots]
 
     @property
     def memory(self) -> Memory:

@@ -30,10 +30,14 @@ class Slots(Protocol):
     parts: tuple[slice, ...]
     buffers: StepBuffers
     observes_anywhere: bool
+    advances_by_slot: bool
     physics_seconds: NDArray[np.float64]
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
         """Reset all slots, slot i with `seeds[i]`."""
+
+    def reset_send(self, index: int, seed: int) -> None:
+        """Start the reset of one slot, where `advances_by_slot`."""
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step of the slots `parts[index]`."""
@@ -58,6 +62,9 @@ class CentralInference:
 
 
 WAIT_FOR_ALL = CentralInference()
+
+# Blocks of noise that are kept where every slot is at a step of its own.
+_BLOCKS_KEPT = 16
 
 
 def sample_phase(
@@ -96,9 +103,12 @@ def sample_phase(
     try:
         with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
             actor = Actor(policy, phase.params, own, num_tasks, inference.device, streams.first_task)
-            for first in range(0, recorder.episodes_per_task, slots_per_task):
+            if vector_env.advances_by_slot:
+                _run_by_slot(vector_env, phase.with_policy(policy, phase.params), actor, recorder, timer)
+            for first in () if vector_env.advances_by_slot else range(0, recorder.episodes_per_task, slots_per_task):
                 if first == 0 or phase.reset_memory:
                     actor.begin_trial()
+                actor.begin_episodes()
                 episodes = range(first, first + slots_per_task)
                 noise = EpisodeNoise(policy, streams, num_tasks, episodes, recorder.horizon, phase.deterministic)
                 recorder.start_wave(episodes)
@@ -165,9 +175,94 @@ def _run_wave(
                 replied = vector_env.step_recv(inference.recv_timeout, group) if group else []
             with timer.stage("assembly"):
                 unfinished = [index for index in replied if recorder.write_outcome(parts[index], buffers)]
+                if buffers.restarted.any():
+                    answered = np.concatenate([np.arange(parts[index].start, parts[index].stop) for index in replied])
+                    actor.begin_anew(answered[buffers.restarted[answered]])
             for index in set(replied) - set(unfinished):
                 group.remove(index)
             choose_and_send(unfinished)
+
+
+def _run_by_slot(vector_env: Slots, phase: Phase, actor: Actor, recorder: EpisodeRecorder, timer: StageTimer) -> None:
+    """Run every slot through its episodes, one after the other, without waiting for any other slot.
+
+    Args:
+        vector_env: its slots advance by themselves.
+        phase: see `sample_phase`.
+        actor: chooses the actions of the slots that are ready.
+        recorder: of the phase's episodes.
+        timer: gets the seconds of the stages.
+    """
+    buffers, streams, num_tasks, num_slots = vector_env.buffers, phase.streams, len(phase.tasks), vector_env.num_envs
+    per_task, per_slot = num_slots // num_tasks, recorder.episodes_per_task * num_tasks // num_slots
+    seeds = streams.episode_seeds(num_tasks, range(recorder.episodes_per_task))
+    waves, resetting = np.zeros(num_slots, np.int64), np.ones(num_slots, np.bool_)
+    noise: dict[int, EpisodeNoise] = {}
+
+    def begin(slot: int) -> None:
+        task, place = divmod(slot, per_task)
+        episode = int(waves[slot]) * per_task + place
+        recorder.begin_episode(slot, episode)
+        resetting[slot] = True
+        vector_env.reset_send(slot, int(seeds[task, episode]))
+
+    def noise_of(ready: NDArray[np.intp]) -> NDArray[np.float32]:
+        rows, steps = np.empty((len(ready), phase.policy.noise_size), np.float32), recorder.steps(ready)
+        for wave in np.unique(waves[ready]).tolist():
+            if wave not in noise:
+                episodes = range(wave * per_task, (wave + 1) * per_task)
+                noise[wave] = EpisodeNoise(
+                    phase.policy,
+                    streams,
+                    num_tasks,
+                    episodes,
+                    recorder.horizon,
+                    phase.deterministic,
+                    blocks_kept=_BLOCKS_KEPT,
+                )
+            of_wave = waves[ready] == wave
+            rows[of_wave] = noise[wave].rows(ready[of_wave], steps[of_wave])
+        return rows
+
+    recorder.start_wave(range(per_task))
+    actor.begin_trial()
+    with timer.stage("assembly"):
+        for slot in range(num_slots):
+            begin(slot)
+    left = num_slots
+    while left:
+        with timer.stage("waiting"):
+            replied = np.asarray(vector_env.step_recv(0.0, None), np.intp)
+        if not len(replied):
+            continue
+        with timer.stage("assembly"):
+            stepped = replied[~resetting[replied]]
+            resetting[replied] = False
+            if len(stepped):
+                recorder.write_outcome(stepped, buffers)
+                restarted = stepped[buffers.restarted[stepped]]
+                if len(restarted):
+                    actor.begin_anew(restarted)
+            is_ready = recorder.running(replied)
+            ready, over = replied[is_ready], replied[~is_ready]
+            waves[over] += 1
+            following = over[waves[over] < per_slot]
+            left -= len(over) - len(following)
+            if len(following):
+                actor.begin_episodes(following, forget=phase.reset_memory)
+                for slot in following.tolist():
+                    begin(slot)
+                for wave in [wave for wave in noise if wave < waves.min()]:
+                    del noise[wave]
+        if not len(ready):
+            continue
+        with timer.stage("inference"):
+            actions = actor.act_for(ready, noise_of(ready))
+        timer.observe(WORKERS_PER_INFERENCE, len(ready))
+        with timer.stage("assembly"):
+            recorder.write_choice(ready, buffers.observations[ready], actions)
+            for row, slot in enumerate(ready.tolist()):
+                vector_env.step_send(slot, actions[row : row + 1])
 
 
 def _adjacent(parts: Sequence[slice], indices: Sequence[int]) -> Iterator[tuple[slice, list[int]]]:

@@ -11,6 +11,9 @@ from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 
+# Which slots: a range, or their numbers in any order.
+SlotIndex = slice | NDArray[np.intp]
+
 
 class EpisodeRecorder:
     """Collects episodes from the buffers of a vector environment.
@@ -57,21 +60,29 @@ class EpisodeRecorder:
         self._episode_of = np.tile(np.asarray(episodes), self.num_tasks)
         self._steps = np.zeros(num_slots, np.int64)
         self._running = np.ones(num_slots, np.bool_)
+        self._any_restarted = False
 
-    def steps(self, slots: slice) -> NDArray[np.int64]:
+    def begin_episode(self, slot: int, episode: int) -> None:
+        """From here on a slot is another episode of its task, at its first step."""
+        self._episode_of[slot], self._steps[slot], self._running[slot] = episode, 0, True
+
+    def steps(self, slots: SlotIndex) -> NDArray[np.int64]:
         """Return how many steps each of `slots` has behind it."""
         return self._steps[slots]
 
-    def running(self, slots: slice) -> NDArray[np.bool_]:
+    def running(self, slots: SlotIndex) -> NDArray[np.bool_]:
         """Return which of the episodes of `slots` go on."""
         return self._running[slots]
 
-    def write_choice(self, slots: slice, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
+    def write_choice(self, slots: SlotIndex, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
         """Record the observations of `slots` and the actions that the policy chose.
 
         Raises:
             NonFiniteError: If an observation or an action of a running episode is NaN or infinite once it is recorded.
         """
+        if self._any_restarted:
+            running = self._running[slots]
+            slots, observations, actions = self._numbers(slots)[running], observations[running], actions[running]
         self._check_finite("observation", observations, slots)
         stored = actions.astype(self._actions.dtype, copy=False)
         self._check_finite("action", stored, slots, actions)
@@ -80,12 +91,16 @@ class EpisodeRecorder:
             self._observations[where] = observations.reshape(*grid, *observations.shape[1:])
         self._actions[where] = stored.reshape(*grid, *stored.shape[1:])
 
-    def write_outcome(self, slots: slice, buffers: StepBuffers) -> bool:
+    def write_outcome(self, slots: SlotIndex, buffers: StepBuffers) -> bool:
         """Record the results of a step, and return whether any episode of `slots` is unfinished.
+
+        An episode that was begun anew is at its first step again.
 
         Raises:
             NonFiniteError: If a reward, once it is recorded, or the final observation of an episode is NaN or infinite.
         """
+        if self._any_restarted:
+            slots = self._numbers(slots)[self._running[slots]]
         tasks, episodes, steps = self._task_of[slots], self._episode_of[slots], self._steps[slots]
         running, terminated = self._running[slots], buffers.terminated[slots]
         # What is recorded has to be finite: 1e300 is, until it becomes a float32.
@@ -95,7 +110,14 @@ class EpisodeRecorder:
         self._rewards[where] = rewards.reshape(grid)
         for name, array in self._step_infos.items():
             array[where] = buffers.infos[name][slots].reshape(grid)
-        steps += 1
+        steps = steps + 1
+        restarted = buffers.restarted[slots]
+        if restarted.any():
+            # From here on slots are at different steps, and only those whose episodes go on are written and counted:
+            # the others would run past the horizon.
+            self._any_restarted = True
+            steps[restarted] = 0
+        self._steps[slots] = steps
         # At the horizon an episode is truncated, also if the environment has no such limit.
         ended = running & (terminated | buffers.truncated[slots] | (steps == self.horizon))
         if ended.any():
@@ -107,8 +129,13 @@ class EpisodeRecorder:
             self._final_observations[over] = buffers.observations[slots][ended]
             for name, array in self._episode_infos.items():
                 array[over] = buffers.infos[name][slots][ended]
-            running[ended] = False
+            running = running & ~ended
+            self._running[slots] = running
         return bool(running.any())
+
+    @staticmethod
+    def _numbers(slots: SlotIndex) -> NDArray[np.intp]:
+        return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
 
     def finish(self) -> None:
         """Put zeros instead of padding."""
@@ -117,9 +144,11 @@ class EpisodeRecorder:
             for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):
                 array[padding] = 0
 
-    def _place(self, slots: slice) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def _place(self, slots: SlotIndex) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """Return the index of the entries of `slots` at their steps, and the leading shape of what is there."""
         steps, per_task = self._steps[slots], self._episodes.stop - self._episodes.start
+        if not isinstance(slots, slice):
+            return (self._task_of[slots], steps, self._episode_of[slots]), (len(steps),)
         (first, before), (last, after) = divmod(slots.start, per_task), divmod(slots.stop, per_task)
         if before or after or (steps != steps[0]).any():
             return (self._task_of[slots], steps, self._episode_of[slots]), (len(steps),)
@@ -127,7 +156,7 @@ class EpisodeRecorder:
         return (slice(first, last), int(steps[0]), self._episodes), (last - first, per_task)
 
     def _check_finite(
-        self, what: str, values: NDArray[np.generic], slots: slice, given: NDArray[np.generic] | None = None
+        self, what: str, values: NDArray[np.generic], slots: SlotIndex, given: NDArray[np.generic] | None = None
     ) -> None:
         """Refuse numbers of running episodes that are not finite.
 
@@ -143,7 +172,7 @@ class EpisodeRecorder:
         if finite.all():
             return
         row = int(np.argmin(finite))
-        slot = slots.start + row
+        slot = slots.start + row if isinstance(slots, slice) else int(slots[row])
         shown = values[row] if given is None else given[row]
         as_type = f" as {values.dtype}" if np.isfinite(shown).all() else ""
         raise NonFiniteError(

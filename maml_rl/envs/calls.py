@@ -1,0 +1,411 @@
+"""How the calls of environment objects are carried out: one after the other, or side by side in threads or awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from math import inf
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from types import FrameType
+from typing import Any, Literal, get_args
+
+import gymnasium
+
+from maml_rl.arguments import check_count
+
+Stepping = Literal["auto", "serial", "threads"]
+
+# How often a wait for calls looks after those that take too long.
+_LOOK_SECONDS = 0.1
+# A pause is waited for in pieces, so that whoever watches sees that it is one.
+_PAUSE_SECONDS = 0.3
+
+
+class Retry(Exception):
+    """Raised by an environment: what it needs has failed for a moment, so begin this episode anew.
+
+    From `step` and `reset` the episode begins anew from its seed, and the policy acts in it from the first step. From
+    `reset_task` the call is repeated.
+
+    Args:
+        after: seconds to wait before that.
+        reason: for the error message if it happens too often.
+    """
+
+    def __init__(self, after: float = 0.0, reason: str = "") -> None:
+        super().__init__(after, reason)
+        if isinstance(after, bool) or not isinstance(after, int | float) or not 0.0 <= after < inf:
+            raise ValueError(f"Retry(after=...) takes a number of seconds, at least 0, got {after!r}")
+        self.after, self.reason = float(after), reason
+
+
+class CallHangsError(TimeoutError):
+    """A call of an environment has not returned in time; the message holds the stack of its thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRules:
+    """How a worker carries out the calls of its environment objects.
+
+    Attributes:
+        stepping: "serial": one slot after the other; "threads": side by side, in threads, or awaited where `reset` and
+            `step` are coroutines; "auto": as the family says.
+        threads: how many calls run side by side; None for all.
+        timeout: seconds that one call may take in a thread.
+        max_retries: how often one episode may begin anew because its environment raises `Retry`.
+
+    Raises:
+        ValueError: If a value is out of range, or two exclude each other.
+    """
+
+    stepping: Stepping = "auto"
+    threads: int | None = None
+    timeout: float = inf
+    max_retries: int = 3
+
+    def __post_init__(self) -> None:
+        if self.stepping not in get_args(Stepping):
+            raise ValueError(f"stepping must be one of {', '.join(get_args(Stepping))}, got {self.stepping!r}")
+        check_count("max_retries", self.max_retries, 0)
+        if self.threads is not None:
+            check_count("stepping_threads", self.threads)
+            if self.stepping == "serial":
+                raise ValueError(
+                    f"stepping='serial' has no threads, but stepping_threads is {self.threads}; use "
+                    "stepping='threads', or leave stepping_threads out"
+                )
+
+    @property
+    def want_threads(self) -> bool:
+        """Whether slots are to run side by side, whatever the family says."""
+        return self.stepping == "threads" or self.threads is not None
+
+
+# What a generator of `Attempts` asks for: a call to be carried out, or so many seconds to pass.
+_ToDo = Callable[[], Any] | float
+Attempt = Generator[_ToDo, Any, tuple[bool, Any]]
+
+
+class Attempts:
+    """What becomes of calls that raise `Retry`: the same for calls in threads, awaited ones and serial ones.
+
+    Args:
+        max_retries: see `CallRules`.
+        num_envs: N.
+
+    Attributes:
+        retries: how often anything was begun anew in each slot since it was last begun.
+        total: how often in all.
+    """
+
+    def __init__(self, max_retries: int, num_envs: int) -> None:
+        self._max_retries = max_retries
+        self.retries, self.total = [0] * num_envs, 0
+        self._lock = threading.Lock()
+
+    def of(
+        self,
+        slot: int,
+        call: Callable[[], Any],
+        anew: Callable[[], Any] | None = None,
+        raised: Retry | None = None,
+    ) -> Attempt:
+        """Go through the attempts at a call: yield what to do next, be sent what came of it.
+
+        Args:
+            slot: whose call.
+            call: the call itself.
+            anew: what begins the episode anew, for a call within one; None to repeat the call.
+            raised: what the call has raised already, if it was tried before.
+
+        Returns:
+            Whether the episode was begun anew, and what the last call returned.
+
+        Raises:
+            RuntimeError: If `Retry` is raised too often.
+        """
+        restarted = False
+        while True:
+            if raised is None:
+                try:
+                    return restarted, (yield call)
+                except Retry as retry:
+                    raised = retry
+            pause, raised = self._pause(slot, raised), None
+            yield pause
+            if anew is not None:
+                call, anew, restarted = anew, None, True
+
+    def _pause(self, slot: int, retry: Retry) -> float:
+        with self._lock:
+            self.retries[slot] += 1
+            if self.retries[slot] > self._max_retries:
+                count, self.retries[slot] = self.retries[slot], 0
+                raise RuntimeError(
+                    f"it raised Retry {count} times in one episode, more often than max_retries={self._max_retries} "
+                    f"allows{f'; the last reason: {retry.reason}' if retry.reason else ''}; see to the service behind "
+                    "it, or raise max_retries"
+                ) from retry
+            self.total += 1
+        return retry.after
+
+
+def carry_out(attempt: Attempt, pause: Callable[[float], None] = sleep) -> tuple[bool, Any]:
+    """Carry out a call with all its attempts, in this thread."""
+
+    def do(what: _ToDo) -> Any:
+        return pause(what) if isinstance(what, float) else what()
+
+    what = next(attempt)
+    while True:
+        try:
+            result = do(what)
+        except BaseException as error:
+            what = attempt.throw(error)
+            continue
+        try:
+            what = attempt.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+async def carry_out_async(attempt: Attempt, pause: Callable[[float], Any]) -> tuple[bool, Any]:
+    """Carry out a call with all its attempts, awaiting what can be awaited."""
+
+    async def do(what: _ToDo) -> Any:
+        if isinstance(what, float):
+            return await pause(what)
+        result = what()
+        return await result if isinstance(result, Coroutine) else result
+
+    what = next(attempt)
+    while True:
+        try:
+            result = await do(what)
+        except BaseException as error:
+            what = attempt.throw(error)
+            continue
+        try:
+            what = attempt.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+class SideBySide:
+    """Carries out calls of slots side by side: in threads, and coroutines on one event loop in a thread of its own.
+
+    One thread uses it. Threads are daemons: a call that never returns does not keep the interpreter alive.
+
+    Args:
+        limit: how many calls run at once.
+        timeout: seconds that one may take.
+    """
+
+    def __init__(self, limit: int, timeout: float) -> None:
+        self._limit, self._timeout = limit, timeout
+        self._todo: SimpleQueue[tuple[int, Attempt] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._threads = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._slots_of_loop: asyncio.Semaphore | None = None
+        self._coroutines: dict[int, Coroutine[Any, Any, None]] = {}
+        # Of the calls that run: since when (later than now during a pause), and in which thread.
+        self._since: dict[int, float] = {}
+        self._thread_of: dict[int, int] = {}
+        self.outstanding: set[int] = set()
+        self._next_look = 0.0
+
+    def start(self, slot: int, attempt: Attempt, *, awaited: bool) -> None:
+        """Start a call of a slot that has none outstanding."""
+        self.outstanding.add(slot)
+        if awaited:
+            asyncio.run_coroutine_threadsafe(self._await(slot, attempt), self._running_loop())
+            return
+        if self._threads < min(self._limit, len(self.outstanding)):
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"slots-{self._threads}", daemon=True).start()
+        self._todo.put((slot, attempt))
+
+    def wait(self, seconds: float) -> list[tuple[int, Any]]:
+        """Wait until a call is over, at most some seconds, and return all that are, each with what became of it.
+
+        That is what the call returned, in a tuple with whether the episode began anew, or an exception.
+
+        Raises:
+            CallHangsError: If a call takes too long. `hung` tells which.
+        """
+        over: list[tuple[int, Any]] = []
+        with suppress(Empty):
+            over.append(self._done.get(timeout=min(seconds, _LOOK_SECONDS)))
+            while True:
+                over.append(self._done.get_nowait())
+        for slot, _ in over:
+            self.outstanding.discard(slot)
+        if not over or monotonic() >= self._next_look:
+            self._next_look = monotonic() + _LOOK_SECONDS
+            self._check_deadlines()
+        return over
+
+    def longest(self) -> tuple[int, float] | None:
+        """Return the slot whose call has run for longest, and since when; None if none runs."""
+        since = self._since.copy()
+        return min(since.items(), key=lambda entry: entry[1], default=None)
+
+    def drain(self, until: float) -> None:
+        """Wait for all calls until a time on the monotonic clock, and drop what they return."""
+        while self.outstanding and monotonic() < until:
+            with suppress(CallHangsError):
+                self.wait(until - monotonic())
+
+    def close(self) -> None:
+        """End the threads that are idle; those of calls that never return end with the process."""
+        for _ in range(self._threads):
+            self._todo.put(None)
+        self._threads = 0
+        loop, self._loop = self._loop, None
+        if loop is not None and self._loop_thread is not None:
+            asyncio.run_coroutine_threadsafe(_end_loop(loop), loop)
+            self._loop_thread.join(timeout=1.0)
+            if not self._loop_thread.is_alive():
+                loop.close()
+
+    def _check_deadlines(self) -> None:
+        longest = self.longest()
+        if longest is None or monotonic() - longest[1] <= self._timeout:
+            return
+        slot, _ = longest
+        stack = self._stack(slot)
+        raise CallHangsError(
+            f"a call has not returned for more than {self._timeout:g} s. Its stack:\n{stack}If it only needs longer, "
+            "raise step_timeout, the time for one call of one slot."
+        )
+
+    def _work(self) -> None:
+        """Carry out calls until there are to be no more of them."""
+        while (item := self._todo.get()) is not None:
+            slot, attempt = item
+            self._thread_of[slot] = threading.get_ident()
+            self._since[slot] = monotonic()
+
+            def pause(seconds: float, slot: int = slot) -> None:
+                self._since[slot] = monotonic() + seconds
+                sleep(seconds)
+
+            try:
+                outcome: Any = carry_out(attempt, pause)
+            # Whatever an environment raises is for whoever waits for it.
+            except BaseException as error:
+                outcome = error
+            self._thread_of.pop(slot, None)
+            self._since.pop(slot, None)
+            self._done.put((slot, outcome))
+            del item, attempt, outcome
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            loop = self._loop = asyncio.new_event_loop()
+            self._slots_of_loop = asyncio.Semaphore(self._limit)
+            self._loop_thread = threading.Thread(target=loop.run_forever, name="slots-awaited", daemon=True)
+            self._loop_thread.start()
+        return self._loop
+
+    async def _await(self, slot: int, attempt: Attempt) -> None:
+        async def pause(seconds: float) -> None:
+            self._since[slot] = monotonic() + seconds
+            await asyncio.sleep(seconds)
+
+        assert self._slots_of_loop is not None
+        async with self._slots_of_loop:
+            self._since[slot] = monotonic()
+            coroutine = self._coroutines[slot] = carry_out_async(attempt, pause)  # type: ignore[assignment]
+            try:
+                outcome: Any = await coroutine
+            except BaseException as error:
+                outcome = error
+            self._coroutines.pop(slot, None)
+            self._since.pop(slot, None)
+        self._done.put((slot, outcome))
+
+    def _stack(self, slot: int) -> str:
+        """Return where the call of a slot is, as text."""
+        coroutine = self._coroutines.get(slot)
+        frames = _awaiting(coroutine) if coroutine is not None else []
+        # A coroutine that does not await keeps the loop from all others: the place is where the loop is.
+        blocked = coroutine is not None and not frames
+        ident = self._loop_thread.ident if blocked and self._loop_thread else self._thread_of.get(slot)
+        if not frames and ident is not None and (frame := sys._current_frames().get(ident)) is not None:
+            return "".join(traceback.format_stack(frame))
+        return "".join(traceback.format_list([_summary(frame) for frame in frames]))
+
+
+async def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=0.5)
+    loop.stop()
+
+
+def _awaiting(coroutine: Any) -> list[FrameType]:
+    """Return the frames of a suspended coroutine, the innermost last; none if it runs."""
+    frames = []
+    while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
+        if coroutine.cr_running:
+            return []
+        frames.append(coroutine.cr_frame)
+        coroutine = coroutine.cr_await
+    return frames
+
+
+def _summary(frame: FrameType) -> traceback.FrameSummary:
+    return traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+
+
+def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
+    """Wait some seconds, calling `mark` with True and False by turns meanwhile, and with False at the end."""
+    until, flag = monotonic() + seconds, False
+    while (left := until - monotonic()) > 0:
+        flag = not flag
+        mark(flag)
+        sleep(min(left, _PAUSE_SECONDS))
+    mark(False)
+
+
+def is_async(env: gymnasium.Env[Any, Any]) -> bool:
+    """Tell whether `reset` or `step` of an environment, below all wrappers, has to be awaited."""
+    return any(iscoroutinefunction(getattr(env.unwrapped, name)) for name in ("reset", "step"))
+
+
+def is_async_class(made: Any) -> bool:
+    """Tell whether a class of environments has a `reset` or `step` that has to be awaited."""
+    return isinstance(made, type) and any(iscoroutinefunction(getattr(made, name, None)) for name in ("reset", "step"))
+
+
+def without_wrappers(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Return an environment that has to be awaited without the wrappers that only check, or keep its time limit.
+
+    Raises:
+        TypeError: If another wrapper is around it, which would take a coroutine for its result.
+    """
+    harmless: Sequence[type] = (
+        gymnasium.wrappers.OrderEnforcing,
+        gymnasium.wrappers.PassiveEnvChecker,
+        gymnasium.wrappers.TimeLimit,
+    )
+    while isinstance(env, gymnasium.Wrapper):
+        if type(env) not in harmless:
+            raise TypeError(
+                f"{type(env.unwrapped).__name__} has an async reset or step, which its wrapper {type(env).__name__} "
+                "cannot await; do what the wrapper does in the environment itself"
+            )
+        env = env.env
+    return env

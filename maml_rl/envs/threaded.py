@@ -1,0 +1,259 @@
+"""`ThreadedVectorEnv`: anyone's environment as N slots that wait side by side, each for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import iscoroutinefunction
+from math import inf
+from time import monotonic, perf_counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+from numpy.typing import NDArray
+
+from maml_rl.arguments import check_count
+from maml_rl.envs.calls import CallHangsError, CallRules, SideBySide, is_async, without_wrappers
+from maml_rl.envs.meta_env import Task
+from maml_rl.envs.serial import SerialVectorEnv, time_limit
+from maml_rl.errors import TaskError
+
+# How long calls may still take when the slots are closed.
+_CLOSE_SECONDS = 1.0
+
+
+class ThreadedVectorEnv(SerialVectorEnv):
+    """Adapter around N environment objects whose calls run side by side: in threads, or awaited if they are coroutines.
+
+    Every slot is a part of its own. Only the environments' own methods run in other threads; buffers are written by the
+    thread that waits for them.
+
+    Args:
+        make_env: makes one environment; called N times.
+        env_kwargs: keyword arguments of `make_env`.
+        num_envs: N, at least 1.
+        current_slots: (1,) where to write the slot that is being made, or whose call runs for longest.
+        rules: how their calls are carried out.
+
+    Raises:
+        TypeError: If the environments are no task family, their spaces are not supported, or they are not safe in
+            threads.
+        ValueError: If `num_envs` is not positive, or the spaces or recorded infos of two slots differ.
+    """
+
+    advances_by_slot = True
+
+    def __init__(
+        self,
+        make_env: Callable[..., Any],
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_envs: int = 1,
+        current_slots: NDArray[np.int64] | None = None,
+        rules: CallRules = CallRules(),  # noqa: B008 - frozen
+    ) -> None:
+        # As many as there are slots at most: a worker may have fewer than others.
+        limit = min(rules.threads or num_envs, check_count("num_envs", num_envs))
+        self._calls = SideBySide(limit, rules.timeout)
+        self._limits: list[int | None] = []
+        self._waited = 0.0
+        super().__init__(make_env, env_kwargs, num_envs, current_slots, rules)
+        self.max_episode_steps = min((limit for limit in self._limits if limit is not None), default=None)
+        self.parts = tuple(slice(slot, slot + 1) for slot in range(num_envs))
+        self._is_async = [is_async(env) for env in self.envs]
+        self._steps = [0] * num_envs
+        self._resetting: set[int] = set()
+        # Slots with results in the buffers of which `step_recv` has not told yet, and those which await results.
+        self._unread: set[int] = set()
+        self._awaited: set[int] = set()
+
+    def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        refuse_unsafe(env)
+        self._limits.append(time_limit(env))
+        return without_wrappers(env) if is_async(env) else env
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds for which no slot was ready so far."""
+        return self._waited
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks from the generator of slot 0; see `SerialVectorEnv`."""
+        self._settle()
+        if seed is not None and self._is_async[0]:
+            self._start_reset(0, int(seed), None)
+            self._wait_for({0})
+            self._ready, seed = False, None
+        return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`, in all slots side by side; whatever `reset_task` raises passes through."""
+        if len(tasks) != self.num_envs:
+            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        self._settle()
+        for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
+            self._attempts.retries[slot] = 0
+            attempt = self._attempts.of(slot, partial(reset_task, task))
+            self._calls.start(slot, attempt, awaited=iscoroutinefunction(reset_task))
+        while self._calls.outstanding:
+            for slot, outcome in self._results(inf):
+                self._raise(slot, outcome)
+
+    def _reset(
+        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
+    ) -> None:
+        self._settle()
+        self._env_infos = {}
+        slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        for slot in slots:
+            self._start_reset(slot, seeds[slot], options)
+        self._wait_for(set(slots))
+        self._ready = True
+
+    def reset_send(self, index: int, seed: int) -> None:
+        """Start the reset of a slot; see `MetaVectorEnv`."""
+        self._require_idle(index)
+        self._start_reset(index, seed, None)
+        self._awaited.add(index)
+        self._ready = True
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step of a slot; one whose episode is over stays as it is."""
+        if not self._ready:
+            raise ResetNeeded("cannot step before a reset; call reset first")
+        self._require_idle(index)
+        buffers = self.buffers
+        buffers.rewards[index], buffers.restarted[index] = 0.0, False
+        self._awaited.add(index)
+        if buffers.terminated[index] or buffers.truncated[index]:
+            self._unread.add(index)
+            return
+        step = partial(self.envs[index].step, self._action(np.array(actions[0])))
+        attempt = self._attempts.of(index, step, self._begin[index])
+        self._calls.start(index, attempt, awaited=self._is_async[index])
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Wait for resets and steps, and write the buffers; see `MetaVectorEnv`."""
+        if not self._awaited:
+            raise RuntimeError("no step was started; call step_send first")
+        wanted = self._awaited if indices is None else set(indices)
+        self._env_infos = {}
+        if timeout is None:
+            self._wait_for(wanted - self._unread)
+        elif not wanted & self._unread:
+            self._take(timeout or inf)
+        else:
+            self._take(0.0)
+        received = wanted & self._unread
+        self._unread -= received
+        self._awaited -= received
+        return sorted(received)
+
+    def _start_reset(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        low = None if seed is None else seed & (2**32 - 1)
+        self._resetting.add(slot)
+        self._steps[slot] = 0
+        attempt = self._attempts.of(slot, self._begin_with(slot, low, options))
+        self._calls.start(slot, attempt, awaited=self._is_async[slot])
+
+    def _require_idle(self, slot: int) -> None:
+        if slot in self._awaited:
+            raise RuntimeError("the step before has not been received; call step_recv first")
+        # Of a phase that was abandoned.
+        while slot in self._calls.outstanding:
+            self._results(inf)
+
+    def _settle(self) -> None:
+        """Wait for calls whose results nobody wants any more."""
+        while self._calls.outstanding:
+            self._results(inf)
+        self._unread.clear()
+        self._awaited.clear()
+        self._resetting.clear()
+
+    def _wait_for(self, slots: set[int]) -> None:
+        """Wait until the results of all these slots are in the buffers."""
+        left = slots.copy()
+        while left:
+            left -= self._take(inf)
+
+    def _take(self, seconds: float) -> set[int]:
+        """Wait a moment for calls, write what they returned, and return whose."""
+        taken = set()
+        for slot, outcome in self._results(seconds):
+            restarted, result = self._raise(slot, outcome)
+            if restarted or slot in self._resetting:
+                self._resetting.discard(slot)
+                self._steps[slot] = 0
+                self._write_reset(slot, result, restarted=restarted)
+            else:
+                self._steps[slot] += 1
+                self._write_step(slot, result)
+                if (
+                    self._is_async[slot]
+                    and self._steps[slot] == self._limits[slot]
+                    and not self.buffers.terminated[slot]
+                ):
+                    self.buffers.truncated[slot] = True
+            taken.add(slot)
+        self._unread |= taken & self._awaited
+        return taken
+
+    def _raise(self, slot: int, outcome: Any) -> tuple[bool, Any]:
+        """Return what became of a call, or raise what it raised."""
+        if isinstance(outcome, BaseException):
+            self.current_slots[0] = slot
+            raise outcome
+        result: tuple[bool, Any] = outcome
+        return result
+
+    def _results(self, seconds: float) -> list[tuple[int, Any]]:
+        """Wait a moment for calls; meanwhile tell whose has run for longest."""
+        longest = self._calls.longest()
+        if longest is not None:
+            slot, since = longest
+            # A mark that changes during a pause: whoever watches must not take it for a call that hangs.
+            pausing = since > monotonic() and self.current_slots[0] == slot
+            self.current_slots[0] = -1 if pausing else slot
+        started = perf_counter()
+        try:
+            return self._calls.wait(seconds)
+        except CallHangsError:
+            longest = self._calls.longest()
+            self.current_slots[0] = -1 if longest is None else longest[0]
+            raise
+        finally:
+            self._waited += perf_counter() - started
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close every environment, after waiting a moment for calls that run; one whose call still runs stays open."""
+        until = monotonic() + _CLOSE_SECONDS
+        self._calls.drain(until)
+        for slot, env in enumerate(self.envs):
+            if iscoroutinefunction(env.close) and slot not in self._calls.outstanding:
+                self._calls.start(slot, self._attempts.of(slot, env.close), awaited=True)
+        self._calls.drain(until)
+        super().close_extras(**kwargs)
+        self._calls.close()
+
+    def _left_open(self) -> set[int]:
+        awaited = {slot for slot, env in enumerate(self.envs) if iscoroutinefunction(env.close)}
+        return awaited | self._calls.outstanding
+
+
+def refuse_unsafe(env: Any) -> None:
+    """Refuse an environment, or its class, that must not be called in threads.
+
+    Raises:
+        TypeError: If it says so, or draws.
+    """
+    made = isinstance(env, gymnasium.Env)
+    name = type(env.unwrapped).__name__ if made else getattr(env, "__name__", str(env))
+    if not getattr(env.unwrapped if made else env, "thread_safe", True):
+        raise TypeError(f"{name} says that it is not safe in threads (thread_safe = False); use stepping='serial'")
+    if made and env.render_mode is not None:
+        raise TypeError(
+            f"{name} draws (render_mode={env.render_mode!r}), and what draws belongs to one thread, as OpenGL does; "
+            "leave render_mode out, or use stepping='serial'"
+        )

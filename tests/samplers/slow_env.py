@@ -1,0 +1,132 @@
+"""Environments that wait, as for a service, in the processes of the tests of sampling."""
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maml_rl.envs import Retry
+
+HORIZON = 6
+# Latencies and faults come from the operating system: nothing that is sampled may depend on them.
+_CHANCE = random.SystemRandom()
+
+
+class SlowEnv(gymnasium.Env[Any, Any]):
+    """Adds up actions and noise, ends after a random number of steps, and takes a random time for every call.
+
+    Args:
+        wait: mean seconds of a call.
+        retry: probability that a call raises `Retry`.
+        after: its seconds.
+        kill: probability that a call ends the process.
+        hang: number of the step that never returns in the slots with the first task.
+        marker: folder in which each call that goes wrong leaves a file.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    recorded_infos = {"clock": "step", "length": "episode"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        wait: float = 0.0,
+        retry: float = 0.0,
+        after: float = 0.0,
+        kill: float = 0.0,
+        hang: int = -1,
+        marker: str | None = None,
+    ) -> None:
+        self._wait, self._retry, self._after, self._kill, self._hang = wait, retry, after, kill, hang
+        self._marker = None if marker is None else Path(marker)
+        self._task = {"goal": 0.0}
+        self._steps = 0
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        return [{"goal": float(index)} for index in range(num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self._task = task
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._take_time()
+        self._steps = 0
+        self._length = int(self.np_random.integers(2, HORIZON + 1))
+        self._state = self.np_random.normal(size=2)
+        return self._state.astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._steps == self._hang and self._task["goal"] == 0.0:
+            self._never_return()
+        self._take_time()
+        self._steps += 1
+        self._state = self._state + float(action[0]) + self.np_random.normal(size=2)
+        over = self._steps == self._length
+        info = {"clock": float(self._steps), "length": float(self._length)}
+        return self._state.astype(np.float32), float(self._task["goal"] - self._state[0]), over, False, info
+
+    def _take_time(self) -> None:
+        if self._wait:
+            time.sleep(self._wait * _CHANCE.uniform(0.0, 2.0))
+        self._go_wrong()
+
+    def _go_wrong(self) -> None:
+        if _CHANCE.random() < self._kill:
+            self._leave_a_file("kill")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if _CHANCE.random() < self._retry:
+            self._leave_a_file("retry")
+            raise Retry(after=self._after, reason="the service is restarting")
+
+    def _leave_a_file(self, what: str) -> None:
+        if self._marker is not None:
+            (self._marker / f"{what}-{_CHANCE.randrange(2**60)}").touch()
+
+    def _never_return(self) -> None:
+        threading.Event().wait()
+
+
+class AwaitedEnv(SlowEnv):
+    """The same, for an event loop."""
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return await self._later(lambda: super(AwaitedEnv, self).reset(seed=seed, options=options))
+
+    async def step(self, action: Any) -> Any:
+        if self._steps == self._hang and self._task["goal"] == 0.0:
+            await asyncio.Event().wait()
+        return await self._later(lambda: super(AwaitedEnv, self).step(action))
+
+    async def _later(self, call: Callable[[], Any]) -> Any:
+        await asyncio.sleep(self._wait * _CHANCE.uniform(0.0, 2.0))
+        wait, self._wait = self._wait, 0.0
+        try:
+            return call()
+        finally:
+            self._wait = wait
+
+
+class WaitingEnv(SlowEnv):
+    """Says itself that its slots are to wait side by side."""
+
+    stepping = "threads"
+
+
+class FixedThreadEnv(SlowEnv):
+    """Says itself that it is not safe in threads."""
+
+    thread_safe = False
+
+
+gymnasium.register("SlowAwaited-v0", entry_point="slow_env:AwaitedEnv", max_episode_steps=4)
+gymnasium.register("Slow-v0", entry_point="slow_env:SlowEnv", max_episode_steps=4)

@@ -1,0 +1,326 @@
+"""Slots that wait side by side give the episodes that serial stepping gives, whoever answers first."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from gymnasium import spaces
+from slow_env import HORIZON, AwaitedEnv, FixedThreadEnv, SlowEnv, WaitingEnv
+
+from maml_rl import MultiTaskSampler
+from maml_rl.envs import Retry
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.make_env import steps_in_threads
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout
+from maml_rl.policies import GRUPolicy, NormalMLPPolicy, Policy
+from maml_rl.seeding import seeded_torch
+
+TASKS, EPISODES = 4, 4
+THREADS: dict[str, Any] = {"stepping": "threads", "num_workers": 0}
+
+
+def a_policy(memory: bool = False, size: int = 2) -> Policy:
+    if memory:
+        return GRUPolicy(spaces.Box(-np.inf, np.inf, (size,)), SlowEnv.action_space, 6)
+    with seeded_torch(0):
+        return NormalMLPPolicy(size, 1, (8,), "tanh")
+
+
+def digests(env: Any, policy: Policy | None = None, **options: Any) -> tuple[list[str], int]:
+    """Sample two iterations, the second under parameters of its own for each task; return digests and retries."""
+    settings = {"seed": 0, "max_episode_steps": HORIZON, "start_method": "fork", "max_retries": 50, **options}
+    policy = policy or a_policy()
+    with MultiTaskSampler(env, {}, EPISODES, policy, **settings) as sampler:
+        found = []
+        for scale in (1.0, 0.5):
+            params = None
+            if not policy.has_memory:
+                params = {
+                    name: value.detach() * scale + 0.1 * torch.arange(TASKS).reshape(-1, *[1] * value.dim())
+                    for name, value in policy.named_parameters()
+                }
+            found.append(sampler.rollout(sampler.sample_tasks(TASKS), params).digest())
+        return found, sampler.retries
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    return digests(SlowEnv, num_workers=0)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 0, "stepping_threads": 3},
+        {"num_workers": 0, "slots_per_task": 1},
+        {"num_workers": 0, "slots_per_task": 2},
+        {"num_workers": 1, "inference": "worker"},
+        {"num_workers": 2, "inference": "worker"},
+        {"num_workers": 3, "inference": "worker", "slots_per_task": 2},
+        {"num_workers": 2, "inference": "central"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("env", [SlowEnv, AwaitedEnv])
+def test_episodes_are_those_of_serial_stepping_for_any_latency(
+    env: Any, options: dict[str, Any], undisturbed: list[str]
+) -> None:
+    assert digests(partial(env, wait=0.004), stepping="threads", **options)[0] == undisturbed
+
+
+@pytest.mark.parametrize("slots_per_task", [1, 2])
+@pytest.mark.parametrize("reset_memory", [False, True])
+def test_a_memory_is_carried_through_the_episodes_of_a_slot(slots_per_task: int, reset_memory: bool) -> None:
+    options = {"slots_per_task": slots_per_task, "reset_memory_each_episode": reset_memory, "num_workers": 0}
+    serial, _ = digests(SlowEnv, a_policy(memory=True), **options)
+    assert digests(partial(SlowEnv, wait=0.003), a_policy(memory=True), stepping="threads", **options)[0] == serial
+
+
+@pytest.mark.parametrize("slots_per_task", [1, 4])
+def test_what_is_shown_of_the_last_step_is_that_of_serial_stepping(slots_per_task: int) -> None:
+    policy = a_policy(memory=True, size=5)
+    options = {"slots_per_task": slots_per_task, "observe_last": True, "num_workers": 0}
+    serial, _ = digests(SlowEnv, policy, **options)
+    assert digests(partial(SlowEnv, wait=0.003), policy, stepping="threads", **options)[0] == serial
+    assert digests(partial(SlowEnv, retry=0.05), policy, **options)[0] == serial
+    assert digests(partial(SlowEnv, wait=0.002, retry=0.05), policy, stepping="threads", **options)[0] == serial
+
+
+def test_a_slot_does_not_wait_for_a_slower_one() -> None:
+    """With a barrier every step takes as long as the slowest slot, which is another one each time."""
+    slots, steps, wait = 16, HORIZON, 0.04
+    with MultiTaskSampler(
+        partial(SteadyEnv, wait), {}, 1, a_policy(), seed=0, max_episode_steps=steps, **THREADS
+    ) as sampler:
+        tasks = sampler.sample_tasks(slots)
+        started = time.monotonic()
+        sampler.rollout(tasks)
+        seconds = time.monotonic() - started
+    # In each slot, one step of six and no reset takes `wait`, the others nothing.
+    assert seconds < 3 * wait < (steps - 1) * wait
+
+
+class SteadyEnv(SlowEnv):
+    """Never ends, and waits in one step, which is another one for every task."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        if self._steps == self._task["goal"] % HORIZON:
+            time.sleep(self._seconds)
+        self._length = HORIZON + 1
+        return super().step(action)
+
+
+def test_deterministic_phases_of_other_lengths_are_those_of_serial_stepping() -> None:
+    found = []
+    for stepping, wait in (("serial", 0.0), ("threads", 0.003)):
+        options: dict[str, Any] = {"stepping": stepping, "num_workers": 0, "slots_per_task": 1}
+        with MultiTaskSampler(
+            partial(SlowEnv, wait), {}, 2, a_policy(), None, None, 0, max_episode_steps=9, **options
+        ) as it:
+            found.append(it.rollout(it.sample_tasks(3), num_episodes=3, deterministic=True).digest())
+    assert found[0] == found[1]
+
+
+def test_policy_acts_in_batches_of_one_shape() -> None:
+    shapes = set()
+
+    class Watching(NormalMLPPolicy):
+        def actor(self, params: Any, first_task: int = 0) -> Any:
+            act = super().actor(params, first_task)
+
+            def watched(observations: Any, noise: Any, memory: Any) -> Any:
+                shapes.add((tuple(observations.shape), tuple(noise.shape)))
+                return act(observations, noise, memory)
+
+            return watched
+
+    digests(partial(SlowEnv, wait=0.003), Watching(2, 1, (8,), "tanh"), **THREADS)
+    assert shapes == {((TASKS, EPISODES, 2), (TASKS, EPISODES, 1))}
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}], ids=str
+)
+@pytest.mark.parametrize("stepping", ["serial", "threads"])
+def test_retried_episodes_begin_anew_from_their_keys(
+    stepping: str, options: dict[str, Any], undisturbed: list[str], tmp_path: Path
+) -> None:
+    env = partial(SlowEnv, retry=0.08, after=0.001, marker=str(tmp_path))
+    found, retries = digests(env, stepping=stepping, **options)
+    assert found == undisturbed
+    assert retries == len(list(tmp_path.iterdir())) > 0
+
+
+@pytest.mark.parametrize("stepping", ["serial", "threads"])
+def test_retries_restore_the_memory_of_where_the_episode_began(stepping: str) -> None:
+    options = {"slots_per_task": 1, "num_workers": 0}
+    serial, _ = digests(SlowEnv, a_policy(memory=True), **options)
+    found, retries = digests(partial(SlowEnv, retry=0.05), a_policy(memory=True), stepping=stepping, **options)
+    assert found == serial
+    assert retries > 0
+
+
+def test_kills_and_retries_at_random_moments_leave_the_episodes_and_nothing_else(
+    undisturbed: list[str], tmp_path: Path
+) -> None:
+    env = partial(SlowEnv, wait=0.002, retry=0.03, kill=0.01, marker=str(tmp_path))
+    before = set(psutil.Process().children(recursive=True))
+    options = {"stepping": "threads", "num_workers": 2, "inference": "worker", "max_restarts": 1000}
+    for _ in range(3):
+        assert digests(env, **options)[0] == undisturbed
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"kill", "retry"}
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+@pytest.mark.parametrize("stepping", ["serial", "threads"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_too_many_retries_are_an_error_that_names_slot_and_reason(stepping: str, num_workers: int) -> None:
+    with pytest.raises(
+        ChildEnvError, match=r"(?s)slot \d+.*raised Retry 3 times in one episode.*max_retries=2.*is restarting"
+    ):
+        digests(partial(SlowEnv, retry=1.0), stepping=stepping, num_workers=num_workers, max_retries=2)
+
+
+def test_a_pause_longer_than_the_deadline_is_not_a_call_that_hangs(undisturbed: list[str], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"step_timeout": 0.4, "num_workers": 1}
+    for stepping in ("serial", "threads"):
+        env = partial(OnceEnv, str(tmp_path / stepping))
+        assert digests(env, stepping=stepping, **options) == (undisturbed, 1)
+
+
+class OnceEnv(SlowEnv):
+    """Asks once for a long pause."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self._once = Path(marker)
+
+    def _go_wrong(self) -> None:
+        if self._steps == 1 and not self._once.exists():
+            self._once.touch()
+            raise Retry(after=1.5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("env", "place"), [(SlowEnv, "_never_return"), (AwaitedEnv, "await asyncio.Event")])
+def test_a_call_that_never_returns_is_told_with_its_stack(env: Any, place: str, num_workers: int) -> None:
+    started = time.monotonic()
+    with pytest.raises(ChildEnvTimeout, match=rf"(?s)slot \d.*'goal': 0\.0.*more than 0\.3 s.*{place}"):
+        digests(partial(env, hang=1), stepping="threads", num_workers=num_workers, step_timeout=0.3, inference="auto")
+    assert time.monotonic() - started < 10.0
+
+
+def test_a_family_chooses_how_it_is_stepped() -> None:
+    auto = CallRules()
+    assert steps_in_threads(WaitingEnv, auto)
+    assert steps_in_threads(AwaitedEnv, auto)
+    assert steps_in_threads("slow_env:SlowAwaited-v0", auto)
+    assert steps_in_threads(partial(WaitingEnv, wait=0.1), auto)
+    assert not steps_in_threads(SlowEnv, auto)
+    assert not steps_in_threads(WaitingEnv, CallRules(stepping="serial"))
+    assert steps_in_threads(SlowEnv, CallRules(threads=2))
+
+
+def test_time_limit_of_a_registration_holds_where_nobody_awaits_the_wrapper() -> None:
+    found = []
+    for env in ("slow_env:Slow-v0", "slow_env:SlowAwaited-v0"):
+        with MultiTaskSampler(env, {}, 2, a_policy(), seed=0, num_workers=0) as sampler:
+            episodes = sampler.rollout(sampler.sample_tasks(3))
+        assert episodes.rewards.shape[1] == 4
+        assert bool(episodes.truncated.any())
+        found.append(episodes.digest())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (FixedThreadEnv, {"stepping": "threads"}, "FixedThreadEnv says that it is not safe in threads"),
+        ("2DNavigation-v0", {"stepping": "threads"}, "2DNavigation-v0 steps all its slots as one batch"),
+        (SlowEnv, {"stepping": "serial", "stepping_threads": 2}, "stepping='serial' has no threads"),
+        (SlowEnv, {"stepping": "fast"}, "stepping must be one of auto, serial, threads, got 'fast'"),
+        (SlowEnv, {"stepping_threads": 0}, "stepping_threads must be"),
+        (SlowEnv, {"max_retries": -1}, "max_retries must be"),
+        (AwaitedEnv, {"stepping": "serial"}, "AwaitedEnv has an async reset or step"),
+    ],
+)
+def test_wrong_input_is_one_line_before_any_process_starts(env: Any, options: dict[str, Any], message: str) -> None:
+    before = psutil.Process().children()
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        MultiTaskSampler(env, {}, 2, a_policy(), num_workers=2, max_episode_steps=3, **options)
+    assert "\n" not in str(error.value)
+    assert psutil.Process().children() == before
+
+
+def test_more_threads_than_slots_are_refused_before_any_process_starts() -> None:
+    before = psutil.Process().children()
+    with (
+        MultiTaskSampler(SlowEnv, {}, 2, a_policy(), num_workers=2, max_episode_steps=3, stepping_threads=7) as sampler,
+        pytest.raises(ValueError, match="stepping_threads=7 is more than the 6 slots of a phase of 3 tasks"),
+    ):
+        sampler.rollout([{"goal": 0.0}] * 3)
+    assert psutil.Process().children() == before
+
+
+def test_what_draws_is_refused_in_threads() -> None:
+    def make() -> Any:
+        env = SlowEnv()
+        env.render_mode = "rgb_array"
+        return env
+
+    with pytest.raises(ChildEnvError, match=r"draws .*OpenGL"):
+        digests(make, **THREADS)
+
+
+def test_a_wrapper_around_what_must_be_awaited_is_refused() -> None:
+    def make() -> Any:
+        return gymnasium.wrappers.TransformReward(AwaitedEnv(), lambda reward: reward)
+
+    with pytest.raises(ChildEnvError, match="TransformReward cannot await"):
+        digests(make, **THREADS)
+    with pytest.raises(ChildEnvError, match="AwaitedEnv has an async reset or step"):
+        digests(lambda: AwaitedEnv(), num_workers=0)
+
+
+def test_an_error_names_the_step_of_its_own_slot() -> None:
+    class FailingEnv(SlowEnv):
+        def step(self, action: Any) -> Any:
+            if self._task["goal"] == 2.0 and self._steps == 1:
+                raise RuntimeError("out of fuel")
+            return super().step(action)
+
+    with pytest.raises(
+        ChildEnvError, match=r"slot (8|9|10|11) with the task \{'goal': 2\.0\}, in step 1: .*out of fuel"
+    ):
+        digests(FailingEnv, **THREADS)
+
+
+def test_slots_can_be_used_again_after_an_error() -> None:
+    class OftenEnv(SlowEnv):
+        failed = False
+
+        def step(self, action: Any) -> Any:
+            if not OftenEnv.failed:
+                OftenEnv.failed = True
+                raise RuntimeError("once")
+            time.sleep(0.002)
+            return super().step(action)
+
+    with MultiTaskSampler(OftenEnv, {}, 2, a_policy(), seed=0, max_episode_steps=HORIZON, **THREADS) as sampler:
+        tasks = [{"goal": float(goal)} for goal in range(3)]
+        with pytest.raises(ChildEnvError, match="once"):
+            sampler.rollout(tasks)
+        first = sampler.rollout(tasks)
+    with MultiTaskSampler(SlowEnv, {}, 2, a_policy(), seed=0, max_episode_steps=HORIZON, num_workers=0) as sampler:
+        np.testing.assert_equal(first.digest(), sampler.rollout(tasks).digest())
