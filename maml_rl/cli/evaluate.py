@@ -2,10 +2,12 @@
 
 import argparse
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from maml_rl.cli.console import (
     Parser,
@@ -33,6 +35,9 @@ from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable, check_writable
 from maml_rl.runs.numbered import new_file
 
+if TYPE_CHECKING:
+    from maml_rl.experiment.certified import Benchmark
+
 # torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
 
 
@@ -55,6 +60,15 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
     parser.add_argument("--tasks", type=file_path, metavar="FILE", help="evaluate on the tasks in this file")
+    parser.add_argument(
+        "--benchmark", metavar="NAME", help="measure by the rules and on the tasks that `maml-rl benchmarks` lists"
+    )
+    parser.add_argument(
+        "--submit",
+        type=file_path,
+        metavar="FILE",
+        help="with --benchmark: write what identifies the policy and its returns, for a table of results",
+    )
     parser.add_argument(
         "--training-tasks",
         action="store_true",
@@ -101,6 +115,7 @@ def _test(options: argparse.Namespace) -> None:
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = overridden(load_config(config_path), {name: getattr(options, name) for name in names})
     config = config.override(placement(options))
+    rules = _benchmark(options)
     refuse_untrusted_code(config, config_path, options)
     num_steps = config.test_steps if options.num_steps is None else options.num_steps
     if config.method == "oracle" and num_steps:
@@ -111,6 +126,7 @@ def _test(options: argparse.Namespace) -> None:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from maml_rl.experiment.build import make_experiment
+    from maml_rl.experiment.certified import identity, save_submission, submission
     from maml_rl.experiment.evaluate import REPETITIONS, evaluate
     from maml_rl.task_distributions.task_files import save_tasks
 
@@ -119,11 +135,16 @@ def _test(options: argparse.Namespace) -> None:
     if not experiment.metalearner.takes_steps and options.num_steps is not None:
         raise ConfigError(f"{config.algorithm} does not adapt in steps; leave out --num-steps")
     tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
+    if rules is not None:
+        rules.check(experiment, num_steps)
+        tasks = rules.tasks()
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
         experiment.restore(options.checkpoint, config_path.parent)
     num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
+    if rules is not None:
+        repetitions = rules.repetitions
     with (
         ending_in_order(),
         _reserved_output(options, number=not is_named) as output,
@@ -142,7 +163,13 @@ def _test(options: argparse.Namespace) -> None:
             on_batch=lambda _: bar.update(),
         )
         evaluation.save(output)
+    if rules is not None and options.submit is not None:
+        entrant = identity(config, config_path.parent, options.checkpoint, experiment.policy)
+        command = _command(options, str(options.name or entrant["name"]))
+        save_submission(options.submit, submission(rules, evaluation, policy=entrant, command=command))
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
+    if rules is not None:
+        kind = f"tasks of {rules.name}"
     if options.training_tasks:
         kind += " as in training"
     stepwise = bool(num_steps) and experiment.metalearner.takes_steps
@@ -156,13 +183,42 @@ def _test(options: argparse.Namespace) -> None:
     print(f"{evaluation.scope()}; saved with the tasks in {output}")
 
 
+def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
+    """Return the benchmark that is asked for, having refused options that it decides.
+
+    Raises:
+        ConfigError: If there is none of this name, or an option contradicts it.
+    """
+    from maml_rl.experiment.certified import find_benchmark
+
+    if options.benchmark is None:
+        if options.submit is not None:
+            raise ConfigError("--submit writes the result of a benchmark; give --benchmark, too")
+        return None
+    for name in ("tasks", "training_tasks", "save_tasks", "num_batches", "repetitions"):
+        if getattr(options, name):
+            raise ConfigError(f"--benchmark decides on tasks and repetitions; leave out --{name.replace('_', '-')}")
+    return find_benchmark(options.benchmark)
+
+
+def _command(options: argparse.Namespace, policy: str) -> str:
+    """Return the command that measures a policy on a benchmark again."""
+    words = ["maml-rl", "test", policy, "--benchmark", options.benchmark]
+    for name in ("num_steps", "fast_lr", "fast_batch_size", "halve_step_size", "seed"):
+        if getattr(options, name) is not None:
+            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    if options.checkpoint != "last" and not policy.startswith("zoo:"):
+        words += ["--checkpoint", options.checkpoint]
+    return shlex.join(words)
+
+
 def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
     """Refuse files that cannot be written, or that must not be, before any work is done; name those that are not given.
 
     Raises:
         ConfigError: If one is there and is not to be replaced, is read by the same command, or cannot be written.
     """
-    named = {"--output": options.output, "--save-tasks": options.save_tasks}
+    named = {"--output": options.output, "--save-tasks": options.save_tasks, "--submit": options.submit}
     if options.output is None:
         # Reports take evaluation.npz of a run for its tests.
         file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"

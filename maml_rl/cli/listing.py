@@ -103,6 +103,28 @@ def list_zoo(*, verbose: bool) -> Iterable[str]:
         yield "--verbose adds the returns after every step, with their intervals."
 
 
+def list_benchmarks(*, verbose: bool) -> Iterable[str]:
+    """Yield lines about the certified benchmarks."""
+    from maml_rl.experiment.certified import benchmarks
+
+    known = benchmarks()
+    width = max(map(len, known))
+    for name, rules in known.items():
+        tasks = rules.tasks()
+        yield from _entry(name.ljust(width), f"{rules.env_name}, {len(tasks)} tasks. {rules.description}")
+        if verbose:
+            yield from _entry(
+                " " * width,
+                f"Episodes before those that count: at most {rules.episodes_before}. Adaptations to each task: "
+                f"{rules.repetitions}. Arguments: {json.dumps(dict(rules.env_kwargs))}. SHA-256 of the tasks: "
+                f"{rules.sha256}.",
+            )
+    yield ""
+    yield "`maml-rl test RUN --benchmark NAME` measures a policy. --submit FILE writes the result for a table."
+    if not verbose:
+        yield "--verbose adds the rules of each and the SHA-256 of its tasks."
+
+
 def _entry(start: str, text: str) -> list[str]:
     """Return lines that begin with a name in a column of its own."""
     return _wrapped(text, f"  {start}  ", " " * (len(start) + 4))

@@ -27,7 +27,7 @@ from maml_rl.cli.console import (
     utf8,
 )
 from maml_rl.cli.evaluate import run_test
-from maml_rl.cli.listing import list_configs, list_envs, list_zoo
+from maml_rl.cli.listing import list_benchmarks, list_configs, list_envs, list_zoo
 from maml_rl.cli.train import run_train
 from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
@@ -156,6 +156,18 @@ def _print(lines: Iterable[str]) -> None:
 
 def _add_verbose(parser: Parser) -> None:
     parser.add_argument("--verbose", action="store_true", help="list everything")
+
+
+def run_benchmarks(arguments: Sequence[str] | None = None, prog: str = "maml-rl benchmarks") -> int:
+    """List the certified benchmarks, and return the exit code."""
+    parser = Parser(prog=prog, description="List the benchmarks that maml-rl test --benchmark takes.")
+    _add_verbose(parser)
+    add_log_level(parser)
+    return run_command(parser, arguments, _list_benchmarks)
+
+
+def _list_benchmarks(options: Namespace) -> None:
+    _print(list_benchmarks(verbose=options.verbose))
 
 
 def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -> int:
@@ -332,6 +344,7 @@ COMMANDS = {
     "envs": Command("list the task families and their tasks", run_envs),
     "bench": Command("run a benchmark", run_benchmark),
     "configs": Command("list the configs that come with the package", run_configs),
+    "benchmarks": Command("list the benchmarks that policies are compared by", run_benchmarks),
     "zoo": Command("list the trained policies that come with the package", run_zoo),
     "check-env": Command("check that your environment is a task family", run_check_env),
 }

@@ -1,0 +1,79 @@
+"""The table of certified benchmarks: `python -m benchmarks.submissions` makes docs/benchmarks.md from submissions.
+
+A submission is a file that `maml-rl test --benchmark NAME --submit FILE` or `save_submission` has written, put into
+docs/results/submissions/.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.learning.plan import ROOT
+from maml_rl.experiment.certified import Benchmark, benchmarks, read_submission
+from maml_rl.experiment.statistics import interquartile_mean
+
+FOLDER = ROOT / "docs" / "results" / "submissions"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- submissions -->", "<!-- end of submissions -->"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the submissions")
+    parser.add_argument("--page", type=Path, default=PAGE, help="whose tables are made anew")
+    options = parser.parse_args(arguments)
+    page = options.page.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    options.page.write_text(f"{before}{BEGIN}\n\n{tables(options.folder)}\n{END}{after}", encoding="utf-8")
+
+
+def tables(folder: Path) -> str:
+    """Return the tables of all benchmarks as Markdown, the best policy first."""
+    submissions = {path.name: read_submission(path) for path in sorted(folder.glob("*.json"))}
+    parts = []
+    for name, rules in benchmarks().items():
+        mine = {file: content for file, content in submissions.items() if content["benchmark"] == name}
+        parts.append(f"### {name}\n\n{_rules(rules)}\n")
+        if mine:
+            parts.append(_table(mine))
+    return "\n".join(parts)
+
+
+def _rules(rules: Benchmark) -> str:
+    arguments = ", ".join(f"`{key}: {value}`" for key, value in rules.env_kwargs.items())
+    family = f"`{rules.env_name}`" + (f" with {arguments}" if arguments else "")
+    before = f"at most {rules.episodes_before} episodes before those that count"
+    return (
+        f"{rules.description} {family}, {len(rules.tasks())} tasks, {rules.repetitions} adaptations to each; {before}."
+    )
+
+
+def _table(submissions: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for file, content in submissions.items():
+        policy = content["policy"]
+        scores = np.array(content["returns"], np.float64)[..., -1]
+        tasks = scores.mean(axis=1)
+        middle = interquartile_mean(tasks[None], np.full(tasks.size, 1.0 / tasks.size))[0]
+        cells = [
+            f"[{policy['name']}](results/submissions/{file})",
+            str(policy.get("algorithm", "")),
+            f"{content['episodes-before']}",
+            f"{tasks.mean():.2f}",
+            f"{middle:.2f}",
+            f"{tasks.min():.2f}",
+            f"`{content['command']}`" if content.get("command") else "",
+        ]
+        rows.append((float(tasks.mean()), cells))
+    head = ["policy", "algorithm", "episodes before", "mean return", "interquartile mean", "worst task", "command"]
+    lines = [head, ["---", "---", *["---:"] * 4, "---"], *(cells for _, cells in sorted(rows, key=lambda row: -row[0]))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

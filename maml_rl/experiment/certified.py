@@ -1,0 +1,334 @@
+"""Certified benchmarks: held-out tasks that are part of the package, and how a policy is measured on them.
+
+A benchmark fixes the family, the length of an episode, the tasks, how many episodes of a task come before the ones that
+count, and how often each task is adapted to. Its tasks are a file whose SHA-256 stands in `certified/benchmarks.json`.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maml_rl.config.config import Config
+from maml_rl.config.yaml_source import suggest
+from maml_rl.envs.make_env import ObservedLastStep, make_vector_env
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import Experiment
+from maml_rl.experiment.evaluate import Evaluation
+from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
+from maml_rl.runs.atomic_files import replace_file
+from maml_rl.runs.checkpoint import find_checkpoint
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
+from maml_rl.runs.system import package_versions
+from maml_rl.samplers import MultiTaskSampler
+from maml_rl.task_distributions.task_files import read_tasks
+
+FOLDER = Path(__file__).resolve().parents[1] / "certified"
+REGISTRY = FOLDER / "benchmarks.json"
+# Of the form of submissions; a reader of another number must not guess.
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Tasks and rules by which policies are compared.
+
+    Attributes:
+        name: ends with its version; another task or rule is another version.
+        description: one sentence.
+        env_name: the family.
+        env_kwargs: of its environments.
+        max_episode_steps: the length of an episode.
+        episodes_before: most episodes of a task before those that count, which are the ones after the last step of
+            adaptation, or the last of a trial.
+        repetitions: how often each task is adapted to, from the beginning on.
+        sha256: of the file of tasks.
+    """
+
+    name: str
+    description: str
+    env_name: str
+    env_kwargs: Mapping[str, Any]
+    max_episode_steps: int
+    episodes_before: int
+    repetitions: int
+    sha256: str
+
+    @property
+    def file(self) -> Path:
+        """The file of its tasks."""
+        return FOLDER / f"{self.name}.json"
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks.
+
+        Raises:
+            ConfigError: If the file is missing, or is not the certified one.
+        """
+        try:
+            content = self.file.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the tasks of {self.name} in {self.file} ({error.strerror}); install again"
+            ) from error
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise ConfigError(
+                f"{self.file} does not hold the certified tasks of {self.name}, its SHA-256 differs; install maml-rl "
+                "again, and copy the file for tasks of your own, which --tasks takes"
+            )
+        return read_tasks(self.file, self.env_name)
+
+    def check(self, experiment: Experiment, num_steps: int) -> None:
+        """Refuse a policy of another problem, or one that would adapt to more episodes than the benchmark allows.
+
+        Args:
+            experiment: of the policy.
+            num_steps: of adaptation, for a learner that takes steps.
+
+        Raises:
+            ConfigError: In one line, which says what differs and how to change it.
+        """
+        config = experiment.config
+        if config.method == "oracle":
+            raise ConfigError(f"an oracle observes its task, and {self.name} measures adaptation; test another policy")
+        if config.env_name != self.env_name:
+            raise ConfigError(f"{self.name} is of the family {self.env_name}, and the policy of {config.env_name}")
+        mine, theirs = (_all_kwargs(self.env_name, kwargs) for kwargs in (self.env_kwargs, config.env_kwargs))
+        if mine != theirs:
+            key = min(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
+            raise ConfigError(
+                f"{self.name} has environments with {key}: {mine.get(key)!r}, and the policy was trained with "
+                f"{theirs.get(key)!r}; train it with --env-kwargs {json.dumps(dict(self.env_kwargs))!r}"
+            )
+        steps = config.max_episode_steps or experiment.make_env().max_episode_steps
+        if steps != self.max_episode_steps:
+            raise ConfigError(
+                f"{self.name} has episodes of {self.max_episode_steps} steps, and the policy was trained with {steps}; "
+                f"train it with --max-episode-steps {self.max_episode_steps}"
+            )
+        learner = experiment.metalearner
+        if learner.whole_trials:
+            before, remedy = config.fast_batch_size - 1, f"--fast-batch-size {self.episodes_before + 1}"
+        else:
+            before = config.fast_batch_size * (num_steps if learner.takes_steps else 1)
+            remedy = f"--fast-batch-size {max(1, self.episodes_before // max(1, num_steps))}"
+            if learner.takes_steps and config.fast_batch_size <= self.episodes_before:
+                remedy = f"--num-steps {self.episodes_before // config.fast_batch_size}, or {remedy}"
+        if before > self.episodes_before:
+            raise ConfigError(
+                f"{self.name} allows {self.episodes_before} episodes before those that count, and the policy would "
+                f"adapt to {before}; give {remedy}"
+            )
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """Return the benchmarks by name."""
+    content = json.loads(REGISTRY.read_text(encoding="utf-8"))
+    return {name: Benchmark(name=name, **fields) for name, fields in content.items()}
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """Return a benchmark.
+
+    Raises:
+        ConfigError: If there is none of this name; the message has the closest.
+    """
+    known = benchmarks()
+    if name not in known:
+        raise ConfigError(
+            f"there is no benchmark {name!r}{suggest(name, list(known))} (`maml-rl benchmarks` lists them)"
+        )
+    return known[name]
+
+
+def measure(
+    policy: ForeignPolicy,
+    benchmark: str | Benchmark,
+    *,
+    num_episodes: int | None = None,
+    seed: int = 0,
+) -> Evaluation:
+    """Measure a policy of any other package on a benchmark.
+
+    Its trials go through all tasks side by side, in this process. What the policy keeps from episode to episode of a
+    trial is its own affair: `reset` tells it when trials begin.
+
+    Args:
+        policy: has `reset(num_tasks)` and `act(observations, rewards, dones)`; see `ForeignPolicy`.
+        benchmark: its name.
+        num_episodes: of a trial, of which the last counts; None for as many as the benchmark allows.
+        seed: of the episodes.
+
+    Raises:
+        ConfigError: If there is no such benchmark, or it allows fewer episodes.
+        ValueError: If the policy returns actions that do not fit.
+    """
+    rules = benchmark if isinstance(benchmark, Benchmark) else find_benchmark(benchmark)
+    most = rules.episodes_before + 1
+    num_episodes = most if num_episodes is None else num_episodes
+    if not 1 <= num_episodes <= most:
+        raise ConfigError(f"{rules.name} has trials of 1 to {most} episodes, got {num_episodes}")
+    tasks = rules.tasks()
+    env = make_vector_env(rules.env_name, dict(rules.env_kwargs), max_episode_steps=rules.max_episode_steps)
+    external = ExternalPolicy(policy, env.single_observation_space, env.single_action_space)
+    env.close()
+    returns, infos = [], []
+    with MultiTaskSampler(
+        ObservedLastStep(rules.env_name),
+        dict(rules.env_kwargs),
+        batch_size=num_episodes,
+        policy=external,
+        seed=seed,
+        num_workers=0,
+        slots_per_task=1,
+        max_episode_steps=rules.max_episode_steps,
+        evaluation=True,
+    ) as sampler:
+        for _ in range(rules.repetitions):
+            trials = sampler.rollout_trials(tasks)
+            returns.append(trials.episode_returns().numpy())
+            infos.append({name: info.numpy() for name, info in trials.episode_infos().items()})
+    return Evaluation(
+        rules.env_name,
+        seed,
+        tasks,
+        (),
+        np.stack(returns, axis=2),
+        fixed_tasks=True,
+        infos={name: np.stack([each[name] for each in infos], axis=2) for name in infos[0]},
+        repetitions=rules.repetitions,
+        columns="episode",
+    )
+
+
+def submission(
+    benchmark: Benchmark,
+    evaluation: Evaluation,
+    *,
+    policy: Mapping[str, Any],
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Return what a table of results needs to know, as JSON can write it.
+
+    Args:
+        benchmark: that was measured.
+        evaluation: what was measured, on the benchmark's tasks.
+        policy: what identifies it, `name` above all; see `identity`.
+        command: that measures it again.
+
+    Raises:
+        ConfigError: If the policy has no name, or adapted to more episodes than the benchmark allows.
+    """
+    if not str(policy.get("name", "")).strip():
+        raise ConfigError("a submission names its policy; give it a name")
+    num_tasks, columns, episodes = evaluation.returns.shape
+    before = (columns - 1) * episodes // evaluation.repetitions
+    if before > benchmark.episodes_before:
+        raise ConfigError(
+            f"{benchmark.name} allows {benchmark.episodes_before} episodes before those that count, and the policy "
+            f"adapted to {before}"
+        )
+    by_repetition = evaluation.repetition_returns()
+    return {
+        "format": _FORMAT,
+        "benchmark": benchmark.name,
+        "tasks-sha256": benchmark.sha256,
+        "policy": dict(policy),
+        "command": command,
+        "seed": evaluation.seed,
+        "episodes-before": before,
+        "columns": evaluation.columns,
+        "versions": package_versions(),
+        # Of every task and repetition, the mean return of the episodes of each column; the last one counts.
+        "returns": np.round(by_repetition, 6).reshape(num_tasks, evaluation.repetitions, columns).tolist(),
+    }
+
+
+def save_submission(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write a submission; the file appears whole or not at all."""
+    replace_file(Path(path), (json.dumps(content, indent=None, separators=(",", ":")) + "\n").encode())
+
+
+def read_submission(path: str | Path) -> dict[str, Any]:
+    """Read a submission.
+
+    Raises:
+        ConfigError: If it is none, or of other tasks than those of this version of the package; in one line.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the submission {path}: {error}") from error
+    wanted = {"format", "benchmark", "tasks-sha256", "policy", "seed", "episodes-before", "columns", "returns"}
+    if not isinstance(content, dict) or not wanted <= content.keys():
+        missing = ", ".join(sorted(wanted - set(content if isinstance(content, dict) else ())))
+        raise ConfigError(f"{path} is not a submission (missing: {missing}); maml-rl test --submit writes one")
+    if content["format"] != _FORMAT:
+        raise ConfigError(f"{path} has the format {content['format']}, and this version of maml-rl reads {_FORMAT}")
+    benchmark = find_benchmark(content["benchmark"])
+    if content["tasks-sha256"] != benchmark.sha256:
+        raise ConfigError(f"{path} was measured on other tasks than those of {benchmark.name}; measure it again")
+    returns = np.array(content["returns"], np.float64)
+    if returns.ndim != 3 or returns.shape[:2] != (len(benchmark.tasks()), benchmark.repetitions):
+        raise ConfigError(
+            f"{path} has returns of the shape {returns.shape}, and {benchmark.name} has {len(benchmark.tasks())} tasks "
+            f"and {benchmark.repetitions} repetitions"
+        )
+    if not np.isfinite(returns).all():
+        raise ConfigError(f"{path} has returns that are not finite")
+    return content
+
+
+def identity(config: Config, folder: Path, checkpoint: str | Path | int, policy: torch.nn.Module) -> dict[str, Any]:
+    """Return what identifies a trained policy: names, digests of its config and parameters, what it was trained for.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        checkpoint: which; see `load_policy`.
+        policy: as it was loaded.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in policy.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    found: dict[str, Any] = {
+        "name": folder.name,
+        "algorithm": config.algorithm,
+        "parameters-sha256": digest.hexdigest(),
+    }
+    if (folder / CONFIG).is_file():
+        found["config-sha256"] = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
+        _, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
+        found["meta-updates"] = saved.iteration
+    return found
+
+
+def nearest(tasks: Sequence[Task], others: Sequence[Task]) -> float:
+    """Return the smallest distance of a task to another one, over all numbers of a task; infinity if there are none."""
+    if not tasks or not others:
+        return float("inf")
+    one, other = (np.stack([_vector(task) for task in each]) for each in (tasks, others))
+    return float(np.sqrt(((one[:, None] - other[None]) ** 2).sum(-1)).min())
+
+
+def _vector(task: Task) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.concatenate([np.asarray(task[name], np.float64).ravel() for name in sorted(task)])
+
+
+def _all_kwargs(env_name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of an environment with the defaults of those that are not given."""
+    env = make_vector_env(env_name, dict(kwargs))
+    try:
+        parameters = inspect.signature(type(env).__init__).parameters.values()
+    finally:
+        env.close()
+    defaults = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+    return {name: value for name, value in {**defaults, **kwargs}.items() if name not in ("num_envs", "render_mode")}

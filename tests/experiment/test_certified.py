@@ -1,0 +1,291 @@
+"""Certified benchmarks: tasks that cannot change, rules that are kept, results that others can enter."""
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import submissions
+from maml_rl.cli.main import main
+from maml_rl.envs import SampleTaskOnReset, make_vector_env
+from maml_rl.errors import ConfigError
+from maml_rl.experiment import certified
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.certified import (
+    benchmarks,
+    find_benchmark,
+    measure,
+    nearest,
+    read_submission,
+    save_submission,
+    submission,
+)
+from scripts import certify_tasks
+from tests.small_runs import config_of
+
+BENCHMARKS = benchmarks()
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_tasks_are_the_certified_ones_and_of_the_family(name: str) -> None:
+    rules = BENCHMARKS[name]
+    assert hashlib.sha256(rules.file.read_bytes()).hexdigest() == rules.sha256
+    tasks = rules.tasks()
+    env = make_vector_env(
+        rules.env_name, dict(rules.env_kwargs), num_envs=len(tasks), max_episode_steps=rules.max_episode_steps
+    )
+    env.reset_task(tasks)
+    assert env.max_episode_steps == rules.max_episode_steps
+    env.close()
+
+
+def test_every_file_of_tasks_belongs_to_a_benchmark() -> None:
+    files = {path.stem for path in certified.FOLDER.glob("*.json")} - {"benchmarks"}
+    assert files == set(BENCHMARKS)
+
+
+def test_gridnavi_has_every_goal_once() -> None:
+    goals = {tuple(task["goal"]) for task in BENCHMARKS["gridnavi-v1"].tasks()}
+    corner = {(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)}
+    assert goals == {(float(x), float(y)) for x in range(5) for y in range(5)} - corner
+
+
+def test_a_certified_benchmark_is_never_drawn_anew() -> None:
+    with pytest.raises(ConfigError, match="wind-v1 is certified already and must not change; add a new version"):
+        certify_tasks.main(["wind-v1"])
+
+
+def test_changed_tasks_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = BENCHMARKS["wind-v1"]
+    content = rules.file.read_text().replace("0", "1", 1)
+    (tmp_path / "wind-v1.json").write_text(content)
+    monkeypatch.setattr(certified, "FOLDER", tmp_path)
+    with pytest.raises(ConfigError, match="does not hold the certified tasks of wind-v1, its SHA-256 differs; install"):
+        rules.tasks()
+    (tmp_path / "wind-v1.json").unlink()
+    with pytest.raises(ConfigError, match="cannot read the tasks of wind-v1"):
+        rules.tasks()
+
+
+def test_an_unknown_benchmark_is_answered_with_the_closest() -> None:
+    with pytest.raises(ConfigError, match="there is no benchmark 'wind-v2'; did you mean 'wind-v1'"):
+        find_benchmark("wind-v2")
+
+
+NAVIGATION: dict[str, Any] = {
+    "env-name": "2DNavigation-v0",
+    "env-kwargs": {"low": -0.5, "high": 0.5, "normalization_scale": 1.0},
+    "max-episode-steps": 100,
+    "fast-batch-size": 20,
+}
+
+
+def test_arguments_that_are_defaults_need_not_be_given() -> None:
+    config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": 1.0}})
+    BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "num_steps", "message"),
+    [
+        (
+            {"env-name": "PointGoal-v0", "env-kwargs": {}},
+            1,
+            "is of the family 2DNavigation-v0, and the policy of Point",
+        ),
+        (
+            {"env-kwargs": {"high": 1.0}},
+            1,
+            "has environments with high: 0.5, and the policy was trained with 1.0; train",
+        ),
+        (
+            {"max-episode-steps": 50},
+            1,
+            "episodes of 100 steps, and the policy was trained with 50; train it with --max-",
+        ),
+        ({"method": "oracle"}, 0, "an oracle observes its task"),
+        (
+            {},
+            2,
+            "allows 20 episodes before those that count, .* adapt to 40; give --num-steps 1, or --fast-batch-size 10",
+        ),
+        ({"fast-batch-size": 30}, 1, "would adapt to 30; give --fast-batch-size 20"),
+    ],
+)
+def test_a_policy_of_another_problem_is_refused(values: dict[str, Any], num_steps: int, message: str) -> None:
+    experiment = make_experiment(config_of().override(NAVIGATION | values))
+    with pytest.raises(ConfigError, match=message) as caught:
+        BENCHMARKS["2d-navigation-v1"].check(experiment, num_steps)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trial_longer_than_allowed_is_refused() -> None:
+    values = {"env-name": "GridNavi-v0", "env-kwargs": {}, "max-episode-steps": 15, "observe-last": True}
+    config = config_of().override({**values, "algorithm": "rl2", "fast-batch-size": 5})
+    with pytest.raises(ConfigError, match=r"allows 3 episodes .* would adapt to 4; give --fast-batch-size 4"):
+        BENCHMARKS["gridnavi-v1"].check(make_experiment(config), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_run_is_measured_and_its_result_fills_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=2)
+    monkeypatch.setattr(certified, "benchmarks", lambda: {small.name: small})
+    monkeypatch.setattr(submissions, "benchmarks", lambda: {small.name: small})
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    result = folder / "ours.json"
+    command = ["test", "zoo:rl2/bandit-k5-n10", "--benchmark", small.name, "--submit", str(result)]
+    assert main([*command, "--output", str(tmp_path / "x.npz"), "--num-workers", "0"]) == 0
+    assert "500 tasks of bandit-k5-n10-v1, a trial of 1 episode of each, 2 times" in capsys.readouterr().out
+    content = read_submission(result)
+    assert content["command"] == "maml-rl test zoo:rl2/bandit-k5-n10 --benchmark bandit-k5-n10-v1"
+    with np.load(tmp_path / "x.npz") as saved:
+        np.testing.assert_allclose(np.mean(content["returns"]), saved["returns"].mean(), rtol=1e-6)
+    page = tmp_path / "page.md"
+    page.write_text("above\n<!-- submissions -->\n<!-- end of submissions -->\nbelow\n")
+    submissions.main(["--folder", str(folder), "--page", str(page)])
+    mean = np.mean(content["returns"])
+    assert f"| rl2 | 0 | {mean:.2f} |" in page.read_text()
+    assert page.read_text().startswith("above\n")
+    assert page.read_text().endswith("below\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--submit", "x.json"], "--submit writes the result of a benchmark; give --benchmark, too"),
+        (["--benchmark", "wind-v1", "--repetitions", "2"], "--benchmark decides .* leave out --repetitions"),
+        (["--benchmark", "wind-v1", "--num-batches", "2"], "--benchmark decides .* leave out --num-batches"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["test", "zoo:rl2/bandit-k5-n10", *options]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
+
+
+class CountsPulls:
+    """Remembers what it was told, and pulls the first arm."""
+
+    def __init__(self, action: Any = 0) -> None:
+        self.action, self.told, self.trials = action, [], 0
+
+    def reset(self, num_tasks: int) -> None:
+        self.num_tasks, self.trials = num_tasks, self.trials + 1
+
+    def act(self, observations: Any, rewards: Any, dones: Any) -> Any:
+        assert len(observations) == len(rewards) == len(dones) == self.num_tasks
+        self.told.append((observations.copy(), rewards, dones))
+        return np.repeat([self.action], self.num_tasks, axis=0)
+
+
+def test_a_policy_of_another_package_is_measured_on_the_same_tasks() -> None:
+    rules = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=2)
+    policy = CountsPulls()
+    evaluation = measure(policy, rules, seed=3)
+    assert evaluation.returns.shape == (500, 1, 2)
+    assert policy.num_tasks == 500
+    # What it was told of its rewards, with the last of each trial missing, is what was measured.
+    by_trial = np.stack([rewards for _, rewards, _ in policy.told[-20:]]).reshape(2, 10, 500)
+    assert not by_trial[:, 0].any()
+    rest = evaluation.returns[:, 0].T - by_trial.sum(axis=1)
+    assert np.isin(rest, (0.0, 1.0)).all()
+    means = np.array([task["mean"][0] for task in evaluation.tasks])
+    np.testing.assert_allclose(evaluation.task_returns()[:, 0].mean(), 10.0 * means.mean(), atol=0.2)
+
+
+def test_a_trial_of_another_package_goes_through_episodes() -> None:
+    rules = replace(BENCHMARKS["gridnavi-v1"], repetitions=1)
+    policy = CountsPulls(action=2)
+    evaluation = measure(policy, rules, num_episodes=3)
+    assert evaluation.returns.shape == (21, 3, 1)
+    told = policy.told[-45:]
+    assert [bool(dones.all()) for _, _, dones in told] == [step in (15, 30) for step in range(45)]
+    # Each episode begins in the corner.
+    assert all((told[step][0] == 0.0).all() for step in (0, 15, 30))
+    with pytest.raises(ConfigError, match="gridnavi-v1 has trials of 1 to 4 episodes, got 5"):
+        measure(policy, rules, num_episodes=5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (object(), "object has no method reset; a policy has reset"),
+        (type("Half", (), {"reset": lambda self, n: None})(), "Half has no method act"),
+    ],
+)
+def test_what_is_no_policy_is_refused(policy: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        measure(policy, "bandit-k5-n10-v1")
+
+
+def test_actions_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"CountsPulls returned actions of the shape \(\d+, 2\); expected \(\d+,\)"):
+        measure(CountsPulls(action=np.zeros(2)), "bandit-k5-n10-v1")
+    with pytest.raises(ValueError, match="CountsPulls returned actions of the type float64; expected int64"):
+        measure(CountsPulls(action=0.5), "bandit-k5-n10-v1")
+
+
+def test_submissions_of_other_tasks_or_shapes_are_refused(tmp_path: Path) -> None:
+    rules = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=3)
+    evaluation = measure(CountsPulls(), rules)
+    good = submission(rules, evaluation, policy={"name": "first arm"})
+    path = tmp_path / "s.json"
+    save_submission(path, good)
+    assert read_submission(path) == json.loads(path.read_text())
+    for changes, message in (
+        ({"tasks-sha256": "0"}, "measured on other tasks than those of bandit-k5-n10-v1; measure it again"),
+        ({"returns": good["returns"][:-1]}, r"returns of the shape \(499, 3, 1\), and .* has 500 tasks"),
+        ({"format": 2}, "has the format 2, and this version of maml-rl reads 1"),
+        ({"benchmark": "wind-v9"}, "there is no benchmark 'wind-v9'"),
+    ):
+        save_submission(path, {**good, **changes})
+        with pytest.raises(ConfigError, match=message):
+            read_submission(path)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="is not a submission"):
+        read_submission(path)
+    with pytest.raises(ConfigError, match="a submission names its policy"):
+        submission(rules, evaluation, policy={})
+
+
+def test_the_distance_to_the_nearest_task_is_euclidean() -> None:
+    tasks = [{"goal": np.array([0.0, 0.0])}, {"goal": np.array([1.0, 1.0])}]
+    others = [{"goal": np.array([1.0, 0.5])}, {"goal": np.array([9.0, 9.0])}]
+    assert nearest(tasks, others) == pytest.approx(0.5)
+    assert nearest(tasks, []) == float("inf")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_policy_of_stable_baselines_is_measured() -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    env = SampleTaskOnReset(gymnasium.make("Wind-v0"))
+    with torch.random.fork_rng(devices=[]):
+        model = sb3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu")
+
+    class Model:
+        def reset(self, num_tasks: int) -> None:
+            self.calls = 0
+
+        def act(self, observations: Any, rewards: Any, dones: Any) -> Any:
+            self.calls += 1
+            return model.predict(observations, deterministic=True)[0]
+
+    policy = Model()
+    evaluation = measure(policy, replace(BENCHMARKS["wind-v1"], repetitions=1))
+    assert evaluation.returns.shape == (100, 1, 1)
+    assert policy.calls == 75
