@@ -6,6 +6,7 @@ import subprocess
 from itertools import product
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,16 +37,16 @@ def test_every_test_is_run_by_day_or_by_night() -> None:
 
 def test_every_part_is_a_job_of_a_workflow() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    (by_day,) = re.findall(r"^    set -- (.*)$", script, re.MULTILINE)
+    by_day = re.findall(r"^    (?:begin_beside )?run_part (\w+)", script, re.MULTILINE)
     workflows = {
         name: yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
         for name in ("ci", "nightly")
     }
     matrix = workflows["ci"]["jobs"]["part"]["strategy"]["matrix"]
-    assert matrix["part"] == by_day.split()
+    assert sorted(matrix["part"]) == sorted(by_day)
     (by_night,) = (step["run"] for step in workflows["nightly"]["jobs"]["nightly"]["steps"] if ".ci" in str(step))
     assert by_night == "bash .ci/run nightly"
-    assert parts() == {*by_day.split(), "nightly"}
+    assert parts() == {*by_day, "nightly"}
     for part in parts():
         assert re.search(rf"^#   {part}\b", script, re.MULTILINE), f"the head of .ci/run does not describe {part}"
 
@@ -58,14 +59,18 @@ def run_parts(folder: Path, *names: str, failing: str = "none") -> tuple[int, li
         ".ci/run": (ROOT / ".ci" / "run").read_text(encoding="utf-8"),
         "bin/make": '#!/bin/sh\necho "$MAML_RL_NO_SKIPS $*" >> "$LOG"\n[ "$1" != "$FAILING" ]\n',
         "scripts/install-system-packages": "#!/bin/sh\n",
-        ".venv/bin/python": "#!/bin/sh\n",
+        # No other Python is found: one is that of .venv, and the others do not start.
+        ".venv/bin/python": '#!/bin/sh\n[ "$1" != -c ] || exec /usr/bin/python3 "$@"\n',
+        **{f"bin/python3{minor}": "#!/bin/sh\nexit 1\n" for minor in ("", ".11", ".12", ".13", ".14")},
+        "constraints.txt": "",
     }
     for name, text in programs.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
-    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "LOG": str(log), "FAILING": failing}
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    environment = {"PATH": path, "PYENV_ROOT": str(folder), "LOG": str(log), "FAILING": failing}
     ended = subprocess.run([".ci/run", *names], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
     return ended.returncode, log.read_text().splitlines(), ended.stderr
 
@@ -80,6 +85,22 @@ def test_parts_are_done_in_the_order_given_and_refuse_skips(tmp_path: Path) -> N
         "1 test ARGS=--durations=15",
         *("1 install", "1 test-nightly"),
     ]
+
+
+def test_without_a_part_all_of_the_day_are_done_once(tmp_path: Path) -> None:
+    code, asked, _ = run_parts(tmp_path)
+    assert code == 0
+    targets = [line.split()[1] for line in asked if "--num-batches" not in line]
+    assert sorted(targets) == ["install", "install-metaworld", "lint", "test", "test-metaworld", "test-ray"]
+    assert targets.index("lint") < targets.index("test") < targets.index("test-ray")
+
+
+@pytest.mark.parametrize("failing", ["test-ray", "test-metaworld"])
+def test_either_of_two_parts_side_by_side_ends_the_whole_when_it_fails(tmp_path: Path, failing: str) -> None:
+    code, asked, shown = run_parts(tmp_path, failing=failing)
+    assert code != 0
+    assert "passed" not in shown
+    assert any(failing in line for line in asked)
 
 
 def test_part_that_fails_ends_the_whole(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_sampling_measures_us_the_limits_and_what_is_installed(files, capsys):
     assert "How many times as fast as others" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_contender_that_is_not_installed_is_left_out_with_a_sentence(files, monkeypatch):
@@ -179,6 +180,7 @@ def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files)
         assert rows[f"{population.EVALUATOR} / {name}"]["median"] == pytest.approx(share)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_trials_compare_a_memory_with_none_and_with_its_bare_cell(files):
@@ -199,6 +201,7 @@ def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
 
 
 # torch warns of its own tracing and scripting.
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

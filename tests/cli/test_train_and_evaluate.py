@@ -588,7 +588,9 @@ def untimed(folder: Path) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("options", [(), ("--prefetch", "2")], ids=["on-policy", "prefetch"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--prefetch", "2"), marks=pytest.mark.nightly)], ids=["on-policy", "prefetch"]
+)
 def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     tmp_path: Path, config: Path, start: Callable[..., Script], options: tuple[str, ...]
 ) -> None:
@@ -612,12 +614,12 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     ("signals", "codes"),
     [
         ([signal.SIGINT], {130}),
-        ([signal.SIGTERM], {143}),
+        pytest.param([signal.SIGTERM], {143}, marks=pytest.mark.nightly),
         # The system and the shell both send one when a terminal is closed.
-        ([signal.SIGHUP, signal.SIGHUP], {129}),
+        pytest.param([signal.SIGHUP, signal.SIGHUP], {129}, marks=pytest.mark.nightly),
         ([signal.SIGTERM, signal.SIGTERM], {143, -signal.SIGTERM}),
         # They arrive together, and threads may take them in either order.
-        ([signal.SIGINT, signal.SIGTERM], {130, 143, -signal.SIGTERM}),
+        pytest.param([signal.SIGINT, signal.SIGTERM], {130, 143, -signal.SIGTERM}, marks=pytest.mark.nightly),
     ],
     ids=lambda value: "-".join(each.name for each in value) if isinstance(value, list) else "",
 )
@@ -704,7 +706,7 @@ def test_interrupted_start_ends_without_a_traceback(
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 # The second keeps moments of Adam, and step sizes, beside its policy.
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "meta-sgd"])
+@pytest.mark.parametrize("algorithm", [pytest.param("maml-trpo", marks=pytest.mark.nightly), "meta-sgd"])
 def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
     algorithm: str, tmp_path: Path, config: Path, start: Callable[..., Script]
 ) -> None:

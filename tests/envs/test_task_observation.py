@@ -83,7 +83,7 @@ def test_a_finished_slot_keeps_its_final_observation_with_its_task() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("env", ["HalfCheetahDir-v5", WalkEnv], ids=["batched", "serial"])
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_children_sample_the_same_episodes_as_this_process(env: Any, num_workers: int) -> None:
     digests = set()
     policy = get_policy_for_env(make_vector_env(ObservedTask(env)), (4,))

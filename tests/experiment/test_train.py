@@ -49,7 +49,7 @@ def train_until(iteration: int, config: Config, folder: Path, **options: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("method", ["pretrain", "oracle"])
+@pytest.mark.parametrize("method", ["pretrain", pytest.param("oracle", marks=pytest.mark.nightly)])
 def test_baselines_are_trained_without_adaptation_on_any_number_of_workers(tmp_path: Path, method: str) -> None:
     config = config_of(method=method, num_steps=2, num_batches=3)
     for workers in (0, 2):
@@ -148,7 +148,9 @@ def test_parameters_move_and_the_surrogate_falls(undisturbed: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(3, marks=pytest.mark.nightly)]
+)
 def test_number_of_workers_changes_nothing(tmp_path: Path, undisturbed: Path, num_workers: int) -> None:
     train(config_of(), tmp_path / "run", num_workers=num_workers)
     assert_same_run(tmp_path / "run", undisturbed)

@@ -104,7 +104,7 @@ def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float,
         pytest.param({"num_groups": 2}, marks=pytest.mark.nightly),
         pytest.param({"recv_timeout": 0.1}, marks=pytest.mark.nightly),
         {"recv_timeout": 0.0001},
-        {"prefetch": 1},
+        pytest.param({"prefetch": 1}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

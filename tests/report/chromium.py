@@ -36,11 +36,15 @@ class Browser:
 
     def open(self, page: Path, *, width: int, dark: bool) -> None:
         """Show a page as a device of this width, in light or dark colors."""
+        self.become(width=width, dark=dark)
+        self.driver.get(page.resolve().as_uri())
+
+    def become(self, *, width: int, dark: bool) -> None:
+        """Show the same page as another device, without loading it again."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        self.driver.get(page.resolve().as_uri())
 
     def run(self, script: str) -> Any:
         """Return what a piece of JavaScript returns."""

@@ -30,6 +30,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 NUM_TASKS = 5
 
 
+def nightly(*case: Any) -> Any:
+    """Mark a case that repeats another one with other actors, each of which takes seconds to start."""
+    return pytest.param(*case, marks=pytest.mark.nightly)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with cluster_of(3, 2, 2) as running, connected_to(running):
@@ -107,8 +112,8 @@ def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
         return found
 
 
-# The tests of faults have two workers.
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.nightly), 3, 7])
+# The tests of faults have two workers; the test that asks for more workers than CPUs has seven.
+@pytest.mark.parametrize("num_workers", [nightly(1), nightly(2), 3, nightly(7)])
 def test_digests_are_those_of_the_backend_in_this_process(num_workers: int) -> None:
     assert navigation("ray", num_workers) == navigation("in-process", 0)
 
@@ -161,7 +166,7 @@ class Counting(MemoryPolicy):
         return self.scale * steps + 0.0 * noise, (steps + 1,)
 
 
-@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("reset", [False, nightly(True)])
 def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
     def found(**options: Any) -> Any:
         with MultiTaskSampler(
@@ -221,7 +226,13 @@ def test_episodes_leave_the_object_store_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "place"),
-    [("kill", "make"), ("kill", "sample_tasks"), ("segfault", "reset_task"), ("kill", "reset"), ("exit", 3)],
+    [
+        ("kill", "make"),
+        nightly("kill", "sample_tasks"),
+        nightly("segfault", "reset_task"),
+        nightly("kill", "reset"),
+        ("exit", 3),
+    ],
 )
 def test_episodes_are_bit_identical_after_an_actor_died(
     fault: str, place: Any, undisturbed: list[str], tmp_path: Path
@@ -233,7 +244,7 @@ def test_episodes_are_bit_identical_after_an_actor_died(
     assert marker.exists()
 
 
-@pytest.mark.parametrize("fault", ["hang", "hang_with_gil", "stop"])
+@pytest.mark.parametrize("fault", [nightly("hang"), "hang_with_gil", nightly("stop")])
 def test_episodes_are_bit_identical_after_an_actor_hung(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(marker)}, num_workers=1, step_timeout=2.0)
@@ -260,7 +271,7 @@ def test_slow_actor_does_not_hold_back_the_others(undisturbed: list[str], tmp_pa
     assert marker.exists()
 
 
-@pytest.mark.parametrize(("fault", "error"), [("kill", ChildEnvError), ("hang", ChildEnvTimeout)])
+@pytest.mark.parametrize(("fault", "error"), [nightly("kill", ChildEnvError), ("hang", ChildEnvTimeout)])
 def test_task_that_ends_every_actor_is_named(fault: str, error: type[ChildEnvError]) -> None:
     with make_sampler("in-process") as sampler:
         goal = sampler.sample_tasks(NUM_TASKS)[2]["goal"]
@@ -276,7 +287,7 @@ def test_task_that_ends_every_actor_is_named(fault: str, error: type[ChildEnvErr
             assert "_hang" in str(raised.value)
 
 
-@pytest.mark.parametrize("place", ["make", "sample_tasks", "reset_task", "reset", 4])
+@pytest.mark.parametrize("place", ["make", nightly("sample_tasks"), nightly("reset_task"), nightly("reset"), 4])
 def test_exception_of_an_environment_comes_at_once_with_its_traceback(place: Any) -> None:
     with make_sampler("ray", {"fault": "raise", "place": place}) as sampler:
         with pytest.raises(ChildEnvError, match=r"RuntimeError.*out of fuel") as raised:
@@ -289,7 +300,7 @@ def test_exception_of_an_environment_comes_at_once_with_its_traceback(place: Any
             assert "with the task {'goal': " in str(raised.value)
 
 
-@pytest.mark.parametrize("fault", ["raise_unpicklable", "raise_huge", "leave"])
+@pytest.mark.parametrize("fault", ["raise_unpicklable", nightly("raise_huge"), nightly("leave")])
 def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
     sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(tmp_path / "marker")})
     with sampler:
