@@ -17,11 +17,17 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.statistics import (
+    ENOUGH_TASKS,
     Statistic,
     interquartile_mean,
-    jackknife_intervals,
+    interval,
+    jackknife_reach,
+    jackknife_variance,
     mean,
+    mean_reach,
     pooled,
+    rate_difference_reach,
+    rate_reach,
     without_each,
     without_each_row,
 )
@@ -37,8 +43,8 @@ _BETWEEN_REPETITIONS = 2**20
 _MOST_REPETITIONS = 2**12 - 1
 # What the best checkpoint is chosen by must be no part of later tests: it has a range of iterations of its own.
 _VALIDATION = _MOST_REPETITIONS * _BETWEEN_REPETITIONS
-# Below so many tasks, t intervals of scores with such a skewness cover the truth in as little as 70 % of cases.
-_ENOUGH_TASKS, _SKEWED = 40, 1.0
+# Intervals of returns with such a skewness cover the truth in about nine of ten cases.
+_SKEWED = 3.0
 # The smallest numbers of float32 are about so many halvings below 1.
 _MOST_HALVINGS = 126
 
@@ -78,35 +84,43 @@ class Evaluation:
         counted = "after 0, 1, ... steps" if self.columns == "step" else f"in each {self.columns}"
         return f"Evaluation({self.env_name}, M={num_tasks}, B={batch_size}, mean returns {counted}: {means})"
 
-    def task_returns(self) -> NDArray[np.float64]:
-        """Return the mean return of every task, (N, K + 1)."""
-        means: NDArray[np.float64] = self.returns.mean(axis=2, dtype=np.float64)
+    def task_returns(self, info: str | None = None) -> NDArray[np.float64]:
+        """Return the mean return of every task, (N, K + 1), or the mean of this info."""
+        means: NDArray[np.float64] = self.episodes(info).mean(axis=2, dtype=np.float64)
         return means
 
-    def repetition_returns(self) -> NDArray[np.float64]:
-        """Return the mean return of every repetition of every task, (N, R, K + 1)."""
+    def repetition_returns(self, info: str | None = None) -> NDArray[np.float64]:
+        """Return the mean return of every repetition of every task, (N, R, K + 1), or the mean of this info."""
         num_tasks, num_phases, _ = self.returns.shape
-        by_repetition = self.returns.reshape(num_tasks, num_phases, self.repetitions, -1)
+        by_repetition = self.episodes(info).reshape(num_tasks, num_phases, self.repetitions, -1)
         means: NDArray[np.float64] = by_repetition.mean(axis=3, dtype=np.float64).transpose(0, 2, 1)
         return means
 
-    def intervals(self, statistic: Statistic = mean) -> NDArray[np.float64]:
-        """Return a statistic of the returns and its 95 % interval, (K + 1, 3); see `pooled_intervals`."""
-        return pooled_intervals([self], statistic)
+    def episodes(self, info: str | None = None) -> NDArray[np.float32]:
+        """Return the returns, (N, K + 1, R * B), or this info of every episode."""
+        return self.returns if info is None else self.infos[info]
+
+    def intervals(self, statistic: Statistic = mean, info: str | None = None) -> NDArray[np.float64]:
+        """Return a statistic of the returns, or of an info, and its 95 % interval, (K + 1, 3)."""
+        return pooled_intervals([self], statistic, info)
 
     def table(self) -> str:
         """Return the returns after each number of steps, or in each episode of the trial, as a table of text."""
         interval = f"{'95 % interval':>20}"
         counted = "gradient steps" if self.columns == "step" else self.columns
         lines = [f"{counted:>14}  {'mean return':>11}  {interval}  {'interquartile mean':>18}  {interval}"]
-        lines[0] += "".join(f"  {'mean ' + name:>11}" for name in self.infos)
-        for step, rows in enumerate(zip(self.intervals(), self.intervals(interquartile_mean), strict=True)):
+        widths, digits = [11, 18], [2, 2]
+        tables = [self.intervals(), self.intervals(interquartile_mean)]
+        for name in self.infos:
+            lines[0] += f"  {'mean ' + name:>11}  {interval}"
+            widths.append(max(11, len("mean " + name)))
+            digits.append(3)
+            tables.append(self.intervals(info=name))
+        for step, rows in enumerate(zip(*tables, strict=True)):
             cells = []
-            for width, (value, low, high) in zip((11, 18), rows, strict=True):
-                interval = f"[{low:.2f}, {high:.2f}]" if np.isfinite(low) else "unknown"
-                cells.append(f"{value:>{width}.2f}  {interval:>20}")
-            for name, info in self.infos.items():
-                cells.append(f"{info[:, step].mean(dtype=np.float64):>{max(11, len('mean ' + name))}.3f}")
+            for width, precision, (value, low, high) in zip(widths, digits, rows, strict=True):
+                bounds = f"[{low:.{precision}f}, {high:.{precision}f}]" if np.isfinite(low) else "unknown"
+                cells.append(f"{value:>{width}.{precision}f}  {bounds:>20}")
             lines.append("  ".join([f"{step if self.columns == 'step' else step + 1:>14}", *cells]))
         return "\n".join(lines)
 
@@ -257,41 +271,145 @@ def _joined(batches: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.floa
     return np.concatenate([np.concatenate(repeated, axis=2) for repeated in batches])
 
 
-def pooled_intervals(evaluations: Sequence[Evaluation], statistic: Statistic = mean) -> NDArray[np.float64]:
+def pooled_intervals(
+    evaluations: Sequence[Evaluation], statistic: Statistic = mean, info: str | None = None
+) -> NDArray[np.float64]:
     """Return a statistic of the task returns of one or several policies, and its 95 % interval.
 
     Everything that is random makes the interval wider:
 
     - Several policies, which differ in the seed of training: the policies are left out one at a time, with all that was
       measured of them, so the interval is about the algorithm. Drawn tasks that all share are another source of noise.
-    - One policy on drawn tasks: the tasks are left out, so the interval is about this policy and the family.
-    - One policy on fixed tasks: within each task the repetitions of the adaptation are left out, so the interval is
-      about this policy and these tasks. It is unknown with one repetition.
+    - One policy on drawn tasks: the tasks vary, so the interval is about this policy and the family.
+    - One policy on fixed tasks: within each task the repetitions of the adaptation vary, so the interval is about this
+      policy and these tasks. It is unknown with one repetition.
 
     Args:
         evaluations: at least one.
         statistic: `statistics.mean` or `statistics.interquartile_mean`, always of the means of the tasks.
+        info: of this recorded info instead of the returns. The interval of the mean of one that is 0 or 1 in every
+            episode is one of a rate, within [0, 1].
 
     Returns:
         (K + 1, 3) statistic, lower and upper bound, K being the least number of steps in `evaluations`; the bounds are
-        NaN where they are unknown.
+        NaN where they are unknown, as for fewer than 20 drawn tasks unless they have a rate.
     """
     steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
-    scores = [evaluation.task_returns()[:, :steps] for evaluation in evaluations]
+    scores = [evaluation.task_returns(info)[:, :steps] for evaluation in evaluations]
     estimate = pooled(scores, statistic)
-    first = evaluations[0]
+    reaches = []
     if len(evaluations) > 1:
-        policies = [without_each(scores, statistic)]
-        if _fixed(evaluations) or not all(same_tasks(each.tasks, first.tasks) for each in evaluations[1:]):
-            return jackknife_intervals(estimate, policies)
-        return jackknife_intervals(estimate, policies, [without_each_row(scores, statistic)])
-    if not first.fixed_tasks:
-        return jackknife_intervals(estimate, [without_each_row(scores, statistic)])
-    strata = [
-        _without_each_repetition(scores[0], task, repeated, statistic)
-        for task, repeated in enumerate(first.repetition_returns())
+        reaches.append(jackknife_reach([without_each(scores, statistic)]))
+    values = _two_values(evaluations, info) if statistic is mean else None
+    if len(evaluations) == 1 and _fixed(evaluations):
+        reaches.append(_repetition_reach(evaluations[0], scores[0], statistic, info, values))
+    elif not _fixed(evaluations) and _share_tasks(evaluations):
+        reaches.append(_task_reach(scores, statistic, values, sum(each.returns.shape[2] for each in evaluations)))
+    found = interval(estimate, *reaches)
+    return found if values is None else np.clip(found, *values)
+
+
+def difference_interval(
+    evaluations: Sequence[Evaluation], others: Sequence[Evaluation], info: str | None = None
+) -> NDArray[np.float64]:
+    """Return by how much the mean of some policies is above that of others, and its 95 % interval, (3,).
+
+    What counts is the return of the last step, or of the last episode of a trial. On the same tasks the policies are
+    compared task by task, which leaves out how hard the tasks are: the interval is then often much narrower than those
+    of the two means.
+
+    Args:
+        evaluations: of one or several policies, which differ in the seed of training.
+        others: of the policies that they are compared with.
+        info: of this recorded info instead of the returns; see `pooled_intervals`.
+    """
+    groups = [evaluations, others]
+    lasts = [min(evaluation.returns.shape[1] for evaluation in group) - 1 for group in groups]
+    scores = [
+        [evaluation.task_returns(info)[:, last, None] for evaluation in group]
+        for group, last in zip(groups, lasts, strict=True)
     ]
-    return jackknife_intervals(estimate, strata)
+    estimate = pooled(scores[0], mean) - pooled(scores[1], mean)
+    everyone = [*evaluations, *others]
+    if _fixed(everyone) or not _share_tasks(everyone):
+        (_, low, high), (_, other_low, other_high) = (pooled_intervals(group, info=info)[-1] for group in groups)
+        ends = [pooled(each, mean)[0] for each in scores]
+        reaches = [[ends[0] - low, high - ends[0]], [other_high - ends[1], ends[1] - other_low]]
+        sources = [np.array(reach)[:, None] for reach in reaches]
+        return np.asarray(interval(estimate, *sources)[0])
+    sources = [jackknife_reach([without_each(each, mean)]) for each in scores if len(each) > 1]
+    one, other = (np.mean(each, axis=0) for each in scores)
+    values = _two_values(everyone, info)
+    if values is None:
+        sources.append(mean_reach(one - other))
+    else:
+        low, high = values
+        episodes = min(sum(each.returns.shape[2] for each in group) for group in groups)
+        rate, other_rate = ((each - low) / (high - low) for each in (one, other))
+        sources.append((high - low) * rate_difference_reach(rate, other_rate, episodes))
+    return np.asarray(interval(estimate, *sources)[0])
+
+
+def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float] | None:
+    """Return the two values that every episode has one of, so that the mean is a rate; None where there are others.
+
+    An info of 0 and 1 is a rate even where it is always the same. Two values of a return may be all there are only if
+    there are many tasks.
+    """
+    values = np.unique(np.concatenate([np.unique(evaluation.episodes(info)) for evaluation in evaluations]))
+    if info is not None:
+        return (0.0, 1.0) if np.isin(values, (0.0, 1.0)).all() else None
+    many = len(evaluations[0].tasks) >= ENOUGH_TASKS and not _fixed(evaluations)
+    return (float(values[0]), float(values[1])) if len(values) == 2 and many else None
+
+
+def _task_reach(
+    scores: Sequence[NDArray[np.float64]],
+    statistic: Statistic,
+    values: tuple[float, float] | None,
+    episodes: int,
+) -> NDArray[np.float64]:
+    """Return how far drawn tasks, which all policies share, make the interval reach, (2, K + 1)."""
+    if statistic is not mean:
+        reach = jackknife_reach([without_each_row(scores, statistic)])
+        return reach if len(scores[0]) >= ENOUGH_TASKS else np.full_like(reach, np.nan)
+    if values is None:
+        average = np.mean(scores, axis=0)
+        reach = mean_reach(average)
+        if len(scores) > 1:
+            # The policies tell the interval, to which tasks of equal returns add nothing.
+            reach[:, np.ptp(average, axis=0) == 0.0] = 0.0
+        return reach
+    low, high = values
+    rates = [(np.mean(scores, axis=0) - low) / (high - low)]
+    spread = jackknife_variance([without_each_row(rates, mean)])
+    return (high - low) * rate_reach(rates[0].mean(axis=0), *spread, len(rates[0]), episodes)
+
+
+def _repetition_reach(
+    evaluation: Evaluation,
+    scores: NDArray[np.float64],
+    statistic: Statistic,
+    info: str | None,
+    values: tuple[float, float] | None,
+) -> NDArray[np.float64]:
+    """Return how far the adaptation to fixed tasks, which was repeated, makes the interval reach, (2, K + 1)."""
+    strata = [
+        _without_each_repetition(scores, task, repeated, statistic)
+        for task, repeated in enumerate(evaluation.repetition_returns(info))
+    ]
+    if values is None or evaluation.repetitions == 1:
+        return jackknife_reach(strata)
+    low, high = values
+    variance, degrees = jackknife_variance(strata)
+    units = len(scores) * evaluation.repetitions
+    episodes = evaluation.returns.shape[2] // evaluation.repetitions
+    rate = (scores.mean(axis=0) - low) / (high - low)
+    return (high - low) * rate_reach(rate, variance / (high - low) ** 2, degrees, units, episodes)
+
+
+def _share_tasks(evaluations: Sequence[Evaluation]) -> bool:
+    return all(same_tasks(each.tasks, evaluations[0].tasks) for each in evaluations[1:])
 
 
 def _without_each_repetition(
@@ -311,24 +429,19 @@ def interval_scope(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _caution(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return a caution if a t interval is known to cover less than 95 %: of skewed or binary scores of few tasks."""
-    tasks = np.concatenate([evaluation.task_returns()[:, -1] for evaluation in evaluations])
-    episodes = np.concatenate([evaluation.returns[:, -1].ravel() for evaluation in evaluations])
-    if len(tasks) >= _ENOUGH_TASKS or tasks.std() == 0.0 or _is_unknown(evaluations):
+    """Return why there is no interval, or why it covers the truth in fewer cases than 95 %; of drawn tasks."""
+    if _fixed(evaluations) or not _share_tasks(evaluations):
         return []
-    skew = float(np.mean(((tasks - tasks.mean()) / tasks.std()) ** 3))
-    if len(np.unique(episodes)) <= 2:
-        kind = "returns of two values"
-    elif abs(skew) > _SKEWED:
-        kind = f"returns this skewed (skewness {skew:.1f})"
-    else:
-        return []
-    return [f"with {kind} on {len(tasks)} tasks they cover the truth less often than in 95 % of cases; use more tasks"]
-
-
-def _is_unknown(evaluations: Sequence[Evaluation]) -> bool:
-    first = evaluations[0]
-    return len(evaluations) == 1 and first.fixed_tasks and first.repetitions == 1
+    tasks = np.mean([evaluation.task_returns()[:, -1] for evaluation in evaluations], axis=0)
+    spread = tasks.std()
+    if len(tasks) < ENOUGH_TASKS:
+        return [f"{len(tasks)} tasks are too few for an interval of the returns; use {ENOUGH_TASKS} or more"]
+    if np.isnan(pooled_intervals(evaluations)[-1, 1]):
+        return ["the returns of most tasks are equal, which tells no interval; use more tasks"]
+    skew = float(np.mean(((tasks - tasks.mean()) / (spread or 1.0)) ** 3))
+    if abs(skew) > _SKEWED and _two_values(evaluations, None) is None:
+        return [f"with returns this skewed (skewness {skew:.1f}) they cover the truth in fewer cases; use more tasks"]
+    return []
 
 
 def _scope(evaluations: Sequence[Evaluation]) -> str:

@@ -4,8 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from maml_rl.experiment.evaluate import Evaluation, interval_scope, pooled_intervals, same_tasks
-from maml_rl.experiment.statistics import interquartile_mean, mean
+from maml_rl.experiment.evaluate import (
+    Evaluation,
+    difference_interval,
+    interval_scope,
+    pooled_intervals,
+    same_tasks,
+)
+from maml_rl.experiment.statistics import ENOUGH_TASKS, interquartile_mean, mean
 from maml_rl.report.curves import METHODS, figure, group_css, group_names, legend, scrolling
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element
@@ -15,6 +21,7 @@ from maml_rl.report.scales import Span, decimals, readable, readable_interval
 
 # Numbers below an axis, and no more.
 _MOST_NAMES = 12
+_CHANCE = "probability of improvement"
 
 Line = tuple[str, str, Sequence[Evaluation]]
 
@@ -117,6 +124,54 @@ def _counted(lines: Sequence[Line]) -> str:
     nouns = {evaluation.columns for _, _, evaluations in lines for evaluation in evaluations}
     noun = nouns.pop()
     return "" if nouns or noun == "step" else noun + " of the trial" * (noun == "episode")
+
+
+def difference_table(results: Sequence[GroupResult]) -> Markup | None:
+    """Return by how much each group is above the one that it is compared with; None for fewer than two.
+
+    They are compared with pretraining where it is one of them, and else with the first. What counts is the return after
+    the last step, or in the last episode of a trial, and every recorded info there.
+    """
+    known = [result for result in results if result.evaluations]
+    if len(known) < 2:
+        return None
+    names = group_names([result.group for result in known])
+    place = next((index for index, result in enumerate(known) if result.group.config.method == "pretrain"), 0)
+    base = known[place]
+    everyone = [evaluation for result in known for evaluation in result.evaluations]
+    infos = sorted(set.intersection(*(set(evaluation.infos) for evaluation in everyone)))
+    shared = all(same_tasks(evaluation.tasks, everyone[0].tasks) for evaluation in everyone)
+    heads = ["return", *([_CHANCE] if shared else []), *(f"mean {name}" for name in infos)]
+    rows = []
+    for name, result in zip(names, known, strict=True):
+        if result is base:
+            continue
+        found = [
+            readable_interval(difference_interval(result.evaluations, base.evaluations, info))
+            for info in (None, *infos)
+        ]
+        if shared:
+            found.insert(1, (f"{improvement(result.evaluations, base.evaluations):.0%}", ""))
+        cells = [element("td", value, element("small", f" {bounds}")) for value, bounds in found]
+        rows.append(element("tr", element("th", element("b", name, class_=group_css(result.group))), cells))
+    title = f"Difference to {names[place]}"
+    head = element("tr", element("th"), [element("th", label) for label in heads])
+    how = "task by task" if shared else "on different tasks"
+    note = (
+        f"After adaptation, {how}. In brackets are 95 % intervals of the "
+        "difference: one that excludes 0 tells the two apart, even where the intervals of their means overlap. An "
+        f"interval that is missing is unknown; it takes {ENOUGH_TASKS} tasks, or several adaptations to fixed tasks."
+    )
+    return figure(title, note, scrolling(title, element("table", head, rows, class_="facts numbers")), css="wide")
+
+
+def improvement(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> float:
+    """Return the probability that a policy beats one of the others on a task, which all have; equal returns count half.
+
+    Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
+    """
+    ours, theirs = (np.stack([each.task_returns()[:, -1] for each in group]) for group in (evaluations, others))
+    return float((np.sign(ours[:, None] - theirs[None]).mean() + 1.0) / 2.0)
 
 
 def _lines(results: Sequence[GroupResult]) -> list[Line]:

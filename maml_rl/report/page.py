@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from maml_rl.config.config import SECTION, Config
-from maml_rl.experiment.evaluate import Evaluation, pooled_intervals
+from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
-from maml_rl.report.comparison import step_returns, step_table
+from maml_rl.report.comparison import difference_table, step_returns, step_table
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.runs import Run, RunGroup
@@ -122,7 +122,7 @@ def _family(
     yield None if alone else element("h2", name)
     yield _comparison(members)
     learning = curves.compared_learning_curves(groups), curves.compared_evaluation_curves(groups)
-    yield _section(None, *learning, step_returns(members), step_table(members))
+    yield _section(None, *learning, step_returns(members), step_table(members), difference_table(members))
     for result in members:
         yield _section(result.group.name, *_about_one(result, videos[result.group.index], compared=True))
     spread = curves.policy_spread(groups)
@@ -160,17 +160,14 @@ def _tiles(result: GroupResult) -> Markup:
                 label = curves.after(step, columns) if len(intervals) > 1 else curves.after_last(1, columns)
                 tiles.append(_tile(label, mean, f"return on new tasks {interval}", css))
         for name in result.evaluations[0].infos:
-            means = [readable(_info_mean(result.evaluations, name, step)) for step in (0, len(intervals) - 1)]
-            last = curves.after(len(intervals) - 1, result.evaluations[0].columns)
-            detail = f"on new tasks {last}; {means[0]} before" if len(intervals) > 1 else ""
-            tiles.append(_tile(f"mean {name}", means[1], detail))
+            means = pooled_intervals(result.evaluations, info=name)
+            value, interval = readable_interval(means[-1])
+            last = curves.after(len(means) - 1, result.evaluations[0].columns)
+            before = f"; {readable(means[0, 0])} before" if len(means) > 1 else ""
+            tiles.append(_tile(f"mean {name}", value, f"on new tasks {last} {interval}{before}"))
     for label, value, detail in _amounts(group):
         tiles.append(_tile(label, value, detail))
     return element("dl", tiles, class_="tiles")
-
-
-def _info_mean(evaluations: Sequence[Evaluation], name: str, step: int) -> float:
-    return float(np.mean([each.infos[name][:, step].mean(dtype=np.float64) for each in evaluations]))
 
 
 def _tile(label: str, value: str, detail: str = "", css: str | None = None) -> Markup:

@@ -1,15 +1,19 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from maml_rl.experiment.evaluate import Evaluation, interval_scope
+from maml_rl.experiment.evaluate import Evaluation, difference_interval, interval_scope
 from maml_rl.experiment.statistics import (
     Statistic,
     interquartile_mean,
+    interval,
     jackknife_intervals,
     mean,
+    mean_reach,
     pooled,
+    rate_difference_reach,
     student_quantile,
     without_each,
     without_each_row,
@@ -133,23 +137,129 @@ def test_interval_of_policies_on_the_same_drawn_tasks_includes_both(statistic: S
     assert COVERAGE[0] <= coverage(jackknife_intervals(pooled(scores, statistic), *sources), 7.0) <= COVERAGE[1]
 
 
-def evaluation_of(returns: np.ndarray, **options: Any) -> Evaluation:
-    values = np.broadcast_to(returns[:, None, None], (len(returns), 2, 1)).astype(np.float32)
+def evaluation_of(returns: np.ndarray, successes: np.ndarray | None = None, **options: Any) -> Evaluation:
+    """Evaluate (N,) returns, or (N, K + 1, B) of episodes after 0 ... K steps."""
+    if returns.ndim == 1:
+        returns = returns[:, None, None]
     tasks = [{"goal": index} for index in range(len(returns))]
-    return Evaluation("x", 0, tasks, (0.1,), values, **options)
+    infos = {} if successes is None else {"success": successes.astype(np.float32)}
+    return Evaluation(
+        "x", 0, tasks, (0.1,) * (returns.shape[1] - 1), returns.astype(np.float32), infos=infos, **options
+    )
 
 
-def test_intervals_that_cover_too_little_are_warned_of() -> None:
+# At least 92 of 100 intervals cover the truth, or there are none and a sentence says why.
+
+
+@pytest.mark.parametrize("tasks", [10, 40])
+def test_interval_of_skewed_returns_covers_their_mean_or_a_sentence_says_that_there_is_none(tasks: int) -> None:
+    # Each column is one experiment: log-normal returns, whose t interval covers the mean in 83 and 88 % of cases.
+    scores = np.exp(np.random.default_rng(tasks).normal(size=(tasks, COLUMNS)))
+    intervals = interval(scores.mean(axis=0), mean_reach(scores))
+    evaluation = evaluation_of(scores[:, 0])
+    if tasks < 20:
+        assert np.isnan(intervals[:, 1:]).all()
+        assert np.isnan(evaluation.intervals()[:, 1:]).all()
+        assert "10 tasks are too few for an interval of the returns; use 20 or more" in interval_scope([evaluation])
+    else:
+        assert 0.92 <= coverage(intervals, np.exp(0.5)) <= 0.98
+        np.testing.assert_allclose(evaluation.intervals()[0], intervals[0], rtol=1e-6)
+        assert "too few" not in interval_scope([evaluation])
+
+
+def interval_of_rates(success: np.ndarray) -> np.ndarray:
+    """Return the intervals (K, 3) of episodes (N, K, B), where experiments stand in for the gradient steps."""
+    return evaluation_of(success * 100.0, success).intervals(info="success")
+
+
+@pytest.mark.parametrize(("tasks", "episodes", "most"), [(10, 1, 0.98), (10, 10, 0.99), (40, 1, 0.98), (40, 10, 0.98)])
+def test_interval_of_a_success_rate_covers_it(tasks: int, episodes: int, most: float) -> None:
+    success = np.random.default_rng(tasks).random((tasks, COLUMNS, episodes)) < 0.1
+    bounds = interval_of_rates(success)
+    assert 0.0 <= np.nanmin(bounds) <= np.nanmax(bounds) <= 1.0
+    assert 0.92 <= coverage(bounds[np.isfinite(bounds[:, 1])], 0.1) <= most
+
+
+def test_interval_of_rates_that_differ_between_tasks_is_one_over_tasks() -> None:
+    rng = np.random.default_rng(0)
+    # A task is solved nearly always or nearly never.
+    rates = np.where(rng.random((40, COLUMNS, 1)) < 0.3, 0.95, 0.05)
+    success = rng.random((40, COLUMNS, 20)) < rates
+    assert 0.92 <= coverage(interval_of_rates(success), 0.3 * 0.95 + 0.7 * 0.05) <= 0.98
+    # Ten tasks do not tell how much their rates differ.
+    assert np.isnan(interval_of_rates(success[:10])[:, 1]).mean() > 0.9
+
+
+def test_rate_without_a_success_has_an_interval_and_equal_returns_have_none() -> None:
+    evaluation = evaluation_of(np.zeros(30), np.zeros((30, 1, 1)))
+    _, low, high = evaluation.intervals(info="success")[-1]
+    # Wilson 1927: z^2 / (n + z^2).
+    assert [low, high] == pytest.approx([0.0, 1.96**2 / (30 + 1.96**2)], abs=1e-4)
+    assert np.isnan(evaluation.intervals()[:, 1:]).all()
+    assert "the returns of most tasks are equal, which tells no interval" in interval_scope([evaluation])
+
+
+def test_returns_of_two_values_have_the_interval_of_a_rate() -> None:
+    success = np.arange(40) < 4
+    rates = evaluation_of(success * 1.0, success[:, None, None]).intervals(info="success")
+    np.testing.assert_allclose(evaluation_of(7.0 * success - 2.0).intervals(), 7.0 * rates - 2.0, rtol=1e-6)
+
+
+def test_returns_that_are_very_skewed_are_warned_of() -> None:
     random = np.random.default_rng(0)
-    few = interval_scope([evaluation_of((random.random(12) < 0.2).astype(float))])
-    assert "returns of two values on 12 tasks they cover the truth less often than in 95 %" in few
-    skewed = interval_scope([evaluation_of(np.exp(2.0 * random.normal(size=20)))])
+    skewed = interval_scope([evaluation_of(np.exp(2.0 * random.normal(size=60)))])
     assert "returns this skewed (skewness" in skewed
-    for harmless in (random.normal(size=20), np.linspace(0.0, 1.0, 12), np.exp(2.0 * random.normal(size=100))):
-        assert "95 %" not in interval_scope([evaluation_of(harmless)])
-    # The caution is true: of 20 such tasks the interval covers the mean in far fewer cases.
-    covered = 0
-    for _ in range(300):
-        ((_, low, high), _) = evaluation_of(np.exp(2.0 * random.normal(size=20))).intervals()
-        covered += low < np.exp(2.0) < high
-    assert covered < 0.9 * 300
+    for harmless in (random.normal(size=20), np.linspace(0.0, 1.0, 30), np.exp(0.5 * random.normal(size=100))):
+        assert "skewed" not in interval_scope([evaluation_of(harmless)])
+
+
+# Differences on the same tasks.
+
+
+@pytest.mark.parametrize("tasks", [20, 40])
+def test_interval_of_a_paired_difference_covers_it_and_is_narrower_than_that_of_two_samples(tasks: int) -> None:
+    rng = np.random.default_rng(tasks)
+    # Log-normal returns of tasks that are hard or easy for both.
+    hard = 0.8 * rng.normal(size=(tasks, COLUMNS))
+    one, other = (np.exp(hard + 0.6 * rng.normal(size=(tasks, COLUMNS))) for _ in range(2))
+    assert 0.92 <= coverage(interval((one - other).mean(axis=0), mean_reach(one - other)), 0.0) <= 0.98
+    first, second = evaluation_of(one[:, 0]), evaluation_of(other[:, 0])
+    value, low, high = difference_interval([first], [second])
+    differences = (one - other)[:, :1]
+    assert [value, low, high] == pytest.approx(interval(differences.mean(axis=0), mean_reach(differences))[0], abs=1e-5)
+    elsewhere = replace(second, tasks=[{"goal": -1 - index} for index in range(tasks)])
+    _, apart_low, apart_high = difference_interval([first], [elsewhere])
+    assert high - low < apart_high - apart_low
+
+
+@pytest.mark.parametrize(("tasks", "rates"), [(10, (0.4, 0.1)), (40, (0.4, 0.1)), (40, (0.1, 0.1))])
+def test_interval_of_the_difference_of_two_success_rates_covers_it(tasks: int, rates: tuple[float, float]) -> None:
+    rng = np.random.default_rng(tasks)
+    luck = rng.random((tasks, COLUMNS))
+    one, other = (
+        (np.where(rng.random((tasks, COLUMNS)) < 0.5, luck, rng.random((tasks, COLUMNS))) < rate).astype(float)
+        for rate in rates
+    )
+    bounds = interval((one - other).mean(axis=0), rate_difference_reach(one, other, 1))
+    assert 0.92 <= coverage(bounds, rates[0] - rates[1]) <= 0.98
+    first, second = (evaluation_of(np.zeros(tasks), each[:, :1, None]) for each in (one, other))
+    np.testing.assert_allclose(difference_interval([first], [second], "success"), bounds[0], atol=1e-6)
+
+
+def test_difference_of_several_trainings_includes_their_seeds() -> None:
+    rng = np.random.default_rng(0)
+    tasks = rng.normal(0.0, 20.0, 40)
+    one, other = ([evaluation_of(tasks + level) for level in levels] for levels in ((5.0, 7.0, 9.0), (1.0, 2.0, 3.0)))
+    value, low, high = difference_interval(one, other)
+    # The tasks are as hard for all: the interval is that of the two samples of three seeds.
+    reach = np.hypot(4.3027 * 2.0 / np.sqrt(3.0), 4.3027 * 1.0 / np.sqrt(3.0))
+    assert [value, low, high] == pytest.approx([5.0, 5.0 - reach, 5.0 + reach], abs=1e-3)
+
+
+def test_difference_on_fixed_tasks_includes_the_repetitions_of_both() -> None:
+    rng = np.random.default_rng(0)
+    one, other = (replace(evaluation_of(rng.normal(size=(5, 1, 4))), fixed_tasks=True, repetitions=4) for _ in range(2))
+    value, low, high = difference_interval([one], [other])
+    reaches = [each.intervals()[-1, 2] - each.intervals()[-1, 0] for each in (one, other)]
+    assert [low, high] == pytest.approx([value - np.hypot(*reaches), value + np.hypot(*reaches)])
+    assert np.isnan(difference_interval([replace(one, repetitions=1)], [other])[1:]).all()

@@ -22,7 +22,7 @@ from tests.report.conftest import NAVIGATION, make_run
 @pytest.fixture(scope="module")
 def navigation(navigation_runs: Path) -> GroupResult:
     (group,), _ = read_runs([navigation_runs])
-    return evaluate_group(group, num_tasks=5, num_workers=0)[0]
+    return evaluate_group(group, num_tasks=20, num_workers=0)[0]
 
 
 def read(markup: Markup | None) -> ElementTree.Element:
@@ -113,7 +113,7 @@ def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult)
         # The intervals of two seeds would flatten the chart.
         assert count(root, "path", css) == 1 + intervals
     assert "of two seeds, the table has them" in words(root)
-    assert "10 tasks that training never drew" in words(root)
+    assert "40 tasks that training never drew" in words(root)
     # Episodes of 12 steps are not what was published.
     assert not count(root, "circle", "published")
 
@@ -121,7 +121,7 @@ def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult)
 @pytest.fixture(scope="module")
 def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[GroupResult]:
     groups, _ = read_runs([navigation_runs / "seed-0", *compared_runs])
-    return [evaluate_group(group, num_tasks=4, num_workers=0)[0] for group in groups]
+    return [evaluate_group(group, num_tasks=20, num_workers=0)[0] for group in groups]
 
 
 def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[GroupResult]) -> None:
@@ -135,7 +135,7 @@ def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[Gro
     # An oracle is a level, with one dot.
     assert [count(root, "circle", css) for css in ("group0", "group1", "group2", "untrained")] == [3, 3, 1, 3]
     assert [count(root, "path", "level"), count(root, "path", "interval")] == [1, 10]
-    assert "On the same 4 tasks that training never drew" in words(root)
+    assert "On the same 20 tasks that training never drew" in words(root)
 
 
 def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(compared: list[GroupResult]) -> None:
@@ -191,7 +191,7 @@ def test_table_of_a_file_of_tasks_says_that_they_stay(compared: list[GroupResult
         replace(result, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in result.evaluations])
         for result in compared
     ]
-    assert "4 tasks of a file" in words(read(step_table(fixed)))
+    assert "20 tasks of a file" in words(read(step_table(fixed)))
     assert "tells no interval" in words(read(step_table(fixed)))
 
 
@@ -320,7 +320,7 @@ def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: Grou
     assert navigation.sampled is not None
     root = read(task_charts.navigation_paths(navigation.sampled))
     maps = [plot for plot in root.iter("svg") if plot.get("role") == "img"]
-    assert len(maps) == 5
+    assert len(maps) == 8
     (line, *_), (start,) = (
         [mark for mark in maps[0].iter(tag) if css in mark.get("class", "").split()]
         for tag, css in (("path", "before"), ("circle", "start"))
@@ -387,7 +387,8 @@ def test_recorded_infos_are_drawn_over_training_and_told_of_new_tasks(tmp_path: 
     options = {"num_tasks": 4, "num_videos": 0, "num_workers": 0}
     page = write_report([run], tmp_path / "report.html", **options, trust=True).read_text()
     assert "mean success" in page
-    assert re.search(r"<dt>mean success</dt><dd>[01]\.\d*<small>on new tasks after 2 steps; [01]\.\d* before", page)
+    rate = r"<dt>mean success</dt><dd>[01]\.\d*<small>on new tasks after 2 steps \[[\d.]+, [\d.]+\]; [01]\.\d* before"
+    assert re.search(rate, page)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, evaluate
-from maml_rl.report.evaluations import evaluate_group
+from maml_rl.experiment.evaluate import Evaluation, difference_interval, evaluate
+from maml_rl.report.comparison import difference_table, improvement
+from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.runs import read_runs
+from maml_rl.report.scales import readable_interval
 from maml_rl.task_distributions.task_files import save_tasks
 
 
@@ -167,3 +169,32 @@ def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
     assert result.sampled is not None
     returns = result.sampled.evaluation.returns[0, 1]
     assert (returns < returns[result.sampled.median_episode(1, 0)]).sum() == 1
+
+
+def test_groups_are_compared_with_pretraining_task_by_task(navigation_runs: Path, compared_runs: list[Path]) -> None:
+    groups, _ = read_runs([navigation_runs, compared_runs[0]])
+    tasks = [{"goal": [0.1, 0.01 * number]} for number in range(30)]
+    rng = np.random.default_rng(0)
+    hard = rng.normal(0.0, 10.0, 30)
+    # Tasks are hard for both, and both seeds are better on all tasks but three.
+    better = rng.uniform(0.5, 1.5, 30)
+    better[:3] = -0.5
+
+    def result(index: int, *returns: np.ndarray) -> GroupResult:
+        evaluations = [
+            Evaluation("2DNavigation-v0", seed, tasks, (0.1,), each[:, None, None].repeat(2, axis=1).astype(np.float32))
+            for seed, each in enumerate(returns)
+        ]
+        return GroupResult(groups[index], evaluations, None, None)
+
+    ours, pretrained = result(0, hard + better, hard + better + 0.01), result(1, hard)
+    assert improvement(ours.evaluations, pretrained.evaluations) == pytest.approx(0.9)
+    table = str(difference_table([ours, pretrained]))
+    assert "Difference to" in table
+    assert "pretrain" in table.partition("</h3>")[0]
+    assert "task by task" in table
+    assert "90%" in table
+    (value, low, high) = difference_interval(ours.evaluations, pretrained.evaluations)
+    assert readable_interval((value, low, high))[1] in table
+    assert 0.0 < low < value < high
+    assert difference_table([ours]) is None
