@@ -52,6 +52,7 @@ class Purpose(IntEnum):
     LEARNER_DRAWS = 13
     SAMPLING_DRAWS = 14
     EVALUATION_SAMPLING_DRAWS = 15
+    FIXED_TASKS = 16
 
 
 class StreamKey(NamedTuple):

@@ -141,7 +141,13 @@ def _test(options: argparse.Namespace) -> None:
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
         experiment.restore(options.checkpoint, config_path.parent)
-    num_batches = options.num_batches or 1 if tasks is None else -(-len(tasks) // options.meta_batch_size)
+    chosen = experiment.fixed_tasks("training" if options.training_tasks else "test") if tasks is None else tasks
+    if tasks is None and chosen is not None and options.num_batches:
+        raise ConfigError(
+            f"the run has {len(chosen)} such tasks, which are all taken; leave out --num-batches "
+            f"{options.num_batches} (--meta-batch-size is how many at once)"
+        )
+    num_batches = options.num_batches or 1 if chosen is None else -(-len(chosen) // options.meta_batch_size)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
     if rules is not None:
         repetitions = rules.repetitions

@@ -30,13 +30,14 @@ from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import conv_output_size, fitting_conv_layers
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
-from maml_rl.runs.run_folder import CHECKPOINTS
+from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import array_layout, is_image
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
+from maml_rl.task_distributions.built_in import as_text
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
@@ -116,6 +117,24 @@ class Experiment:
         """
         path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
         restore(saved, self.metalearner, self.config.algorithm, path)
+        self.take_fixed_tasks(run)
+
+    def take_fixed_tasks(self, run: Path) -> None:
+        """Have the task distribution use the sets of tasks that a run has drawn once and for all, if it has any.
+
+        Raises:
+            ConfigError: If they cannot be read.
+        """
+        files = {split: run / name for split, name in FIXED_TASKS.items()}
+        if self.task_distribution is not None and self.task_distribution.fixed_tasks():
+            known = {split: path for split, path in files.items() if path.is_file()}
+            if known.keys() == files.keys():
+                sets = {split: read_tasks(path, self.config.env_name) for split, path in known.items()}
+                self.task_distribution.take_fixed_tasks(sets)
+
+    def fixed_tasks(self, split: TaskSplit) -> list[Task] | None:
+        """Return the tasks of training or test that were drawn once and for all; None where they are drawn anew."""
+        return None if self.task_distribution is None else self.task_distribution.fixed_tasks().get(split)
 
     def make_env(self) -> MetaVectorEnv:
         """Make one environment to try something in: in this process, or in a worker if it must not be made here."""
@@ -134,6 +153,13 @@ class Experiment:
             try_tasks(tasks, env, path)
         finally:
             env.close()
+        trained = [as_text(task) for task in self.fixed_tasks("training") or []]
+        for index, task in enumerate(tasks):
+            if as_text(task) in trained:
+                raise ConfigError(
+                    f"task {index + 1} in {path} is among the training tasks of the run; leave it out, or test on them "
+                    "all with --training-tasks"
+                )
         return tasks
 
     @property
@@ -281,10 +307,18 @@ def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDis
     except ValueError as error:
         raise config.error(str(error), "tasks", "distribution") from error
     settings = config.check_task_settings(found.Settings)
-    family = FamilyTasks(config.env_name, env.task_space, lambda count, seed: env.sample_tasks(count, seed=seed))
+    settings = found.complete(settings, config.seed)
+    family = FamilyTasks(
+        config.env_name,
+        env.task_space,
+        lambda count, seed: env.sample_tasks(count, seed=seed),
+        config.seed,
+        lambda count, seed: env.sample_tasks(count, seed=seed, evaluation=True),
+    )
     with UsersCode(lambda error: config.error(explain(error), "tasks")):
         distribution = found.from_settings(settings, config.env_name)
         try_tasks(distribution.check(family), env, "the distribution")
+        distribution.check_batch(config.meta_batch_size)
     return distribution, config.with_task_settings(settings)
 
 

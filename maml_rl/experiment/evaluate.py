@@ -178,7 +178,7 @@ def evaluate(
 
     Args:
         experiment: its policy is evaluated, and left as it is.
-        num_batches: batches of tasks.
+        num_batches: batches of tasks; without meaning where a set of tasks was drawn once, all of which are taken.
         meta_batch_size: tasks in each.
         num_steps: inner steps; None for the config's.
         rule: the inner loop; None for the metalearner's, with the config's schedule of step sizes.
@@ -218,6 +218,12 @@ def evaluate(
         )
     if not 1 <= repetitions <= _MOST_REPETITIONS:
         raise ConfigError(f"repetitions must lie in [1, {_MOST_REPETITIONS}], got {repetitions}")
+    drawn = tasks is None
+    if tasks is None and not validation:
+        # A set that was drawn once is measured on as a whole.
+        tasks = experiment.fixed_tasks("training" if training_tasks else "test")
+        if tasks is not None and on_tasks is not None:
+            on_tasks(tasks)
     experiment.refuse_too_large_batches(
         meta_batch_size if tasks is None else min(meta_batch_size, len(tasks)), num_steps
     )
@@ -237,7 +243,6 @@ def evaluate(
     )
     start = _VALIDATION if validation else 0
     with opened as sampler:
-        drawn = tasks is None
         if tasks is None:
             sampler.seek(start - 1)
             tasks = [task for _ in range(num_batches) for task in sampler.sample_tasks(meta_batch_size)]

@@ -27,7 +27,7 @@ from maml_rl.metalearners.metalearner import Batch
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.metrics import Metrics, return_keys
-from maml_rl.runs.run_folder import EVALUATION_TASKS, RunFolder
+from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder
 from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.task_distributions.task_files import save_tasks
@@ -93,6 +93,7 @@ def train(
     ):
         if isinstance(held_out, list):
             save_tasks(run.path / EVALUATION_TASKS, config.env_name, held_out)
+        _keep_fixed_tasks(experiment, run)
         sampler.seek(run.iteration - 1)
         _resume_tasks(experiment, run)
         with _saving_when_interrupted(run), _collecting(run.iteration, experiment, sampler) as (next_batch, publish):
@@ -253,6 +254,16 @@ def _collecting(
     publish(first)
     with Prefetcher(collect_ahead, config.num_batches - first, config.prefetch, sampler.interrupt) as prefetcher:
         yield prefetcher.take, publish
+
+
+def _keep_fixed_tasks(experiment: Experiment, run: RunFolder) -> None:
+    """Write the sets of tasks that are drawn once into the run's folder; a resumed run takes those that are there."""
+    if run.iteration:
+        experiment.take_fixed_tasks(run.path)
+    for split, name in FIXED_TASKS.items():
+        tasks = experiment.fixed_tasks(split)
+        if tasks is not None:
+            save_tasks(run.path / name, experiment.config.env_name, tasks)
 
 
 def _resume_tasks(experiment: Experiment, run: RunFolder) -> None:

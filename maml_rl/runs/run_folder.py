@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from maml_rl.checksums import SUMS, check_sum, sum_line
 from maml_rl.config.config import TASKS, Config, load_config
@@ -44,11 +44,16 @@ EXPERIENCE = "experience"
 SYSTEM = "system.json"
 # The tasks of the evaluations during training, where they came from a file.
 EVALUATION_TASKS = "evaluation-tasks.json"
+# The sets of tasks that are drawn once and for all, by what they are for.
+FIXED_TASKS: dict[Literal["training", "validation", "test"], str] = {
+    "training": "training-tasks.json",
+    "test": "test-tasks.json",
+}
 _LOCK = ".lock"
 # Parts of the path where Ray unpacks the working directory of a job.
 _RAY_JOB = {"runtime_resources", "working_dir_files"}
 # What a run writes beside its config. The folders may be links, say to a disk with more room; the files may not.
-_FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, SUMS), (CHECKPOINTS, EVENTS, EXPERIENCE)
+_FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, *FIXED_TASKS.values(), SUMS), (CHECKPOINTS, EVENTS, EXPERIENCE)
 # What an earlier config is called while the run is replaced: there is nothing to continue until the new one is there.
 _REPLACED = f"{TEMPORARY}removed-{CONFIG}"
 

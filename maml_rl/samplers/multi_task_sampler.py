@@ -260,6 +260,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             env_id(self._recipe.env) or "the family",
             self.env.task_space,
             self._draw_seeded,
+            self.seed,
+            lambda count, seed: self._replay(lambda: self._backend.sample_tasks(count, seed, True)),
         )
         draw = {
             "training": distribution.sample,

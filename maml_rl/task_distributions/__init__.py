@@ -1,6 +1,6 @@
 """Which tasks training draws, and which its evaluations: instead of the family's own distribution."""
 
-from maml_rl.task_distributions.built_in import Curriculum, Grid, Split, Stratified, TaskList
+from maml_rl.task_distributions.built_in import Curriculum, FixedTasks, Grid, Split, Stratified, TaskList
 from maml_rl.task_distributions.task_distribution import (
     FamilyTasks,
     TaskDistribution,
@@ -12,6 +12,7 @@ from maml_rl.task_distributions.task_distribution import (
 __all__ = [
     "Curriculum",
     "FamilyTasks",
+    "FixedTasks",
     "Grid",
     "Split",
     "Stratified",
@@ -27,6 +28,7 @@ register_task_distribution("grid", Grid)
 register_task_distribution("stratified", Stratified)
 register_task_distribution("split", Split)
 register_task_distribution("curriculum", Curriculum)
+register_task_distribution("fixed", FixedTasks)
 
 
 def __dir__() -> list[str]:

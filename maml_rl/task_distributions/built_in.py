@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -15,12 +15,15 @@ from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Fraction
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
-from maml_rl.task_distributions.task_distribution import FamilyTasks, TaskDistribution
+from maml_rl.seeding import Purpose, StreamKey, generator
+from maml_rl.task_distributions.task_distribution import FamilyTasks, TaskDistribution, TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks
 
 Ranges = Mapping[str, Sequence[Any]]
 # More tasks than any training can visit.
 _LARGEST_GRID = 100_000
+# How often a set of fixed tasks is drawn from a family in which tasks repeat.
+_DRAWS = 100
 
 
 class TaskList(TaskDistribution):
@@ -46,8 +49,7 @@ class TaskList(TaskDistribution):
         if not tasks:
             raise ValueError("a list of tasks needs at least one; add 'tasks', or a 'file'")
         self.tasks = list(tasks)
-        text = json.dumps(self.tasks, sort_keys=True, default=lambda value: value.tolist())
-        self._digest = hashlib.sha256(text.encode()).hexdigest()
+        self._digest = _digest(self.tasks)
 
     @classmethod
     def from_settings(cls, settings: Any, env_name: str) -> Self:
@@ -73,6 +75,128 @@ class TaskList(TaskDistribution):
         """Refuse the digest of other tasks."""
         if state != self.state_dict():
             raise ValueError("the tasks are not those with which the run began; put the earlier file back")
+
+
+class FixedTasks(TaskDistribution):
+    """A set of training tasks and one of test tasks, drawn once from the family; no task is in both.
+
+    A batch of training has distinct tasks of the set, new ones in every iteration. Evaluations measure on all test
+    tasks, those during training (`evaluate-every`) on training tasks.
+
+    Args:
+        train: number of training tasks.
+        test: number of test tasks.
+        seed: which ones; None for the seed of the run.
+
+    Raises:
+        ValueError: If a number is less than 1.
+
+    Source: the protocol of Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
+    """
+
+    class Settings(SettingsModel):
+        """In a config."""
+
+        train: Annotated[Count, Field(description="training tasks")] = 100
+        test: Annotated[Count, Field(description="test tasks, none of which is a training task")] = 30
+        seed: Annotated[int | None, Field(ge=0, lt=2**32, description="which tasks; null: by the run's seed")] = None
+
+    def __init__(self, train: int = 100, test: int = 30, seed: int | None = None) -> None:
+        self.train, self.test = check_count("train", train), check_count("test", test)
+        self.seed = seed
+        self._sets: dict[TaskSplit, list[Task]] = {}
+
+    @classmethod
+    def complete(cls, settings: Any, seed: int) -> Any:
+        """Return the settings with the seed: a test with another seed measures on the same tasks."""
+        return settings if settings.seed is not None else settings.model_copy(update={"seed": seed})
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw distinct training tasks.
+
+        Raises:
+            ValueError: If there are not so many.
+        """
+        self._draw(family)
+        self.check_batch(num_tasks)
+        return TaskList(self._sets["training"]).sample(family, num_tasks, rng)
+
+    def sample_validation(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw training tasks, each as often as the others but for a difference of one."""
+        self._draw(family)
+        return TaskList(self._sets["training"]).sample(family, num_tasks, rng)
+
+    def sample_test(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        """Draw test tasks, each as often as the others but for a difference of one."""
+        self._draw(family)
+        return TaskList(self._sets["test"]).sample(family, num_tasks, rng)
+
+    def check(self, family: FamilyTasks) -> list[Task]:
+        """Draw the tasks, and return them all."""
+        self._draw(family)
+        return [*self._sets["training"], *self._sets["test"]]
+
+    def check_batch(self, num_tasks: int) -> None:
+        """Refuse more tasks than there are: a batch has distinct ones."""
+        if num_tasks > self.train:
+            raise ValueError(
+                f"a batch has distinct tasks, and there are {self.train} training tasks for a meta-batch-size of "
+                f"{num_tasks}; lower meta-batch-size, or raise 'train'"
+            )
+
+    def fixed_tasks(self) -> dict[TaskSplit, list[Task]]:
+        """Return both sets."""
+        return dict(self._sets)
+
+    def take_fixed_tasks(self, tasks: Mapping[TaskSplit, list[Task]]) -> None:
+        """Take over the sets of a run."""
+        self._sets = dict(tasks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a digest of the tasks, so that a resumed run cannot continue with others."""
+        return {"sha256": _digest([*self._sets["training"], *self._sets["test"]])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse the digest of other tasks."""
+        if state != self.state_dict():
+            raise ValueError("the tasks are not those with which the run began; put the earlier files of tasks back")
+
+    def _draw(self, family: FamilyTasks) -> None:
+        """Draw both sets, unless they are there."""
+        if self._sets:
+            return
+        rng = generator(StreamKey(family.seed if self.seed is None else self.seed, Purpose.FIXED_TASKS))
+        taken: set[str] = set()
+        sides: tuple[tuple[TaskSplit, int, Callable[[int, int], list[Task]]], ...] = (
+            ("training", self.train, family.draw_seeded),
+            ("test", self.test, family.draw_test_seeded or family.draw_seeded),
+        )
+        drawn: dict[TaskSplit, list[Task]] = {}
+        for side, count, draw in sides:
+            found: list[Task] = drawn.setdefault(side, [])
+            for _ in range(_DRAWS):
+                for task in draw(count, int(rng.integers(2**63))):
+                    text = as_text(task)
+                    if text not in taken and len(found) < count:
+                        taken.add(text)
+                        found.append(task)
+                if len(found) == count:
+                    break
+            else:
+                raise ValueError(
+                    f"{family.name} has too few different tasks for {self.train} training tasks and {self.test} test "
+                    f"tasks that are not among them: {len(taken)} were found; lower 'train' or 'test'"
+                )
+        self._sets = drawn
+
+
+def as_text(tasks: Task | Sequence[Task]) -> str:
+    """Return a task or several as text, the same for the same numbers, whether they are in lists or arrays."""
+    return json.dumps(tasks, sort_keys=True, default=lambda value: value.tolist())
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    return hashlib.sha256(as_text(tasks).encode()).hexdigest()
 
 
 class Grid(TaskDistribution):

@@ -6,7 +6,7 @@ after a run is resumed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self
@@ -32,11 +32,15 @@ class FamilyTasks:
         name: of the family.
         declared_space: what its tasks are made from; None where the family does not declare it.
         draw_seeded: draws as many tasks as told from the family's own distribution, with a seed.
+        seed: of the run, for what is drawn once and for all.
+        draw_test_seeded: as `draw_seeded`, from the family's test tasks, where it keeps them apart; None for the same.
     """
 
     name: str
     declared_space: TaskSpace | None
     draw_seeded: Callable[[int, int], list[Task]]
+    seed: int = 0
+    draw_test_seeded: Callable[[int, int], list[Task]] | None = None
 
     def draw(self, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         """Draw tasks from the family's own distribution; for a test from that of its test tasks."""
@@ -71,6 +75,11 @@ class TaskDistribution(ABC):
         """Make the distribution that a config describes, for the family `env_name`."""
         return cls(**{name: getattr(settings, name) for name in type(settings).model_fields})
 
+    @classmethod
+    def complete(cls, settings: Any, seed: int) -> Any:
+        """Return the settings as a run keeps them, with what depends on its seed written out."""
+        return settings
+
     @abstractmethod
     def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         """Draw the tasks of one iteration of training.
@@ -99,6 +108,25 @@ class TaskDistribution(ABC):
             ValueError: If the family has no such tasks, in one line with the remedy.
         """
         return []
+
+    def check_batch(self, num_tasks: int) -> None:
+        """Refuse a number of tasks that training cannot draw at once; called after `check`.
+
+        Raises:
+            ValueError: In one line with the remedy.
+        """
+        return
+
+    def fixed_tasks(self) -> dict[TaskSplit, list[Task]]:
+        """Return the sets of tasks that were drawn once and for all, "training" and "test"; they go to the run folder.
+
+        An evaluation measures on such a set as a whole, each task once.
+        """
+        return {}
+
+    def take_fixed_tasks(self, tasks: Mapping[TaskSplit, list[Task]]) -> None:
+        """Take over the sets of a run."""
+        return
 
     def update(self, tasks: Sequence[Task], returns: NDArray[np.float64]) -> None:
         """Learn how an iteration went; called before the next one is drawn.

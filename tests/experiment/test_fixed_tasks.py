@@ -1,0 +1,112 @@
+"""Sets of training and test tasks that are drawn once: in the run folder, disjoint, and the same ever after."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.config import load_config
+from maml_rl.envs import make_vector_env
+from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.train import train
+from maml_rl.task_distributions import FixedTasks
+from maml_rl.task_distributions.built_in import as_text
+from maml_rl.task_distributions.task_files import read_tasks, save_tasks
+from tests.small_runs import config_of, untimed
+
+NAVIGATION = "2DNavigation-v0"
+
+
+def fixed(**values: Any) -> dict[str, Any]:
+    return {"distribution": "fixed", "train": 5, "test": 4, **values}
+
+
+def texts(tasks: Any) -> set[str]:
+    return {as_text(task) for task in tasks}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fixed") / "run"
+    train(config_of(tasks=fixed(), num_batches=4), folder, num_workers=0)
+    return folder
+
+
+def test_both_sets_are_in_the_run_folder_and_disjoint(run: Path) -> None:
+    training, test = (read_tasks(run / f"{side}-tasks.json", NAVIGATION) for side in ("training", "test"))
+    assert (len(texts(training)), len(texts(test)), len(texts([*training, *test]))) == (5, 4, 9)
+    assert load_config(run / "config.json").tasks == fixed(seed=0)
+
+
+def test_batches_are_distinct_tasks_of_the_set_and_tests_take_all_of_theirs_whatever_their_seed(run: Path) -> None:
+    training, test = (read_tasks(run / f"{side}-tasks.json", NAVIGATION) for side in ("training", "test"))
+    experiment = make_experiment(load_config(run / "config.json").override({"seed": 8}))
+    experiment.restore("last", run)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        for _ in range(3):
+            batch = texts(sampler.sample_tasks(3))
+            assert len(batch) == 3
+            assert batch <= texts(training)
+    for options, expected in (({}, test), ({"training_tasks": True}, training)):
+        evaluation = evaluate(experiment, meta_batch_size=3, num_workers=0, **options)
+        assert [as_text(task) for task in evaluation.tasks] == [as_text(task) for task in expected]
+        assert not evaluation.fixed_tasks, "the set is a sample of the family"
+    during = evaluate(experiment, meta_batch_size=3, num_workers=0, validation=True)
+    assert texts(during.tasks) <= texts(training)
+
+
+def test_resumed_run_keeps_its_tasks(run: Path, tmp_path: Path) -> None:
+    train(config_of(tasks=fixed(), num_batches=2), tmp_path / "run", num_workers=0)
+    train(config_of(tasks=fixed(), num_batches=4), tmp_path / "run", num_workers=0, resume=True)
+    assert untimed(tmp_path / "run") == untimed(run)
+    altered = read_tasks(tmp_path / "run" / "training-tasks.json", NAVIGATION)
+    save_tasks(tmp_path / "run" / "training-tasks.json", NAVIGATION, altered[::-1])
+    with pytest.raises(CheckpointError, match="the tasks are not those with which the run began; put the earlier"):
+        train(config_of(tasks=fixed(), num_batches=6), tmp_path / "run", num_workers=0, resume=True)
+
+
+def test_sampler_of_ones_own_draws_the_same_sets_on_both_sides() -> None:
+    policy = get_policy_for_env(make_vector_env(NAVIGATION), (4,))
+    drawn = []
+    for evaluation in (False, True):
+        distribution = FixedTasks(3, 2)
+        with MultiTaskSampler(
+            NAVIGATION, policy=policy, num_workers=0, seed=4, evaluation=evaluation, task_distribution=distribution
+        ) as sampler:
+            drawn.append(texts(sampler.sample_tasks(2)))
+        drawn.append(texts(distribution.fixed_tasks()["training"]))
+    assert drawn[1] == drawn[3]
+    assert drawn[0] < drawn[1]
+    assert not drawn[2] & drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (fixed(train=0), "'train' in x.yaml.*expected at least 1, got 0"),
+        (fixed(train=2), "there are 2 training tasks for a meta-batch-size of 3; lower meta-batch-size, or raise 'tr"),
+        (fixed(train=20, test=10), "DarkRoom-v0 has too few different tasks for 20 training tasks and 10 test tasks"),
+    ],
+)
+def test_sets_that_cannot_be_are_refused_in_one_line(tasks: dict[str, Any], message: str) -> None:
+    env: dict[str, Any] = {"env_name": "DarkRoom-v0", "env_kwargs": {"size": 5}} if "DarkRoom" in message else {}
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_experiment(config_of(tasks=tasks, **env))
+    assert "\n" not in str(caught.value)
+
+
+def test_test_tasks_among_those_of_training_are_refused_in_one_line(run: Path, tmp_path: Path) -> None:
+    experiment = make_experiment(load_config(run / "config.json"))
+    content = json.loads((run / "test-tasks.json").read_text())
+    content["tasks"].append(json.loads((run / "training-tasks.json").read_text())["tasks"][2])
+    (tmp_path / "tasks.json").write_text(json.dumps(content))
+    assert len(experiment.load_tasks(run / "test-tasks.json")) == 4
+    with pytest.raises(
+        ConfigError, match=r"task 5 in .*tasks\.json is among the training tasks of the run; leave"
+    ) as e:
+        experiment.load_tasks(tmp_path / "tasks.json")
+    assert "\n" not in str(e.value)
