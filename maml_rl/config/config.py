@@ -148,6 +148,10 @@ class Config(SettingsModel):
         Field(description="your own policy: module:name of a class or function of both spaces; null: an MLP"),
     ] = None
     hidden_sizes: Annotated[tuple[Count, ...], Field(strict=False, description="units of each hidden layer")] = (64, 64)
+    memory: Annotated[
+        Literal["gru", "lstm"] | None,
+        Field(description="a recurrent layer as the policy, through which inner steps go, too; null: none"),
+    ] = None
     conv_layers: Annotated[
         Annotated[tuple[ConvLayer, ...], Field(strict=False)] | None,
         Field(description="for images: filters, kernel size and stride of each convolution; null: 4 x 4, then 2 x 2"),

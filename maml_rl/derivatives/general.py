@@ -27,7 +27,7 @@ class AutogradLinearization(Linearization):
         with torch.enable_grad():
             self._parameters = parameters.detach().requires_grad_()
             self._params = layout.views(self._parameters)
-            self._outputs = policy.distribution_parameters(samples.observations, self._params)
+            self._outputs = policy.of_episodes(samples.observations, self._params)
             self._log_probs = policy.distributions.log_prob(self._outputs, samples.actions)
         self.distribution = tuple(output.detach() for output in self._outputs)
         self.log_probs = self._log_probs.detach()

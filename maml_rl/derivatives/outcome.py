@@ -34,7 +34,7 @@ class PhaseOutcome:
     @classmethod
     def of(cls, policy: Policy, samples: Samples, params: Params) -> PhaseOutcome:
         """Compute what a policy does on samples of k tasks under `params` {name: (k, ...)}; differentiable by torch."""
-        distribution = policy.distribution_parameters(samples.observations, params)
+        distribution = policy.of_episodes(samples.observations, params)
         log_probs = policy.distributions.log_prob(distribution, samples.actions)
         return cls(policy, samples, params, distribution, log_probs)
 

@@ -202,6 +202,8 @@ class Experiment:
                 seed=config.seed,
                 slots_per_task=1 if self.metalearner.whole_trials else config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
+                # Gradient steps take every episode by itself.
+                reset_memory_each_episode=not self.metalearner.whole_trials and self.policy.has_memory,
                 evaluation=evaluation,
                 task_split=task_split,
                 task_distribution=self.task_distribution,
@@ -245,6 +247,10 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     """
     device = torch.device(device)
     learner, settings, config = algorithm_of(config)
+    makes_its_own = config.policy is not None or "make_policy" in vars(learner)
+    if config.memory is not None and makes_its_own:
+        of = "'policy'" if config.policy is not None else f"the algorithm {config.algorithm!r}"
+        raise config.error(f"{of} makes a policy of its own; leave it out", "memory")
     if config.fast_batch_size % (config.slots_per_task or 1):
         raise config.error(f"must divide fast-batch-size, which is {config.fast_batch_size}", "slots-per-task")
     try:

@@ -164,6 +164,7 @@ def adapt_to_task(
         slots_per_task=1 if by_trials else None,
         max_episode_steps=config.max_episode_steps if max_episode_steps is None and same_family else max_episode_steps,
         observe_last=config.observe_last,
+        reset_memory_each_episode=not by_trials and policy.has_memory,
         evaluation=True,
         device=device,
     ) as sampler:

@@ -20,8 +20,8 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
-from maml_rl.metalearners.optimizer_state import load_optimizer_state, optimizer_state
-from maml_rl.policies import Memory, Policy, as_policy, get_policy_for_env
+from maml_rl.metalearners.optimizer_state import SINGLE, load_optimizer_state, optimizer_state
+from maml_rl.policies import GRUPolicy, Memory, Policy, as_policy, get_policy_for_env
 from maml_rl.policies.started_policy import StartedPolicy
 from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
 
@@ -196,6 +196,7 @@ class MetaLearner(ABC):
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
             them, never `collect`: with `prefetch` that runs ahead, in another thread.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
+        optimizers: those of a learner with several, by name; their state is kept, too.
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
@@ -204,6 +205,7 @@ class MetaLearner(ABC):
     record_log_probs: ClassVar[bool] = False
     experience: Mapping[str, Replay] = MappingProxyType({})
     optimizer: torch.optim.Optimizer | None = None
+    optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
 
     def __init__(
         self,
@@ -226,11 +228,23 @@ class MetaLearner(ABC):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make the initial policy for the spaces of `env`.
+        """Make the initial policy for the spaces of `env`: a perceptron, or with `memory` a recurrent layer.
 
         Raises:
             TypeError: If a space is not supported.
+            ConfigError: If a recurrent policy would have several layers.
         """
+        if config.memory is not None:
+            if len(config.hidden_sizes) != 1:
+                raise config.error("a policy with a memory has one layer; give one number", "hidden-sizes")
+            return GRUPolicy(
+                env.single_observation_space,
+                env.single_action_space,
+                config.hidden_sizes[0],
+                cell=config.memory,
+                value="none",
+                seed=config.seed,
+            )
         return get_policy_for_env(
             env,
             config.hidden_sizes,
@@ -349,9 +363,14 @@ class MetaLearner(ABC):
     def state_dict(self) -> State:
         """Return what the learner keeps beside its policy, under flat names: tensors, and what JSON holds.
 
-        The state of `optimizer` is part of it. A resumed run is bit-identical if all that `update` reads is here.
+        The state of `optimizer` and of `optimizers` is part of it. A resumed run is bit-identical if all that `update`
+        reads is here.
         """
-        return {} if self.optimizer is None else optimizer_state(self.optimizer)
+        return {
+            key: value
+            for name, optimizer in self._named_optimizers().items()
+            for key, value in optimizer_state(optimizer, name).items()
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned.
@@ -359,8 +378,15 @@ class MetaLearner(ABC):
         Raises:
             ValueError: If it does not fit.
         """
-        if self.optimizer is not None:
-            load_optimizer_state(self.optimizer, state)
+        for name, optimizer in self._named_optimizers().items():
+            load_optimizer_state(optimizer, state, name)
+
+    def _named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        for name in self.optimizers:
+            if name == SINGLE or not name.isidentifier():
+                raise ValueError(f"an optimizer's name is a word other than {SINGLE!r}, got {name!r}")
+        single = {} if self.optimizer is None else {SINGLE: self.optimizer}
+        return {**single, **self.optimizers}
 
     def _phases(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None) -> Batch:
         train_episodes, valid_episodes = sampler.sample(
@@ -420,13 +446,13 @@ def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task]) -> Adapted:
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:
-    """Refuse a policy with a memory where adaptation takes gradient steps.
+    """Refuse a policy with a memory through which no gradient flows, where adaptation takes gradient steps.
 
     Raises:
         TypeError: If the learner cannot train the policy.
     """
-    if policy.has_memory and not learner.whole_trials:
+    if policy.has_memory and not learner.whole_trials and type(policy).unroll is Policy.unroll:
         raise TypeError(
-            f"{learner.__name__} adapts by gradient steps, through which it cannot train {type(policy).__name__}, "
-            "which has a memory; use the algorithm rl2, or a policy without a memory"
+            f"{learner.__name__} adapts by gradient steps, and {type(policy).__name__}, which has a memory, does not "
+            "say how to go through sequences differentiably; write its method unroll, or use a policy without a memory"
         )

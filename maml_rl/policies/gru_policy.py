@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory, Unrolled
-from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, ValueKind, row_product
+from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, ValueKind, affine, row_product
 
 Cell = Literal["gru", "lstm"]
 
@@ -195,15 +195,11 @@ class GRUPolicy(SequencePolicy):
         return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
-        """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`.
-
-        Raises:
-            ValueError: If the parameters are stacked.
-        """
+        """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`."""
         own: dict[str, Tensor] = dict(self.named_parameters())
         params = own if params is None else params
         if params["head.weight"].dim() != 2:
-            raise ValueError("sequences are computed under parameters that all tasks share, got stacked ones")
+            return self.unroll_tasks(observations, params, memory)
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         state = tuple(tensor.unsqueeze(0).contiguous() for tensor in memory)
@@ -224,3 +220,43 @@ class GRUPolicy(SequencePolicy):
             return units, (last,)
         units, *lasts = torch.lstm(inputs, state, weights, *options)
         return units, tuple(lasts)
+
+    def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
+        """Go through sequences (M, L, N, ...) of all tasks at once; see `Policy.unroll_tasks`.
+
+        Step by step, since torch's own kernels for sequences know one set of weights, and those of an LSTM have no
+        second derivatives.
+        """
+        num_tasks, steps, num = observations.shape[:3]
+        if memory is None:
+            memory = tuple(kept.unflatten(0, (num_tasks, num)) for kept in self.initial_memory(num_tasks * num))
+        inputs = self._encode(observations).reshape(num_tasks, steps, num, self.input_size)
+        units, last = self._run_tasks("core", params, inputs, memory)
+        of_values = None if self.value_head is None else units
+        if self.value_core is not None:
+            of_values, _ = self._run_tasks("value_core", params, inputs, tuple(torch.zeros_like(old) for old in memory))
+        return self._through_heads(units, of_values, params, last)
+
+    def _run_tasks(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
+        """Return the units (M, L, N, H) of a recurrent layer, and its last state (M, N, H)."""
+        from_input, from_memory, input_bias, memory_bias = (
+            params[f"{core}.{name}"] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        )
+        of_inputs = affine(inputs, from_input, input_bias)
+        hidden, units = state[0], []
+        for of_input in of_inputs.unbind(1):
+            of_memory = affine(hidden, from_memory, memory_bias)
+            if self.cell == "gru":
+                reset, keep, new = of_input.chunk(3, -1)
+                memory_reset, memory_keep, memory_new = of_memory.chunk(3, -1)
+                reset, keep = torch.sigmoid(reset + memory_reset), torch.sigmoid(keep + memory_keep)
+                new = torch.tanh(new + reset * memory_new)
+                hidden = new + keep * (hidden - new)
+                state = (hidden,)
+            else:
+                enter, keep, new, leave = (of_input + of_memory).chunk(4, -1)
+                carried = torch.sigmoid(keep) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
+                hidden = torch.sigmoid(leave) * torch.tanh(carried)
+                state = hidden, carried
+            units.append(hidden)
+        return torch.stack(units, 1), state

@@ -231,6 +231,8 @@ class ModulePolicy(Policy):
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         """Go through sequences (L, N, ...) step by step; see `Policy.unroll`."""
+        if params is not None and self._is_stacked(params):
+            return self.unroll_tasks(observations, params, memory)
         module, params = _copy_structure(self.__dict__["module"]), params or self._own()
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         tensors, values = [], []

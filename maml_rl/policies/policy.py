@@ -163,17 +163,69 @@ class Policy(nn.Module, ABC):
         """Go through sequences of observations, differentiably: what the update of a recurrent policy computes.
 
         Args:
-            observations: (L, N, *observation shape), N sequences of L steps.
-            memory: tensors (N, ...) before the first step; None where trials begin.
-            params: of the policy's own shapes.
+            observations: (L, N, *observation shape), N sequences of L steps; with stacked parameters those of each
+                task, (M, L, N, *observation shape).
+            memory: tensors (N, ...) before the first step, or (M, N, ...); None where trials begin.
+            params: of the policy's own shapes, or stacked (M, ...); see `unroll_tasks`.
 
         Returns:
-            Distributions and values of every step, and the memory after the last.
+            Distributions and values of every step, and the memory after the last; with stacked parameters each with
+            another leading axis, of the tasks.
 
         Raises:
             TypeError: If the policy does not say how.
         """
         raise TypeError(f"{type(self).__name__} cannot go through sequences; write its method unroll")
+
+    def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> "Unrolled":
+        """Go through sequences under the parameters of each task, differentiably in these: task by task, by `unroll`.
+
+        A policy that can do it for all tasks at once overrides this. Learners that adapt by gradient steps need it, and
+        those with second derivatives need it to be differentiable twice.
+
+        Args:
+            observations: (M, L, N, *observation shape).
+            params: {name: (M, ...)}.
+            memory: tensors (M, N, ...) before the first step; None where trials begin.
+        """
+        steps, num = observations.shape[1:3]
+        found = [
+            self.unroll(
+                of_task,
+                None if memory is None else tuple(kept[task] for kept in memory),
+                {name: value[task] for name, value in params.items()},
+            )
+            for task, of_task in enumerate(observations)
+        ]
+
+        def whole(tensor: Tensor) -> Tensor:
+            # Of one distribution, say its deviation, there may be one for all steps.
+            return tensor if tensor.shape[:2] == (steps, num) else tensor.expand(steps, num, *tensor.shape)
+
+        values = [each.values for each in found if each.values is not None]
+        units = [each.units for each in found if each.units is not None]
+        return Unrolled(
+            tuple(
+                torch.stack([whole(part) for part in parts])
+                for parts in zip(*(each.distribution for each in found), strict=True)
+            ),
+            torch.stack(values) if values else None,
+            tuple(torch.stack(kept) for kept in zip(*(each.memory for each in found), strict=True)),
+            torch.stack(units) if units else None,
+        )
+
+    def of_episodes(self, observations: Tensor, params: Params) -> DistributionParams:
+        """Return the distribution parameters at every step of episodes, under the parameters of each task.
+
+        A policy with a memory begins every episode with an empty one.
+
+        Args:
+            observations: (M, T, B, *observation shape).
+            params: {name: (M, ...)}.
+        """
+        if self.has_memory:
+            return self.unroll_tasks(observations, params).distribution
+        return self.distribution_parameters(observations, params)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse spaces that the policy does not fit; called before the first phase.

@@ -123,11 +123,11 @@ class SequencePolicy(MemoryPolicy):
 
     def _through_heads(self, units: Tensor, of_values: Tensor | None, params: Params, memory: Memory) -> Unrolled:
         """Return what the heads make of units (L, N, H), and of those that values are read from."""
-        outputs = linear(units, params["head.weight"], params["head.bias"])
+        outputs = affine(units, params["head.weight"], params["head.bias"])
         distribution = self.distributions.parametrize(outputs, params)
         values = None
         if of_values is not None:
-            values = linear(of_values, params["value_head.weight"], params["value_head.bias"]).squeeze(-1)
+            values = affine(of_values, params["value_head.weight"], params["value_head.bias"]).squeeze(-1)
         return Unrolled(distribution, values, memory, units if self.predicts_rewards else None)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
@@ -165,6 +165,14 @@ class SequencePolicy(MemoryPolicy):
             categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
             return (observations.unsqueeze(-1) == categories).to(dtype)
         return observations.to(dtype)
+
+
+def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """Return what a linear layer makes of units (..., I); with stacked weights (M, O, I) of units (M, ..., I)."""
+    if weights.dim() == 2:
+        return linear(units, weights, bias)
+    rows = torch.baddbmm(bias.unsqueeze(1), units.flatten(1, -2), weights.mT)
+    return rows.reshape(*units.shape[:-1], weights.shape[1])
 
 
 def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:

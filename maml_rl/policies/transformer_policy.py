@@ -150,14 +150,11 @@ class TransformerPolicy(SequencePolicy):
         """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`.
 
         A value network of its own sees the sequences from where they begin here.
-
-        Raises:
-            ValueError: If the parameters are stacked.
         """
         own: dict[str, Tensor] = dict(self.named_parameters())
         params = own if params is None else params
         if params["head.weight"].dim() != 2:
-            raise ValueError("sequences are computed under parameters that all tasks share, got stacked ones")
+            return self.unroll_tasks(observations, params, memory)
         inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         units, after = self._through_body("body.", params, inputs.transpose(0, 1), memory)
         of_values = None if self.value_head is None else units

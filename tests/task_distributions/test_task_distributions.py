@@ -232,7 +232,7 @@ def test_arguments_are_checked() -> None:
 
 
 def test_registry_finds_names_and_classes() -> None:
-    assert task_distributions() == ["list", "grid", "stratified", "split", "curriculum"]
+    assert task_distributions() == ["list", "grid", "stratified", "split", "curriculum", "fixed"]
     assert find_task_distribution("split") is Split
     assert find_task_distribution("maml_rl.task_distributions:Split") is Split
     for name, message in (

@@ -1,0 +1,106 @@
+"""Sequences under the parameters of each task: values and derivatives of policies with a memory."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
+
+from maml_rl.policies import GRUPolicy, Policy, as_policy
+from maml_rl.policies.transformer_policy import TransformerPolicy
+
+SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
+M, L, N = 3, 6, 2
+
+
+class Averaging(nn.Module):
+    """A user's module with a memory: a running mean of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.log_std = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.zeros(2))
+
+    def initial_memory(self, num: int) -> tuple[Tensor]:
+        return (torch.zeros(num, 3),)
+
+    def forward(self, observations: Tensor, memory: tuple[Tensor]) -> Any:
+        mean = 0.5 * (memory[0].to(observations) + observations)
+        return Independent(Normal(torch.tanh(mean @ self.weight.T), self.log_std.exp()), 1), (mean,)
+
+
+def policies() -> dict[str, Policy]:
+    made: dict[str, Policy] = {
+        f"{cell} {actions}": GRUPolicy(SEEN, ACTIONS[actions], 4, cell=cell, value="network", predict_rewards=True)
+        for cell in ("gru", "lstm")
+        for actions in ACTIONS
+    }
+    made["module"] = as_policy(Averaging(), (3,))
+    made["transformer"] = TransformerPolicy(SEEN, ACTIONS["box"], 8)
+    for policy in made.values():
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for param in policy.parameters():
+                param.add_(0.3 * torch.randn(param.shape, generator=generator))
+        policy.double()
+    return made
+
+
+POLICIES = policies()
+
+
+def per_task(policy: Policy) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return {
+        name: param + 0.2 * torch.randn(param.shape, generator=generator, dtype=torch.float64)
+        for name, param in policy.stack_parameters(M).items()
+    }
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_all_tasks_at_once_are_each_task_by_itself(name: str) -> None:
+    policy = POLICIES[name]
+    params, observations = per_task(policy), draw(M, L, N, 3)
+    found = policy.unroll(observations, params=params)
+    for task in range(M):
+        own = {key: value[task] for key, value in params.items()}
+        alone = policy.unroll(observations[task], params=own)
+        for mine, theirs in zip(found.distribution, alone.distribution, strict=True):
+            torch.testing.assert_close(mine[task].expand_as(theirs.expand(L, N, -1)), theirs.expand(L, N, -1))
+        for mine, theirs in zip(found.memory, alone.memory, strict=True):
+            torch.testing.assert_close(mine[task], theirs)
+        if alone.values is not None:
+            assert found.values is not None
+            torch.testing.assert_close(found.values[task], alone.values)
+    # A memory is carried on.
+    if name != "transformer":
+        first = policy.unroll(observations[:, :2], params=params)
+        rest = policy.unroll(observations[:, 2:], first.memory, params)
+        torch.testing.assert_close(rest.distribution[0][..., :2], found.distribution[0][:, 2:, :, :2])
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "transformer"])
+def test_first_and_second_derivatives_are_those_that_differences_show(name: str) -> None:
+    policy = POLICIES[name]
+    params, observations = per_task(policy), draw(M, L, N, 3)
+    actions = draw(M, L, N, 2) if "discrete" not in name else torch.arange(M * L * N).reshape(M, L, N) % 4
+    acting = {"core", "head", "sigma", "weight", "log_std"}
+    names = [key for key in params if key.split(".")[0] in acting]
+
+    def loss(*tensors: Tensor) -> Tensor:
+        of_tasks = {**params, **dict(zip(names, tensors, strict=True))}
+        distribution = policy.of_episodes(observations, of_tasks)
+        return policy.distributions.log_prob(distribution, actions).sum()
+
+    inputs = [params[key].detach().requires_grad_() for key in names]
+    # Its directions come from the global generator.
+    with torch.random.fork_rng(devices=[]):
+        assert torch.autograd.gradcheck(loss, inputs, fast_mode=True)
+        assert torch.autograd.gradgradcheck(loss, inputs, fast_mode=True)
