@@ -16,6 +16,7 @@ register("anil", "maml_rl.metalearners.anil:ANIL")
 register("meta-sgd", "maml_rl.metalearners.meta_sgd:MetaSGD")
 register("cavia", "maml_rl.metalearners.cavia:CAVIA")
 register("rl2", "maml_rl.metalearners.rl2:RL2")
+register("varibad", "maml_rl.metalearners.varibad:VariBAD")
 
 __all__ = [
     "MAMLTRPO",

@@ -1,27 +1,20 @@
 """RL2: a recurrent policy that learns to learn, trained by PPO on whole trials."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 
-from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count
-from maml_rl.envs.meta_env import Task
 from maml_rl.episode.trials import Trials
-from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, adapt_by_memory
-from maml_rl.metalearners.trial_ppo import RunningSquare, TrialPPO, TrialPPOSettings
+from maml_rl.metalearners.metalearner import Batch
+from maml_rl.metalearners.trial_ppo import TrialLearner, TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
 from maml_rl.policies.memory_policy import PredictsRewards
 
-_NUM_UPDATES, _RETURN_SQUARE, _REWARD_VARIANCE = "num_updates", "return_square", "reward_variance"
-# In checkpoints of earlier versions, the root mean square of the first batch's returns, which remained the unit.
-_VALUE_SCALE = "value_scale"
 
-
-class RL2(MetaLearner):
+class RL2(TrialLearner):
     """A policy whose memory is the learning algorithm: it sees its rewards, and PPO trains it through whole trials.
 
     A trial is all episodes of a task, one after the other in one slot. Returns are discounted through it, across the
@@ -49,11 +42,14 @@ class RL2(MetaLearner):
         memory_span: Annotated[
             Count | None, Field(description="steps for which units hold what they remember at first; null: one or two")
         ] = None
+        reward_prediction_coefficient: Annotated[
+            float,
+            Field(
+                ge=0, description="weight of the predicted rewards' squared error, in units of the rewards' variance"
+            ),
+        ] = 0.0
 
-    columns = "episode"
-    whole_trials = True
     settings: Settings
-    optimizer: torch.optim.Optimizer
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -77,6 +73,7 @@ class RL2(MetaLearner):
             gamma=self.collection.gamma,
             gae_lambda=self.collection.gae_lambda,
             device=self.device,
+            reward_prediction_coefficient=self.settings.reward_prediction_coefficient,
         )
 
     @classmethod
@@ -112,66 +109,6 @@ class RL2(MetaLearner):
         except ValueError as error:
             raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
 
-    @classmethod
-    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
-        """Return None: the memory is what adapts."""
-        return
-
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config asks for several slots of a task, or another method.
-        """
-        if config.slots_per_task not in (None, 1):
-            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
-        if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
-            raise config.error(
-                f"rl2 learns nothing after meta-update {settings.anneal_over}, when its step size is zero; use at most "
-                f"{settings.anneal_over}, or a longer anneal-over",
-                "num-batches",
-            )
-        if config.method != "maml":
-            raise config.error("rl2 adapts by its memory, in training as afterwards; leave it out", "method")
-        return super().from_config(policy, config, settings, device)
-
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample one trial of every task."""
-        return Batch([sampler.rollout_trials(tasks)])
-
-    def adapt(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Adapted:
-        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
-        return adapt_by_memory(sampler, tasks)
-
-    def test(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Batch:
-        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
-        return self.collect(sampler, tasks)
-
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective; see `TrialPPO.update`."""
         return self._ppo.update(Trials.of(batch.phases[0].to(self.device)))
-
-    def state_dict(self) -> State:
-        """Return the state of Adam, the units of values and predicted rewards, and how many updates there were."""
-        units = {
-            name: [square.total, square.weight]
-            for name, square in (
-                (_RETURN_SQUARE, self._ppo.return_square),
-                (_REWARD_VARIANCE, self._ppo.reward_variance),
-            )
-        }
-        return super().state_dict() | units | {_NUM_UPDATES: self._ppo.num_updates}
-
-    def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        first = state.get(_VALUE_SCALE)
-        self._ppo.return_square = RunningSquare(*state.get(_RETURN_SQUARE, (first**2, 1.0) if first else ()))
-        self._ppo.reward_variance = RunningSquare(*state.get(_REWARD_VARIANCE, ()))
-        # Checkpoints from before there was annealing do not count.
-        self._ppo.num_updates = state.get(_NUM_UPDATES, 0)

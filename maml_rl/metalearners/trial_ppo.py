@@ -1,22 +1,31 @@
-"""PPO on whole trials: the steps of Adam that train a policy with a memory, in chunks of trials."""
+"""PPO on whole trials: the steps of Adam that train a policy with a memory, and what all its learners share."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl import functional
-from maml_rl.config import SettingsModel
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, adapt_by_memory
 from maml_rl.policies import Policy
+from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
+from maml_rl.policies.policy import Unrolled
 
+_NUM_UPDATES, _RETURN_SQUARE, _REWARD_VARIANCE = "num_updates", "return_square", "reward_variance"
+# In checkpoints of earlier versions, the root mean square of the first batch's returns, which remained the unit.
+_VALUE_SCALE = "value_scale"
 # Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
 _CHUNK = 64
 # Share of a batch in the running mean squares that losses are divided by.
@@ -35,10 +44,6 @@ class TrialPPOSettings(SettingsModel):
         float | None,
         Field(ge=0, le=1, description="lambda of what values are fitted to, 1 for returns; gae-lambda if null"),
     ] = None
-    reward_prediction_coefficient: Annotated[
-        float,
-        Field(ge=0, description="weight of the predicted rewards' squared error, in units of the rewards' variance"),
-    ] = 0.0
     entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.0
     anneal_over: Annotated[
         Count | None,
@@ -87,6 +92,20 @@ class RunningSquare:
         return self.total / self.weight if self.total > 0.0 else 1.0
 
 
+class Trainable(Protocol):
+    """What `TrialPPO` trains: a policy, or the part of one that does not remember."""
+
+    @property
+    def distributions(self) -> Distributions:
+        """What the distribution parameters mean."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return what is trained."""
+
+    def unroll(self, observations: Tensor) -> Unrolled:
+        """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`."""
+
+
 class TrialPPO:
     """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials.
 
@@ -97,12 +116,14 @@ class TrialPPO:
     from the policy's gradient alone.
 
     Args:
-        policy: with a memory, and with values or without.
+        policy: what is unrolled and trained, with values or without.
         optimizer: of its parameters.
         settings: of the objective; with `anneal_over`, of the optimizer's step size, too.
         gamma: discount per step.
         gae_lambda: of the advantages.
         device: where the computation runs.
+        reward_prediction_coefficient: weight of the predicted rewards' squared error, in units of the rewards'
+            variance; 0 for a policy that predicts none.
 
     Attributes:
         return_square: running mean square of the returns, whose root is the unit of the values.
@@ -116,16 +137,18 @@ class TrialPPO:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: "Trainable",
         optimizer: torch.optim.Optimizer,
         settings: TrialPPOSettings,
         *,
         gamma: float,
         gae_lambda: float,
         device: torch.device,
+        reward_prediction_coefficient: float = 0.0,
     ) -> None:
         self._policy, self._optimizer, self._settings = policy, optimizer, settings
         self._gamma, self._gae_lambda, self._device = gamma, gae_lambda, device
+        self._reward_prediction = reward_prediction_coefficient
         self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
         self.num_updates = 0
 
@@ -173,7 +196,7 @@ class TrialPPO:
             for part in (history[: len(minibatches)], history[-len(minibatches) :])
         )
         predictions = {}
-        if self._settings.reward_prediction_coefficient > 0.0:
+        if self._reward_prediction > 0.0:
             predictions["explained_rewards"] = 1.0 - first[3]
         return {
             "loss/before": first[0],
@@ -184,6 +207,20 @@ class TrialPPO:
             "explained_variance": explained,
             **predictions,
         }
+
+    def state_dict(self) -> State:
+        """Return the units of values and predicted rewards, and how many updates there were."""
+        squares = ((_RETURN_SQUARE, self.return_square), (_REWARD_VARIANCE, self.reward_variance))
+        units = {name: [square.total, square.weight] for name, square in squares}
+        return {**units, _NUM_UPDATES: self.num_updates}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned."""
+        first = state.get(_VALUE_SCALE)
+        self.return_square = RunningSquare(*state.get(_RETURN_SQUARE, (first**2, 1.0) if first else ()))
+        self.reward_variance = RunningSquare(*state.get(_REWARD_VARIANCE, ()))
+        # Checkpoints from before there was annealing do not count.
+        self.num_updates = state.get(_NUM_UPDATES, 0)
 
     def _annealed(self) -> float:
         """Return what is left of step size and weight of the entropy: 1 at first, 0 from `anneal_over` on."""
@@ -242,11 +279,11 @@ class TrialPPO:
             if unrolled.values is not None:
                 losses = losses + settings.value_coefficient * (unrolled.values - chunk.targets).square()
             errors = torch.zeros_like(losses)
-            if settings.reward_prediction_coefficient > 0.0:
+            if self._reward_prediction > 0.0:
                 assert isinstance(self._policy, PredictsRewards)
                 predicted = self._policy.predict_rewards(unrolled, chunk.actions)
                 errors = (predicted - chunk.rewards).square() / chunk.reward_variance
-                losses = losses + settings.reward_prediction_coefficient * errors
+                losses = losses + self._reward_prediction * errors
             loss = torch.where(real, losses, 0.0).mul(chunk.weight).sum()
             gradients = torch.autograd.grad(
                 loss, list(self._policy.parameters()), allow_unused=True, materialize_grads=True
@@ -260,3 +297,67 @@ class TrialPPO:
 def _variance(values: Tensor, mask: Tensor) -> Tensor:
     """Return the variance () of the real steps' values."""
     return functional.masked_mean((values - functional.masked_mean(values, mask)).square(), mask)
+
+
+class TrialLearner(MetaLearner):
+    """Base of the learners that train a policy with a memory by `TrialPPO`. A trial is what adapts, and what is tested.
+
+    A subclass sets `_ppo` and `optimizer`, and writes `make_policy` and `update`.
+    """
+
+    Settings: ClassVar[type[TrialPPOSettings]] = TrialPPOSettings
+    columns = "episode"
+    whole_trials = True
+    optimizer: torch.optim.Optimizer
+    _ppo: TrialPPO
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
+        """Return None: the memory is what adapts."""
+        return
+
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the config asks for several slots of a task, or another method.
+        """
+        if config.slots_per_task not in (None, 1):
+            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
+        if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
+            raise config.error(
+                f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
+                f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
+                "num-batches",
+            )
+        if config.method != "maml":
+            raise config.error(
+                f"{config.algorithm} adapts by its memory, in training as afterwards; leave it out", "method"
+            )
+        return super().from_config(policy, config, settings, device)
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        """Sample one trial of every task."""
+        return Batch([sampler.rollout_trials(tasks)])
+
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
+        return adapt_by_memory(sampler, tasks)
+
+    def test(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Batch:
+        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
+        return self.collect(sampler, tasks)
+
+    def state_dict(self) -> State:
+        """Return the state of Adam, and that of `TrialPPO`."""
+        return super().state_dict() | self._ppo.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._ppo.load_state_dict(state)

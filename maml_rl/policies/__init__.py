@@ -1,5 +1,6 @@
 """Policies: modules that map observations to distributions of actions, with optional parameters for each task."""
 
+from maml_rl.policies.belief_policy import BeliefPolicy
 from maml_rl.policies.cnn import CNNPolicy
 from maml_rl.policies.distributions import MultiCategorical
 from maml_rl.policies.get_policy import get_policy_for_env
@@ -28,6 +29,7 @@ from maml_rl.policies.sequence_policy import SequencePolicy
 from maml_rl.policies.transformer_policy import TransformerPolicy
 
 __all__ = [
+    "BeliefPolicy",
     "BernoulliHead",
     "BernoulliMLPPolicy",
     "CNNPolicy",

@@ -27,8 +27,11 @@ FAMILIAR = {
 }
 # Those among them that are settings of maml-trpo.
 FAMILIAR_OF_TRPO = {"first-order", "max-kl", "cg-iters", "cg-damping", "ls-max-steps", "ls-backtrack-ratio"}
-# Settings of an inner loop, and of networks without a memory.
-NOT_OF_RL2 = {"hidden-sizes", "nonlinearity", "num-steps", "fast-lr"}
+# Settings of an inner loop, and of networks without a memory, by the algorithms that have none.
+NOT_OF = {
+    "rl2": {"hidden-sizes", "nonlinearity", "num-steps", "fast-lr"},
+    "varibad": {"num-steps", "fast-lr"},
+}
 # Settings of one kind of memory.
 OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads"}, {"memory-span"}
 # Every other algorithm has a folder of its own name.
@@ -71,7 +74,8 @@ def test_there_is_a_config_for_every_experiment() -> None:
     published = {f"finn2017/{family}.yaml" for family in finn2017}
     published |= {f"metaworld/{benchmark}.yaml" for benchmark in ("ml1-reach", "ml10", "ml25", "ml45")}
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
-    others -= {"rl2/2d-navigation.yaml"}
+    others -= {"rl2/2d-navigation.yaml", "varibad/2d-navigation.yaml"}
+    others |= {"varibad/gridnavi.yaml", "varibad/gridnavi-large-batch.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
     memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200")
     others |= {f"rl2/{family}.yaml" for family in memories}
@@ -89,7 +93,7 @@ def test_config_spells_out_the_familiar_keys_under_comments(path: Path) -> None:
         # A recurrent layer has its own nonlinearity.
         assert set(keys) >= (FAMILIAR - ({"nonlinearity"} if config.memory else set())) | FAMILIAR_OF_TRPO
     else:
-        assert set(keys) >= FAMILIAR - (NOT_OF_RL2 if algorithm == "rl2" else set())
+        assert set(keys) >= FAMILIAR - NOT_OF.get(algorithm, set())
         settings = {field.alias for field in find_metalearner(algorithm).Settings.model_fields.values()}
         # A setting of another kind of memory would say nothing.
         has_transformer = config.algorithm_settings.get("cell") == "transformer"

@@ -26,10 +26,25 @@ class Interruption(Exception):
     """Stands for anything that ends a run in the middle."""
 
 
+# Small settings of the algorithms that adapt by a memory, through whole trials.
+OF_TRIALS: dict[str, dict[str, object]] = {
+    "rl2": {"hidden-size": 8, "num-minibatches": 2},
+    # The replay drops trials from the third meta-update on; some beliefs are decoded, and states are predicted, too.
+    "varibad": {
+        "encoder-size": 8,
+        "replay-steps": 280,
+        "belief-trials": 4,
+        "belief-steps": 7,
+        "state-coefficient": 1.0,
+        "num-minibatches": 2,
+    },
+}
+
+
 def small(algorithm: str, **values: object) -> Config:
     keys = {key.replace("_", "-"): value for key, value in values.items()}
-    if algorithm == "rl2":
-        keys |= {"observe-last": True, "algorithm-settings": {"hidden-size": 8, "num-minibatches": 2}}
+    if algorithm in OF_TRIALS:
+        keys |= {"observe-last": True, "algorithm-settings": OF_TRIALS[algorithm]}
     return config_of(num_steps=2, num_batches=3).override({"algorithm": algorithm, **keys})
 
 
@@ -131,11 +146,11 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     experiment.restore("latest", folder)
     evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
     policy = load_policy(folder)
-    if algorithm == "rl2":
+    if algorithm in OF_TRIALS:
         # Four episodes of one trial.
         assert evaluation.returns.shape == (2, 4, 1)
-        goal = {"goal": [0.3, -0.2]}
-        with pytest.raises(ConfigError, match="'rl2' does not adapt by gradient steps; leave out rule and step_size"):
+        goal, refused = {"goal": [0.3, -0.2]}, f"'{algorithm}' does not adapt by gradient steps; leave out rule and"
+        with pytest.raises(ConfigError, match=refused):
             adapt_to_task(policy, "2DNavigation-v0", goal, step_size=0.1)
         adapted = adapt_to_task(policy, "2DNavigation-v0", goal)
         assert all(torch.equal(x, adapted.inner.get_parameter(name)) for name, x in policy.named_parameters())

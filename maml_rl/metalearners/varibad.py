@@ -1,0 +1,450 @@
+"""VariBAD: a belief about the task that explains its rewards, and a policy of state and belief, trained by PPO."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor, nn
+
+from maml_rl import functional
+from maml_rl.config import Config
+from maml_rl.config.config import Count, Positive
+from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+from maml_rl.envs.last_step import LastStepParts
+from maml_rl.episode.trials import Trials
+from maml_rl.errors import NonFiniteError
+from maml_rl.experience import Replay, Steps
+from maml_rl.metalearners.metalearner import Batch, State
+from maml_rl.metalearners.trial_ppo import TrialLearner, TrialPPO, TrialPPOSettings
+from maml_rl.policies import BeliefPolicy, Policy
+from maml_rl.policies.heads import Distributions
+from maml_rl.policies.mlp import Perceptron
+from maml_rl.policies.policy import Unrolled
+
+_DECODER, _BELIEF, _OBSERVED, _EXPERIENCE = "decoder", "belief", "observed", "trials"
+# Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
+_CHUNK = 64
+# A grid of more cells is none that has an output for each.
+_MOST_CELLS = 10_000
+
+
+class VariBAD(TrialLearner):
+    """A recurrent encoder turns what happened in a trial into a belief about its task, on which the policy acts.
+
+    The encoder is trained as that of a variational autoencoder: from the belief at every step of a trial a decoder
+    predicts the rewards (and, if wanted, the states) of all of its steps, past and future, and the belief must not move
+    further from that of the step before than this is worth. The trials are those of a replay. The policy sees the
+    observation and the belief, and PPO trains it; its gradient does not enter the encoder.
+
+    Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
+    """
+
+    class Settings(TrialPPOSettings):
+        """Settings of VariBAD."""
+
+        encoder_size: Annotated[Count, Field(description="units of the recurrent encoder")] = 64
+        latent_size: Annotated[Count, Field(description="numbers of the latent vector that stands for the task")] = 5
+        observation_embedding: Annotated[Count, Field(description="units of the encoder's layer for observations")] = 32
+        action_embedding: Annotated[
+            int, Field(ge=0, le=2**20, description="units of its layer for actions; 0: it does not see them")
+        ] = 16
+        reward_embedding: Annotated[Count, Field(description="units of its layer for rewards and ends of episodes")] = 8
+        normalize_observations: Annotated[
+            bool, Field(description="show the policy (not the encoder) observations of mean 0 and deviation 1")
+        ] = True
+        reward_decoder: Annotated[
+            Literal["cells", "network"],
+            Field(
+                description="how rewards are predicted: network, by the squared error, from both observations, action "
+                "and latent; cells, for grids: whether the reward of a cell is positive, with an output for each cell"
+            ),
+        ] = "network"
+        decoder_sizes: Annotated[
+            tuple[Count, ...], Field(strict=False, description="units of the decoder's layers")
+        ] = (
+            32,
+            32,
+        )
+        state_coefficient: Annotated[
+            float, Field(ge=0, description="weight of the predicted observations' squared error; 0: not predicted")
+        ] = 0.0
+        kl_coefficient: Annotated[
+            float, Field(ge=0, description="weight of the divergence of each belief from the one before")
+        ] = 0.1
+        belief_learning_rate: Annotated[Positive, Field(description="step size of Adam for encoder and decoder")] = 1e-3
+        belief_updates: Annotated[Count, Field(description="steps of Adam for them in each meta-update")] = 3
+        belief_trials: Annotated[Count, Field(description="trials for each of these steps, from the replay")] = 25
+        belief_steps: Annotated[
+            Count | None, Field(description="steps of each trial whose beliefs are decoded, at random; null: all")
+        ] = None
+        replay_steps: Annotated[Count, Field(description="steps that the replay keeps")] = 1_000_000
+
+    settings: Settings
+    policy: BeliefPolicy
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not isinstance(self.policy, BeliefPolicy):
+            raise TypeError(
+                f"varibad trains a policy of state and belief, and got a {type(self.policy).__name__}; use BeliefPolicy"
+            )
+        settings = self.settings
+        self.optimizer = torch.optim.Adam(self.policy.acting_parameters(), lr=settings.learning_rate)
+        self._ppo = TrialPPO(
+            _OnBelief(self.policy),
+            self.optimizer,
+            settings,
+            gamma=self.collection.gamma,
+            gae_lambda=self.collection.gae_lambda,
+            device=self.device,
+        )
+        self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
+        self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
+        self.optimizers = {_BELIEF: torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)}
+        self.experience = {_EXPERIENCE: Replay(settings.replay_steps)}
+        self._observed = RunningMoments(self.policy.own_size)
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        """Make a policy of state and belief.
+
+        Raises:
+            ConfigError: If it would not observe its rewards, or a grid's reward decoder is wanted elsewhere.
+        """
+        if not config.observe_last:
+            raise config.error("varibad learns from the last action and reward; add 'observe-last: true'", "algorithm")
+        trial = config.fast_batch_size * (env.max_episode_steps or 0)
+        if settings.replay_steps < trial:
+            raise config.error(
+                f"a trial has up to {trial:,} steps, and the replay keeps {settings.replay_steps:,}; let it keep many "
+                "trials",
+                "algorithm-settings",
+                "replay-steps",
+            )
+        policy = BeliefPolicy(
+            env.single_observation_space,
+            env.single_action_space,
+            config.hidden_sizes,
+            encoder_size=settings.encoder_size,
+            latent_size=settings.latent_size,
+            embedding_sizes=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
+            nonlinearity=config.nonlinearity,
+            seed=config.seed,
+        )
+        if settings.reward_decoder == "cells":
+            try:
+                Grid.of(policy)
+            except ValueError as error:
+                raise config.error(str(error), "algorithm-settings", "reward-decoder") from None
+        return policy
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Take steps of Adam on PPO's clipped objective, then on the evidence bound of trials from the replay.
+
+        Returns:
+            The metrics of `TrialPPO.update`, and of the first step on the bound: `belief/reconstruction` and
+            `belief/kl`, for each step of a trial the decoder's loss over the whole trial and the divergence, and
+            `belief/grad_norm`.
+        """
+        (episodes,) = batch.phases
+        trials = Trials.of(episodes.to(self.device))
+        with ChunkWorkers(self.device) as workers:
+            known = workers.map(
+                lambda part, _: self.policy.know(trials.observations[:, part])[0],
+                torch.arange(trials.mask.shape[1], device=self.device).split(_CHUNK),
+            )
+        metrics = self._ppo.update(replace(trials, observations=torch.cat(known, 1)))
+        self.experience[_EXPERIENCE].append(episodes)
+        metrics |= self._update_belief()
+        if self.settings.normalize_observations:
+            self._observed.add(trials.observations[..., : self.policy.own_size][trials.mask > 0])
+            self.policy.normalize_by(self._observed.mean.to(self.device), self._observed.variance.to(self.device))
+        return metrics
+
+    def _update_belief(self) -> dict[str, float]:
+        """Train encoder and decoder by steps of Adam; return the metrics of the first."""
+        settings, history = self.settings, []
+        rng, noise = self.generator("trials"), self.torch_generator("latents")
+        with ChunkWorkers(self.device) as workers:
+            for _ in range(settings.belief_updates):
+                steps = self.experience[_EXPERIENCE].sample_sequences(rng, settings.belief_trials).to(self.device)
+                ((statistics, gradients),) = workers.map(self._differentiate, [self._draw(steps, rng, noise)])
+                for param, gradient in zip(self._trained, gradients, strict=True):
+                    param.grad = gradient
+                norm = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).square().sum().sqrt()
+                if not (torch.isfinite(statistics).all() and torch.isfinite(norm)):
+                    raise NonFiniteError(
+                        "the loss of the belief or its gradient is not finite; use a smaller belief-learning-rate"
+                    )
+                self.optimizers[_BELIEF].step()
+                history.append((*statistics.tolist(), float(norm)))
+        return dict(zip(("belief/reconstruction", "belief/kl", "belief/grad_norm"), history[0], strict=True))
+
+    def _draw(self, steps: Steps, rng: np.random.Generator, noise: torch.Generator) -> "_Drawn":
+        """Draw of which steps of the trials (L, N) the beliefs are decoded, and the noise of their latents."""
+        length, num = steps.mask.shape
+        count = min(self.settings.belief_steps or length, length)
+        if count < length:
+            keys = rng.random((length, num), np.float32) + (steps.mask == 0).float().cpu().numpy()
+            chosen = torch.from_numpy(np.sort(np.argpartition(keys, count - 1, axis=0)[:count], axis=0))
+        else:
+            chosen = torch.arange(length).unsqueeze(1).expand(length, num)
+        numbers = torch.randn(count, num, self.settings.latent_size, generator=noise)
+        return _Drawn(steps, chosen.to(self.device), numbers.to(self.device))
+
+    def _differentiate(self, drawn: "_Drawn", workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return reconstruction and divergence (2,), means over trials and their steps, and the gradient."""
+        steps, chosen = drawn.steps, drawn.chosen
+        with torch.enable_grad():
+            mean, log_variance, _ = self.policy.believe(steps.observations)
+            log_std = 0.5 * log_variance
+            before = [torch.cat((torch.zeros_like(each[:1]), each[:-1])) for each in (mean, log_std)]
+            divergence = functional.gaussian_kl(mean, log_std, *before).gather(0, chosen)
+            places = chosen.unsqueeze(-1).expand(*chosen.shape, mean.shape[-1])
+            latents = mean.gather(0, places) + log_std.gather(0, places).exp() * drawn.noise
+            # Each trial counts the same, each of its steps too.
+            real = steps.mask.gather(0, chosen)
+            weight = real / real.sum(0) / real.shape[1]
+            losses = self.decoder(latents, steps)
+            terms = [torch.where(real > 0, each, 0.0).mul(weight).sum() for each in (losses, divergence)]
+            loss = terms[0] + self.settings.kl_coefficient * terms[1]
+            gradients = torch.autograd.grad(loss, self._trained)
+        return torch.stack(terms).detach(), gradients
+
+    def state_dict(self) -> State:
+        """Return the state of both optimizers, of PPO's units, the decoder, and what observations are normalized by."""
+        decoder = {f"{_DECODER}.{name}": value for name, value in self.decoder.state_dict().items()}
+        observed = {f"{_OBSERVED}.{name}": value for name, value in self._observed.state_dict().items()}
+        return super().state_dict() | decoder | observed
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: If it does not fit.
+        """
+        super().load_state_dict(state)
+        try:
+            self.decoder.load_state_dict(_under(_DECODER, state))
+        except RuntimeError as error:
+            raise ValueError(f"the state of the decoder does not fit: {' '.join(str(error).split())}") from None
+        self._observed.load_state_dict(_under(_OBSERVED, state))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Trials to learn a belief from.
+
+    Attributes:
+        steps: (L, N, ...).
+        chosen: (K, N) the steps of each trial whose beliefs are decoded.
+        noise: (K, N, Z) from N(0, 1), of the latents.
+    """
+
+    steps: Steps
+    chosen: Tensor
+    noise: Tensor
+
+
+class _OnBelief:
+    """The part of a policy that PPO trains: it sees what `BeliefPolicy.know` returns.
+
+    Args:
+        policy: whose encoder stays as it is.
+    """
+
+    def __init__(self, policy: BeliefPolicy) -> None:
+        self._policy = policy
+
+    @property
+    def distributions(self) -> Distributions:
+        """Those of the policy."""
+        return self._policy.distributions
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters that actions and values depend on, given the belief."""
+        return iter(self._policy.acting_parameters())
+
+    def unroll(self, observations: Tensor) -> Unrolled:
+        """Return distributions and values of observations with beliefs, (L, N, ...)."""
+        return self._policy.unroll_known(observations)
+
+
+class Decoder(nn.Module):
+    """Predicts the rewards, and perhaps the observations, of all steps of a trial from a latent.
+
+    Args:
+        policy: whose observations and actions it sees.
+        settings: of the algorithm.
+        generator: of the initial weights.
+
+    Raises:
+        ValueError: If an output for each cell is wanted of something that is not a grid.
+    """
+
+    def __init__(self, policy: BeliefPolicy, settings: VariBAD.Settings, generator: torch.Generator) -> None:
+        super().__init__()
+        self._own, self._state_coefficient = policy.own_size, settings.state_coefficient
+        self._parts = LastStepParts.within(policy.observation_space, policy.action_space)
+        self._latent_size = policy.latent_size
+        self._grid = Grid.of(policy) if settings.reward_decoder == "cells" else None
+        hidden = settings.decoder_sizes
+        actions = self._parts.last_action.stop - self._parts.last_action.start
+        # What a step is predicted from, besides the latent: its observation and action, and for rewards what followed.
+        seen = {"rewards": 2 * self._own + actions, "states": self._own + actions}
+        self._networks: dict[str, Perceptron] = {}
+        if self._grid is not None:
+            self._networks["cells"] = _layers("cells", (self._latent_size, *hidden, self._grid.num_cells))
+        else:
+            self._networks["rewards"] = _layers("rewards", (self._latent_size + seen["rewards"], *hidden, 1))
+        if self._state_coefficient > 0.0:
+            self._networks["states"] = _layers("states", (self._latent_size + seen["states"], *hidden, self._own))
+        for network in self._networks.values():
+            network.register(self, generator)
+
+    def forward(self, latents: Tensor, steps: Steps) -> Tensor:
+        """Return the loss of predicting all steps of each trial (L, N, ...) from K latents of it (K, N, Z): (K, N)."""
+        before = steps.observations[..., : self._own]
+        after, action = (
+            steps.next_observations[..., part] for part in (self._parts.observation, self._parts.last_action)
+        )
+        if self._grid is not None:
+            losses = self._of_cells(latents, self._grid.cells_of(after), steps)
+        else:
+            rewards = self._predict("rewards", latents, torch.cat((before, action, after), -1)).squeeze(-1)
+            losses = _over_steps((rewards - steps.rewards).square(), steps.mask)
+        if self._state_coefficient > 0.0:
+            states = self._predict("states", latents, torch.cat((before, action), -1))
+            errors = _over_steps((states - after).square().mean(-1), steps.mask)
+            losses = losses + self._state_coefficient * errors
+        return losses
+
+    def _of_cells(self, latents: Tensor, cells: Tensor, steps: Steps) -> Tensor:
+        """Return the negative log-likelihood (K, N) of whether each step's reward, in its cell, is positive."""
+        logits = self._networks["cells"].units(latents, dict(self.named_parameters()))
+        # Steps in the same cell have the same prediction: it is enough to count them.
+        zeros = logits.new_zeros(cells.shape[1], logits.shape[-1])
+        paid, unpaid = (
+            zeros.scatter_add(1, cells.mT, (which * steps.mask).mT.to(logits))
+            for which in (steps.rewards > 0.0, steps.rewards <= 0.0)
+        )
+        return (paid * F.softplus(-logits) + unpaid * F.softplus(logits)).sum(-1)
+
+    def _predict(self, name: str, latents: Tensor, seen: Tensor) -> Tensor:
+        """Return predictions (K, L, N, out) from latents (K, N, Z) and what steps show, (L, N, in)."""
+        network, params = self._networks[name], dict(self.named_parameters())
+        (weight, bias), *others = network.layer_names
+        of_latents, of_steps = params[weight].tensor_split([self._latent_size], dim=1)
+        # The first layer is linear in both: neither is multiplied again for every pair.
+        units = F.linear(latents, of_latents).unsqueeze(1) + F.linear(seen, of_steps, params[bias])
+        for weight, bias in others:
+            units = F.linear(network.nonlinearity(units), params[weight], params[bias])
+        return units
+
+
+def _layers(name: str, sizes: tuple[int, ...]) -> Perceptron:
+    return Perceptron(sizes, [f"{name}_{index}" for index in range(len(sizes) - 1)], "relu")
+
+
+def _over_steps(losses: Tensor, mask: Tensor) -> Tensor:
+    """Sum losses (K, L, N) over the real steps (L, N) of each trial: (K, N)."""
+    return torch.where(mask > 0, losses, 0.0).sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The cells that observations of whole numbers name.
+
+    Attributes:
+        low: (D,) the least numbers.
+        shape: how many there are along each axis.
+    """
+
+    low: tuple[float, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, policy: BeliefPolicy) -> Self:
+        """Return the grid of the policy's observations.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        space = policy.observation_space
+        assert isinstance(space, spaces.Box)
+        low, high = (bound[: policy.own_size].astype(np.float64) for bound in (space.low, space.high))
+        finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
+        if not (finite and (low == np.floor(low)).all() and (high == np.floor(high)).all()):
+            raise ValueError(
+                "observations are not the cells of a grid: their bounds are no whole numbers; use the reward-decoder "
+                "'network'"
+            )
+        num_cells = float(np.prod(high - low + 1.0))
+        if num_cells > _MOST_CELLS:
+            raise ValueError(
+                f"a grid of {num_cells:.3g} cells is too large for an output for each; use the reward-decoder 'network'"
+            )
+        return cls(tuple(low.tolist()), tuple((high - low + 1.0).astype(int).tolist()))
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells."""
+        return int(np.prod(self.shape))
+
+    def cells_of(self, observations: Tensor) -> Tensor:
+        """Return the numbers (...) int64 of the cells that observations (..., D) name."""
+        places = (observations - observations.new_tensor(self.low)).round().long()
+        cells = torch.zeros_like(places[..., 0])
+        for axis, size in enumerate(self.shape):
+            cells = cells * size + places[..., axis]
+        return cells
+
+
+class RunningMoments:
+    """Mean and variance of all numbers so far.
+
+    Args:
+        size: D.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._count = 0
+        self._mean: Tensor = torch.zeros(size, dtype=torch.float64)
+        self._squares = torch.zeros_like(self._mean)
+
+    def add(self, values: Tensor) -> None:
+        """Take in further values (n, D)."""
+        values = values.detach().cpu().double()
+        count, mean = self._count + len(values), values.mean(0)
+        difference = mean - self._mean
+        squares = (values - mean).square().sum(0) + difference.square() * (self._count * len(values) / count)
+        self._mean, self._squares = self._mean + difference * (len(values) / count), self._squares + squares
+        self._count = count
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean (D,) float64."""
+        return self._mean
+
+    @property
+    def variance(self) -> Tensor:
+        """(D,) float64; 1 before there is anything."""
+        return self._squares / self._count if self._count else torch.ones_like(self._mean)
+
+    def state_dict(self) -> State:
+        """Return what `load_state_dict` takes."""
+        return {"count": self._count, "mean": self._mean, "squares": self._squares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
+
+
+def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `state` whose names begin with a prefix and a dot, without it."""
+    return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,283 @@
+"""A policy of state and belief: a recurrent encoder says what the task may be, and layers of their own act on that.
+
+The belief is a diagonal Gaussian over a latent vector that stands for the task. What trains the encoder is not the
+policy's objective but how well the latent explains rewards and states; see `maml_rl.metalearners.varibad`.
+
+Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from maml_rl.arguments import check_count
+from maml_rl.envs.last_step import LastStepParts
+from maml_rl.policies.gru_kernel import gru
+from maml_rl.policies.heads import Params
+from maml_rl.policies.mlp import Nonlinearity, Perceptron
+from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, row_product
+
+# No deviation of an observation counts as smaller.
+_LEAST_STD = 1e-2
+
+
+class BeliefPolicy(SequencePolicy):
+    """A GRU over what was observed, done and paid gives a belief; actions and values depend on observation and belief.
+
+    The belief is the mean and the logarithm of the variance of a latent vector, and no gradient of actions or values
+    enters the encoder. The memory is the GRU's state, (num, H). Observation, action and reward each have an embedding
+    of their own, a linear layer and a ReLU.
+
+    Args:
+        observation_space: of one environment; it shows the last action and reward (`observe_last`).
+        action_space: of one environment; see `get_policy_for_env`.
+        hidden_sizes: units of the layers that act, and of those that estimate values.
+        encoder_size: H, units of the GRU.
+        latent_size: Z, numbers of the latent vector.
+        embedding_sizes: units for observation, action, and reward; 0 for what the encoder does not see.
+        nonlinearity: after each hidden layer: "relu", "tanh", or any element-wise callable on tensors.
+        init_std: initial standard deviation of a Gaussian.
+        min_std: it never falls below this.
+        seed: of the initial weights; the global random state does not change.
+
+    Raises:
+        TypeError: If a space is not supported.
+        ValueError: If a size is out of range, or the observations do not show the last step.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (32,),
+        *,
+        encoder_size: int = 64,
+        latent_size: int = 5,
+        embedding_sizes: tuple[int, int, int] = (32, 0, 8),
+        nonlinearity: str | Nonlinearity = "tanh",
+        init_std: float = 1.0,
+        min_std: float = 1e-6,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            check_count("encoder_size", encoder_size),
+            value="network",
+            init_std=init_std,
+            min_std=min_std,
+            predict_rewards=False,
+        )
+        self.latent_size = check_count("latent_size", latent_size)
+        for size in embedding_sizes:
+            check_count("an embedding size", size, 0)
+        if not any(embedding_sizes):
+            raise ValueError("the encoder sees nothing; give embedding_sizes at least one size above 0")
+        parts = LastStepParts.within(observation_space, action_space)
+        self.own_size = parts.observation.stop
+        # Reward and end of the episode are seen together.
+        outcome = slice(parts.last_reward.start, parts.last_termination.stop)
+        # By name, which numbers an embedding is of, and its units.
+        self._embeddings = {
+            name: (part, size)
+            for name, part, size in zip(
+                ("observation_embedding", "action_embedding", "outcome_embedding"),
+                (parts.observation, parts.last_action, outcome),
+                embedding_sizes,
+                strict=True,
+            )
+            if size
+        }
+        generator = torch.Generator().manual_seed(seed)
+        make = partial(nn.utils.skip_init, nn.Linear)
+        for name, (part, size) in self._embeddings.items():
+            self.add_module(name, make(part.stop - part.start, size))
+        # The constructor itself would draw from the global random state.
+        self.core = nn.GRU(sum(embedding_sizes), encoder_size, device="meta").to_empty(device="cpu")
+        self.latent = make(encoder_size, 2 * latent_size)
+        for layer in (*(self.get_submodule(name) for name in self._embeddings), self.latent):
+            assert isinstance(layer, nn.Linear)
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+        for name, weights in self.core.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(weights)
+                continue
+            for gate in weights.detach().split(encoder_size):
+                nn.init.orthogonal_(gate, generator=generator)
+        inputs = self.own_size + 2 * latent_size
+        self._actor, self._critic = (
+            Perceptron(
+                (inputs, *hidden_sizes, outputs),
+                [*(f"{kind}_{index}" for index in range(len(hidden_sizes))), last],
+                nonlinearity,
+            )
+            for kind, last, outputs in (
+                ("actor", "head", self.distributions.num_units),
+                ("critic", "value_head", 1),
+            )
+        )
+        self.reward_head = None
+        for layers in (self._actor, self._critic):
+            layers.register(self, generator)
+        self._initialize_heads(generator)
+        # What observations are normalized by. They are found by counting, and travel as parameters do.
+        self.observation_mean = nn.Parameter(torch.zeros(self.own_size), requires_grad=False)
+        self.observation_std = nn.Parameter(torch.ones(self.own_size), requires_grad=False)
+
+    def encoder_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that the belief depends on."""
+        modules = [self.get_submodule(name) for name in self._embeddings]
+        return [param for module in (*modules, self.core, self.latent) for param in module.parameters()]
+
+    def acting_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that actions and values depend on, given the belief."""
+        of_encoder = {id(param) for param in self.encoder_parameters()}
+        return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
+
+    def normalize_by(self, mean: Tensor, variance: Tensor) -> None:
+        """Let layers that act see observations less `mean` (own,), in units of the root of `variance` (own,)."""
+        with torch.no_grad():
+            self.observation_mean.copy_(mean)
+            self.observation_std.copy_(variance.sqrt().clamp(min=_LEAST_STD))
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return zeros (num, H)."""
+        return (self.head.weight.new_zeros(num, self.hidden_size),)
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
+        params = {name: value.detach() for name, value in params.items()}
+        size, own = self.hidden_size, self.own_size
+        embedding, embedding_bias = self._embedding(params)
+        is_stacked = embedding.dim() == 3
+        mean, std = (params[f"observation_{name}"].unsqueeze(-2) for name in ("mean", "std"))
+        choose = self.distributions.actor(params)
+        # In the order in which they are multiplied with.
+        products = [
+            (embedding.mT.contiguous(), embedding_bias),
+            *(
+                (params[f"{name.format('weight')}"].mT.contiguous(), params[name.format("bias")])
+                for name in ("core.{}_ih_l0", "core.{}_hh_l0", "latent.{}")
+            ),
+            *((params[weight].mT.contiguous(), params[bias]) for weight, bias in self._actor.layer_names),
+        ]
+
+        # By numbers of tasks and slots; what they fill at every call is made once.
+        steps: dict[torch.Size, Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {}
+
+        def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+            num_tasks, slots = grid
+            # The number of rows that stand before these in their block, of other tasks.
+            before = 0 if is_stacked else first_task * slots % ROWS
+            count = slots if is_stacked else num_tasks * slots
+            rows = count if is_stacked else -(-(before + count) // ROWS) * ROWS
+            make = partial(embedding.new_zeros, *((num_tasks,) if is_stacked else ()), rows)
+            outputs = [make(weight.shape[-1]) for weight, _ in products]
+            embedded, from_input, from_memory, belief, *layers = outputs
+            seen, hidden, known = make(self.input_size), make(size), make(products[4][0].shape[-2])
+            inputs = [seen, embedded, hidden, hidden, known, *layers[:-1]]
+            embed, read, recall, believe, *act_on = (
+                row_product(units, weight, bias, out)
+                for units, (weight, bias), out in zip(inputs, products, outputs, strict=True)
+            )
+            entered, old = (values.narrow(-2, before, count) for values in (seen, hidden))
+            chosen_from = outputs[-1].narrow(-2, before, count).reshape(num_tasks, slots, -1)
+            # In torch's order, reset, keep and new.
+            gated, recalled, both = from_input[..., : 2 * size], from_memory[..., 2 * size :], slice(0, 2 * size)
+            reset, keep, new = from_input.split(size, -1)
+
+            def step(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+                entered.copy_(self._encode(observations).reshape(entered.shape))
+                old.copy_(memory[0].reshape(old.shape))
+                embed()
+                embedded.relu_()
+                read()
+                recall()
+                gated.add_(from_memory[..., both]).sigmoid_()
+                new.addcmul_(reset, recalled).tanh_()
+                hidden.sub_(new).mul_(keep).add_(new)
+                believe()
+                torch.sub(seen[..., :own], mean, out=known[..., :own]).div_(std)
+                known[..., own:].copy_(belief)
+                for index, act_on_layer in enumerate(act_on):
+                    if index:
+                        layers[index - 1].copy_(self._actor.nonlinearity(layers[index - 1]))
+                    act_on_layer()
+                actions = choose(chosen_from, noise)
+                return actions, (old.reshape(num_tasks, slots, size).clone(),)
+
+            return step
+
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            grid = noise.shape[:2]
+            if grid not in steps:
+                steps[grid] = make_step(grid)
+            return steps[grid](observations, noise, memory)
+
+        return act
+
+    def believe(
+        self, observations: Tensor, memory: Memory | None = None, params: Params | None = None
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """Go through sequences (L, N, ...), differentiably, and return the belief at every step.
+
+        Args:
+            observations: (L, N, *observation shape).
+            memory: tensors (N, ...) before the first step; None where trials begin.
+            params: of the policy's own shapes.
+
+        Returns:
+            Mean (L, N, Z) and logarithm of the variance (L, N, Z) of the latent, and the memory after the last step.
+        """
+        own: dict[str, Tensor] = dict(self.named_parameters())
+        params = own if params is None else params
+        memory = self.initial_memory(observations.shape[1]) if memory is None else memory
+        seen = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
+        embedded = linear(seen, *self._embedding(params)).relu()
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        of_inputs, of_hidden, input_bias, hidden_bias = (params[f"core.{name}"] for name in names)
+        units = gru(embedded, memory[0], (of_inputs, of_hidden, input_bias, hidden_bias))
+        mean, log_variance = linear(units, params["latent.weight"], params["latent.bias"]).chunk(2, -1)
+        return mean, log_variance, (units[-1],)
+
+    def know(
+        self, observations: Tensor, memory: Memory | None = None, params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return what the policy acts on, (L, N, own + 2 Z), observation and belief; see `believe`.
+
+        No gradient flows back from it.
+        """
+        with torch.no_grad():
+            mean, log_variance, after = self.believe(observations, memory, params)
+            seen = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
+            return torch.cat((seen[..., : self.own_size], mean, log_variance), -1), after
+
+    def unroll_known(self, known: Tensor, params: Params | None = None) -> Unrolled:
+        """Return distributions and values for what `know` returned, differentiably."""
+        own: dict[str, Tensor] = dict(self.named_parameters())
+        params = own if params is None else params
+        observed, belief = known[..., : self.own_size], known[..., self.own_size :]
+        inputs = torch.cat(((observed - params["observation_mean"]) / params["observation_std"], belief), -1)
+        distribution = self.distributions.parametrize(self._actor.units(inputs, params), params)
+        return Unrolled(distribution, self._critic.units(inputs, params).squeeze(-1), ())
+
+    def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
+        """Go through sequences (L, N, ...); actions and values are differentiable; see `Policy.unroll`."""
+        known, after = self.know(observations, memory, params)
+        unrolled = self.unroll_known(known, params)
+        return Unrolled(unrolled.distribution, unrolled.values, after)
+
+    def _embedding(self, params: Params) -> tuple[Tensor, Tensor]:
+        """Return one matrix (..., E, inputs) and one bias (..., E) for all embeddings side by side."""
+        weights = []
+        for name, (part, _) in self._embeddings.items():
+            weight = params[f"{name}.weight"]
+            weights.append(nn.functional.pad(weight, (part.start, self.input_size - part.stop)))
+        return torch.cat(weights, -2), torch.cat([params[f"{name}.bias"] for name in self._embeddings], -1)

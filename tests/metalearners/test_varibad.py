@@ -1,0 +1,238 @@
+"""VariBAD: the evidence bound against plain loops, who trains what, and configs that make no sense."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.distributions import Bernoulli, Normal, kl_divergence
+
+from maml_rl.config import Config
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners.metalearner import Batch
+from maml_rl.metalearners.varibad import RunningMoments, VariBAD
+from maml_rl.policies import BeliefPolicy, GRUPolicy
+from tests.small_runs import config_of
+
+GRID = {
+    "env-name": "GridNavi-v0",
+    "env-kwargs": {"width": 3, "height": 2},
+    "max-episode-steps": 4,
+    "fast-batch-size": 2,
+    "meta-batch-size": 8,
+    "observe-last": True,
+    "algorithm": "varibad",
+}
+SIZES = {"encoder-size": 8, "belief-trials": 6, "decoder-sizes": [8], "replay-steps": 1000}
+
+
+def config(settings: dict[str, Any] | None = None, **values: Any) -> Config:
+    return config_of().override({**GRID, **values, "algorithm-settings": {**SIZES, **(settings or {})}})
+
+
+def learner_and_episodes(settings: dict[str, Any] | None = None, **values: Any) -> tuple[VariBAD, TaskEpisodes]:
+    experiment = make_experiment(config(settings, **values))
+    learner = experiment.metalearner
+    assert isinstance(learner, VariBAD)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        batch = learner.collect(sampler, sampler.sample_tasks(8))
+    return learner, batch.phases[0]
+
+
+def plain_bound(learner: VariBAD, drawn: Any) -> tuple[Tensor, Tensor]:
+    """Reconstruction and divergence, means over trials and their decoded steps, one term after the other."""
+    policy, steps = learner.policy, drawn.steps
+    mean, log_variance, _ = policy.believe(steps.observations)
+    std = (0.5 * log_variance).exp()
+    own, seen_after = policy.own_size, steps.next_observations
+    action = seen_after[..., own : own + 2 if isinstance(policy.action_space, spaces.Box) else own + 5]
+    reconstruction, divergence = [], []
+    for trial in range(steps.mask.shape[1]):
+        real = [step for step in range(len(steps.mask)) if steps.mask[step, trial] > 0]
+        of_trial = []
+        for number, at in enumerate(drawn.chosen[:, trial].tolist()):
+            if at not in real:
+                continue
+            posterior = Normal(mean[at, trial], std[at, trial])
+            before = Normal(mean[at - 1, trial], std[at - 1, trial]) if at else Normal(torch.zeros(5), torch.ones(5))
+            latent = mean[at, trial] + std[at, trial] * drawn.noise[number, trial]
+            loss = torch.zeros(())
+            for step in real:
+                reward, after = steps.rewards[step, trial], seen_after[step, trial, :own]
+                seen = torch.cat((steps.observations[step, trial, :own], action[step, trial]))
+                loss = loss + plain_decoding(learner, latent, seen, after, reward)
+            of_trial.append((loss, kl_divergence(posterior, before).sum()))
+        losses, divergences = zip(*of_trial, strict=True)
+        reconstruction.append(torch.stack(losses).mean())
+        divergence.append(torch.stack(divergences).mean())
+    return torch.stack(reconstruction).mean(), torch.stack(divergence).mean()
+
+
+def plain_decoding(learner: VariBAD, latent: Tensor, seen: Tensor, after: Tensor, reward: Tensor) -> Tensor:
+    settings, layers = learner.settings, dict(learner.decoder.named_children())
+
+    def network(name: str, inputs: Tensor) -> Tensor:
+        return layers[f"{name}_1"](torch.relu(layers[f"{name}_0"](inputs)))
+
+    if settings.reward_decoder == "cells":
+        x, y = after.long().tolist()
+        loss = -Bernoulli(logits=network("cells", latent)[2 * x + y]).log_prob((reward > 0.0).float())
+    else:
+        loss = (network("rewards", torch.cat((latent, seen, after))) - reward).square().sum()
+    if settings.state_coefficient:
+        states = network("states", torch.cat((latent, seen)))
+        loss = loss + settings.state_coefficient * (states - after).square().mean()
+    return loss
+
+
+NAVIGATION = {"env-name": "2DNavigation-v0", "env-kwargs": {}, "max-episode-steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "values"),
+    [
+        ({"reward-decoder": "cells"}, {}),
+        ({"reward-decoder": "cells", "belief-steps": 3}, {}),
+        ({"reward-decoder": "network", "state-coefficient": 0.5}, {}),
+        ({"reward-decoder": "network", "belief-steps": 2}, NAVIGATION),
+    ],
+)
+def test_bound_and_its_gradient_are_those_of_plain_loops(settings: dict[str, Any], values: dict[str, Any]) -> None:
+    learner, episodes = learner_and_episodes(settings, **values)
+    replay = learner.experience["trials"]
+    replay.append(episodes)
+    steps = replay.sample_sequences(np.random.default_rng(0), 4)
+    # One trial is shorter than the others.
+    steps.mask[-2:, 1] = 0.0
+    drawn = learner._draw(steps, np.random.default_rng(1), torch.Generator().manual_seed(2))
+    (reconstruction, divergence), gradients = learner._differentiate(drawn, None)
+    wanted = plain_bound(learner, drawn)
+    torch.testing.assert_close(reconstruction, wanted[0].detach())
+    torch.testing.assert_close(divergence, wanted[1].detach())
+    loss = wanted[0] + learner.settings.kl_coefficient * wanted[1]
+    trained = [*learner.policy.encoder_parameters(), *learner.decoder.parameters()]
+    for mine, theirs in zip(gradients, torch.autograd.grad(loss, trained), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_beliefs_are_decoded_at_different_real_steps_of_every_trial() -> None:
+    learner, episodes = learner_and_episodes({"belief-steps": 3})
+    learner.experience["trials"].append(episodes)
+    steps = learner.experience["trials"].sample_sequences(np.random.default_rng(0), 50)
+    steps.mask[4:, :25] = 0.0
+    chosen = learner._draw(steps, np.random.default_rng(1), torch.Generator().manual_seed(2)).chosen
+    assert (chosen.diff(dim=0) > 0).all()
+    assert (steps.mask.gather(0, chosen) > 0).all()
+    assert len(chosen[:, 25:].unique()) == 8
+
+
+def test_objective_of_the_policy_changes_the_policy_and_the_bound_changes_the_belief(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner, episodes = learner_and_episodes()
+
+    def parts() -> list[list[Tensor]]:
+        groups = learner.policy.encoder_parameters(), learner.decoder.parameters(), learner.policy.acting_parameters()
+        return [[param.detach().clone() for param in group] for group in groups]
+
+    def changed(before: list[list[Tensor]]) -> list[bool]:
+        pairs = zip(before, parts(), strict=True)
+        return [any(not torch.equal(x, y) for x, y in zip(old, new, strict=True)) for old, new in pairs]
+
+    learner.experience["trials"].append(episodes)
+    before = parts()
+    learner._update_belief()
+    assert changed(before) == [True, True, False]
+    monkeypatch.setattr(learner, "_update_belief", dict)
+    before = parts()
+    learner.update(Batch([episodes]))
+    assert changed(before) == [False, False, True]
+
+
+def test_policy_sees_observations_by_the_moments_of_all_that_was_sampled() -> None:
+    learner, episodes = learner_and_episodes()
+    for _ in range(2):
+        learner.update(Batch([episodes]))
+    seen = episodes.observations[..., :2].flatten(0, 2).double()
+    torch.testing.assert_close(learner.policy.observation_mean.double(), seen.mean(0), rtol=0.0, atol=1e-6)
+    deviation = seen.std(0, unbiased=False)
+    torch.testing.assert_close(learner.policy.observation_std.double(), deviation, rtol=0.0, atol=1e-6)
+    learner, episodes = learner_and_episodes({"normalize-observations": False})
+    learner.update(Batch([episodes]))
+    assert torch.equal(learner.policy.observation_std, torch.ones(2))
+
+
+def test_moments_are_those_of_all_numbers_at_once() -> None:
+    numbers = torch.randn((100, 3), generator=torch.Generator().manual_seed(0)).double() * 3.0 + 5.0
+    moments = RunningMoments(3)
+    assert torch.equal(moments.variance, torch.ones(3).double())
+    for part in numbers.split((1, 60, 39)):
+        moments.add(part)
+    torch.testing.assert_close(moments.mean, numbers.mean(0))
+    torch.testing.assert_close(moments.variance, numbers.var(0, unbiased=False))
+    other = RunningMoments(3)
+    other.load_state_dict(moments.state_dict())
+    assert torch.equal(other.variance, moments.variance)
+
+
+@pytest.mark.timeout(120)
+def test_belief_learns_where_the_goal_is_and_the_policy_goes_there() -> None:
+    wanted = {"reward-decoder": "cells", "learning-rate": 0.01, "num-epochs": 4, "belief-learning-rate": 0.01}
+    experiment = make_experiment(config({**wanted, "clip": 0.2, "kl-coefficient": 0.01}))
+    learner, rows = experiment.metalearner, []
+    with experiment.make_sampler(num_workers=0) as sampler:
+        for number in range(60):
+            batch = learner.collect(sampler, sampler.sample_tasks(32))
+            rows.append(learner.learn(batch, number) | {"returns": learner.returns(batch).mean((0, 2))})
+    # The optimum is 1.35 + 1.8; at random, and without any belief, it is below zero.
+    first, last = (torch.stack([row["returns"] for row in part]).mean(0) for part in (rows[:5], rows[-5:]))
+    assert first.sum() < 0.5
+    assert last.sum() > 2.2
+    assert last[1] > last[0]
+    losses = [np.mean([row["belief/reconstruction"] for row in part]) for part in (rows[:5], rows[-5:])]
+    # As long as the goal has not been found, half of what there is to know cannot be.
+    assert losses[1] < 0.85 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "message"),
+    [
+        ({}, {"observe-last": False}, "'algorithm' in .*varibad learns from the last action and reward; add 'observe-"),
+        ({"replay-steps": 7}, {}, "replay-steps' in .*a trial has up to 8 steps, and the replay keeps 7"),
+        (
+            {"reward-decoder": "cells"},
+            {"env-name": "2DNavigation-v0", "env-kwargs": {}},
+            "reward-decoder' in .*observations are not the cells of a grid",
+        ),
+        (
+            {"reward-decoder": "cells"},
+            {"env-kwargs": {"width": 200, "height": 200}},
+            "reward-decoder' in .*a grid of 4e.04 cells is too large for an output for each",
+        ),
+        ({}, {"slots-per-task": 2}, "'slots-per-task' in .*follow each other in one slot"),
+        ({}, {"method": "oracle"}, "'method' in .*varibad adapts by its memory"),
+        ({"anneal-over": 2}, {}, "'num-batches' in .*varibad learns nothing after meta-update 2"),
+        ({"reward-prediction-coefficient": 1.0}, {}, "reward-prediction-coefficient.*it is a setting of rl2"),
+        ({}, {"policy": "tests.metalearners.test_varibad:recurrent"}, "a policy of state and belief, and got a GRUP"),
+    ],
+)
+def test_configs_are_refused_that_make_no_sense(settings: dict[str, Any], values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_experiment(config(settings, **values))
+    assert "\n" not in str(caught.value)
+
+
+def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
+    return GRUPolicy(observation_space, action_space, 4)
+
+
+def test_state_of_another_decoder_is_refused() -> None:
+    state = learner_and_episodes()[0].state_dict()
+    other, _ = learner_and_episodes({"decoder-sizes": [9]})
+    with pytest.raises(ValueError, match="the state of the decoder does not fit"):
+        other.load_state_dict(state)
+    assert isinstance(other.policy, BeliefPolicy)
