@@ -389,7 +389,11 @@ def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation:
 
 @pytest.mark.parametrize(
     ("page", "file", "least"),
-    [("adding-a-family.md", "custom_family.py", 6), ("adding-an-algorithm.md", "custom_algorithm.py", 3)],
+    [
+        ("adding-a-family.md", "custom_family.py", 6),
+        ("adding-an-algorithm.md", "custom_algorithm.py", 3),
+        ("learner-of-experience.md", "learner_of_experience.py", 4),
+    ],
 )
 def test_walk_through_shows_the_example_as_it_is(page: str, file: str, least: int) -> None:
     example = (ROOT / "examples" / file).read_text(encoding="utf-8")
@@ -404,6 +408,7 @@ def test_python_is_run_or_stands_in_an_example_on_every_page() -> None:
         *RUN_PAGES,
         "adding-a-family.md",
         "adding-an-algorithm.md",
+        "learner-of-experience.md",
         "other-libraries.md",
         *(page for page, _ in SCRIPTS),
     }

@@ -257,3 +257,19 @@ def test_checkpoint_of_another_algorithm_is_refused_in_one_line(
     output = ["--output", str(tmp_path / "x.npz"), "--num-workers", "0"]
     assert main(["test", "--config", str(tmp_path / "other.yaml"), "--policy", str(checkpoint), *output]) == 2
     assert "is of the algorithm 'custom_algorithm:AdamMAML', not 'maml-trpo'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_learner_of_experience_improves_and_resumes_bit_identically(
+    example: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = example("learner_of_experience")
+    arguments = ["--num-workers", "0", "--output-folder"]
+    module.main(["--iterations", "16", *arguments, str(tmp_path / "whole")])
+    lines = capsys.readouterr().out.splitlines()
+    means = [float(number) for line in lines for number in re.findall(NUMBER, line)]
+    assert np.mean(means[-8:]) > np.mean(means[:8]) + 0.5
+    module.main(["--iterations", "2", *arguments, str(tmp_path / "parts")])
+    config = maml_rl.config.load_config(tmp_path / "parts" / "config.json").override({"num-batches": 4})
+    train(config, tmp_path / "parts", num_workers=0, resume=True)
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")[:4]

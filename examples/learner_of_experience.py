@@ -1,0 +1,116 @@
+"""A learner of experience in one file: a recurrent policy imitates the trials of the past, the better ones more."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.envs import Task
+from maml_rl.experience import Replay
+from maml_rl.experiment.train import train
+from maml_rl.metalearners import Adapted, Batch, MetaLearner, SettingsModel
+from maml_rl.metalearners.metalearner import Sampler, adapt_by_memory
+
+
+class RewardWeighted(MetaLearner):
+    """Reward-weighted regression on whole trials.
+
+    Source: Peters and Schaal 2007, https://doi.org/10.1145/1273496.1273590
+    """
+
+    class Settings(SettingsModel):
+        """What stands below `algorithm-settings` in a config."""
+
+        learning_rate: Annotated[float, Field(gt=0, description="step size of Adam")] = 1e-2
+        buffer_steps: Annotated[int, Field(ge=1, description="steps of trials that are kept")] = 20_000
+        batch_size: Annotated[int, Field(ge=2, description="trials in each step of Adam")] = 64
+        num_updates: Annotated[int, Field(ge=1, description="steps of Adam for each batch of new trials")] = 20
+        temperature: Annotated[float, Field(gt=0, description="the lower, the more the best trials count")] = 0.5
+
+    # The returns are by episode of a trial, and the episodes of a task are one trial.
+    columns = "episode"
+    whole_trials = True
+    settings: Settings
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.optimizers = {"actor": torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)}
+        # What is called `experience` is part of the run folder, so that a resumed run is bit-identical.
+        self.experience = {"trials": Replay(self.settings.buffer_steps)}
+
+    @classmethod
+    def make_rule(cls, policy: Any, config: Config, settings: Any) -> None:
+        """Return None: there are no gradient steps."""
+        return
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        """Sample one trial of every task."""
+        return Batch([sampler.rollout_trials(tasks)])
+
+    def adapt(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: Any = None) -> Adapted:
+        """Go through a trial in every task: what is remembered then is the adaptation."""
+        return adapt_by_memory(sampler, tasks)
+
+    def test(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: Any = None) -> Batch:
+        """Sample one trial of every task, which adapts while it is sampled."""
+        return self.collect(sampler, tasks)
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Keep the new trials, and imitate the better ones of all that are kept."""
+        replay, (optimizer,) = self.experience["trials"], self.optimizers.values()
+        replay.append(batch.phases[0])
+        rng, losses = self.generator("replay"), []
+        for _ in range(self.settings.num_updates):
+            steps = replay.sample_sequences(rng, self.settings.batch_size).to(self.device)
+            # What is left of a trial, compared at each step with the other trials.
+            left = (steps.rewards * steps.mask).flip(0).cumsum(0).flip(0)
+            scores = (left - left.mean(1, keepdim=True)) / (left.std(1, keepdim=True) + 1e-6)
+            weights = torch.softmax(scores / self.settings.temperature, 1) * steps.mask
+            unrolled = self.policy.unroll(steps.observations)
+            log_probs = self.policy.distributions.log_prob(unrolled.distribution, steps.actions)
+            loss = -(weights * log_probs).sum() / len(weights)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return {"loss/before": losses[0], "loss/last": losses[-1], "replay/steps": replay.num_steps}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train on 2D navigation, and print the returns of both episodes of a trial."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--output-folder", type=Path, default=Path("runs/reward-weighted"))
+    parser.add_argument("--num-workers", type=int)
+    options = parser.parse_args(arguments)
+    settings = {
+        "env-name": "2DNavigation-v0",
+        "max-episode-steps": 20,
+        # In a YAML file: `algorithm: learner_of_experience:RewardWeighted`.
+        "algorithm": f"{__name__}:RewardWeighted",
+        "memory": "gru",
+        "hidden-sizes": [32],
+        "observe-last": True,
+        # A trial is two episodes.
+        "fast-batch-size": 2,
+        "meta-batch-size": 40,
+        "num-batches": options.iterations,
+    }
+    train(
+        Config.from_mapping(Mapping("the example", settings)),
+        options.output_folder,
+        num_workers=options.num_workers,
+        on_iteration=lambda metrics: print(
+            f"iteration {metrics['iteration']:>3}: return {metrics['return/episode_0']:8.2f} in the first episode and "
+            f"{metrics['return/episode_1']:8.2f} in the second"
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()
