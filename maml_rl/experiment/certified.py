@@ -22,6 +22,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import Evaluation
+from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.checkpoint import find_checkpoint
@@ -149,7 +150,7 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def measure(
-    policy: ForeignPolicy,
+    policy: ForeignPolicy | Policy,
     benchmark: str | Benchmark,
     *,
     num_episodes: int | None = None,
@@ -161,7 +162,8 @@ def measure(
     trial is its own affair: `reset` tells it when trials begin.
 
     Args:
-        policy: has `reset(num_tasks)` and `act(observations, rewards, dones)`; see `ForeignPolicy`.
+        policy: has `reset(num_tasks)` and `act(observations, rewards, dones)`, see `ForeignPolicy`; or a `Policy` that
+            observes the last step, as the classical ones do.
         benchmark: its name.
         num_episodes: of a trial, of which the last counts; None for as many as the benchmark allows.
         seed: of the episodes.
@@ -177,14 +179,15 @@ def measure(
         raise ConfigError(f"{rules.name} has trials of 1 to {most} episodes, got {num_episodes}")
     tasks = rules.tasks()
     env = make_vector_env(rules.env_name, dict(rules.env_kwargs), max_episode_steps=rules.max_episode_steps)
-    external = ExternalPolicy(policy, env.single_observation_space, env.single_action_space)
+    if not isinstance(policy, Policy):
+        policy = ExternalPolicy(policy, env.single_observation_space, env.single_action_space)
     env.close()
     returns, infos = [], []
     with MultiTaskSampler(
         ObservedLastStep(rules.env_name),
         dict(rules.env_kwargs),
         batch_size=num_episodes,
-        policy=external,
+        policy=policy,
         seed=seed,
         num_workers=0,
         slots_per_task=1,
