@@ -37,6 +37,7 @@ PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for
 # Their blocks need nothing but each other, and a run in runs/maml/2d-navigation.
 RUN_PAGES = (
     "algorithms.md",
+    "benchmarks.md",
     "concepts.md",
     "faq.md",
     "families.md",

@@ -126,7 +126,7 @@ def _test(options: argparse.Namespace) -> None:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from maml_rl.experiment.build import make_experiment
-    from maml_rl.experiment.certified import identity, save_submission, submission
+    from maml_rl.experiment.certified import identity, nearest, save_submission, submission
     from maml_rl.experiment.evaluate import REPETITIONS, evaluate
     from maml_rl.task_distributions.task_files import save_tasks
 
@@ -134,13 +134,15 @@ def _test(options: argparse.Namespace) -> None:
     by_trials = experiment.metalearner.whole_trials
     if not experiment.metalearner.takes_steps and options.num_steps is not None:
         raise ConfigError(f"{config.algorithm} does not adapt in steps; leave out --num-steps")
-    tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
     if rules is not None:
         rules.check(experiment, num_steps)
-        tasks = rules.tasks()
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
         experiment.restore(options.checkpoint, config_path.parent)
+    # Restored, the experiment knows which tasks it was trained on.
+    tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
+    if rules is not None:
+        tasks = rules.tasks_for(experiment)
     chosen = experiment.fixed_tasks("training" if options.training_tasks else "test") if tasks is None else tasks
     if tasks is None and chosen is not None and options.num_batches:
         raise ConfigError(
@@ -169,6 +171,9 @@ def _test(options: argparse.Namespace) -> None:
             on_batch=lambda _: bar.update(),
         )
         evaluation.save(output)
+    trained = experiment.fixed_tasks("training")
+    if rules is not None and trained:
+        print(f"the nearest of the {len(trained)} training tasks is {nearest(rules.tasks(), trained):.3g} away")
     if rules is not None and options.submit is not None:
         entrant = identity(config, config_path.parent, options.checkpoint, experiment.policy)
         command = _command(options, str(options.name or entrant["name"]))

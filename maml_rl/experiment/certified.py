@@ -29,6 +29,7 @@ from maml_rl.runs.checkpoint import find_checkpoint
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
 from maml_rl.runs.system import package_versions
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.task_distributions.built_in import as_text
 from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"
@@ -85,6 +86,22 @@ class Benchmark:
                 "again, and copy the file for tasks of your own, which --tasks takes"
             )
         return read_tasks(self.file, self.env_name)
+
+    def tasks_for(self, experiment: Experiment) -> list[Task]:
+        """Return the tasks, none of which a policy was trained on that had a fixed set of training tasks.
+
+        Raises:
+            ConfigError: If one is among them; see also `tasks`.
+        """
+        tasks = self.tasks()
+        trained = {as_text(task) for task in experiment.fixed_tasks("training") or []}
+        among = sum(as_text(task) in trained for task in tasks)
+        if among:
+            raise ConfigError(
+                f"{among} of the {len(tasks)} tasks of {self.name} are among the {len(trained)} training tasks of the "
+                "run; train it on others, or on all of the family"
+            )
+        return tasks
 
     def check(self, experiment: Experiment, num_steps: int) -> None:
         """Refuse a policy of another problem, or one that would adapt to more episodes than the benchmark allows.

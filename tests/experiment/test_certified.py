@@ -289,3 +289,15 @@ def test_a_policy_of_stable_baselines_is_measured() -> None:
     evaluation = measure(policy, replace(BENCHMARKS["wind-v1"], repetitions=1))
     assert evaluation.returns.shape == (100, 1, 1)
     assert policy.calls == 75
+
+
+def test_tasks_that_a_policy_was_trained_on_are_refused() -> None:
+    rules = BENCHMARKS["2d-navigation-v1"]
+    fixed = {"tasks": {"distribution": "fixed", "train": 5, "test": 4}}
+    experiment = make_experiment(config_of().override(NAVIGATION | fixed))
+    assert len(rules.tasks_for(experiment)) == 100
+    assert experiment.task_distribution is not None
+    sets = {"training": [{"goal": [0.0, 0.1]}, *rules.tasks()[:2]], "test": [{"goal": [0.2, 0.3]}]}
+    experiment.task_distribution.take_fixed_tasks(sets)
+    with pytest.raises(ConfigError, match="2 of the 100 tasks of 2d-navigation-v1 are among the 3 training tasks of"):
+        rules.tasks_for(experiment)
