@@ -77,7 +77,7 @@ def test_there_is_a_config_for_every_experiment() -> None:
     others -= {"rl2/2d-navigation.yaml", "varibad/2d-navigation.yaml"}
     others |= {"varibad/gridnavi.yaml", "varibad/gridnavi-large-batch.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
-    memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200")
+    memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200", "halfcheetah-vel-fixed")
     others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 
