@@ -297,7 +297,8 @@ class Replay:
         first, end = int(state["first"]), int(state["next"])
         self._first = self._end = first
         segments = [Segment.from_state(each) for each in state["segments"]]
-        ends = [*(segment.first for segment in segments[1:]), end]
+        # A checkpoint from before there was any experience names no segment.
+        ends = [*(segment.first for segment in segments), end][1:]
         parts = []
         for segment, stop in zip(segments, ends, strict=True):
             assert self._folder is not None

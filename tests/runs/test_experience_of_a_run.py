@@ -69,6 +69,18 @@ def test_resumed_run_has_the_experience_of_its_checkpoint(tmp_path: Path) -> Non
         assert rewards(learner) == {4.0, 5.0}
 
 
+def test_run_that_was_killed_before_its_first_iteration_resumes(tmp_path: Path) -> None:
+    learner = Learner()
+    with RunFolder(tmp_path / "run", config_of(), learner) as run:
+        run.save()
+    resumed = Learner()
+    with RunFolder(tmp_path / "run", config_of(), resumed, resume=True) as run:
+        assert run.iteration == 0
+        assert resumed.experience["trials"].num_trials == 0
+        iterate(run, resumed, range(2))
+    assert rewards(resumed) == {0.0, 1.0}
+
+
 def test_interrupt_after_more_was_appended_saves_what_was_there_before(tmp_path: Path) -> None:
     learner = Learner()
     with RunFolder(tmp_path, config_of(), learner) as run:
