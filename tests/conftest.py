@@ -58,9 +58,10 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start by fork unless a test says otherwise: a fork server first imports torch, which takes two seconds.
 
-    For tests that are not about how workers start.
+    For tests that are not about how workers start. Newer Pythons warn of threads in a process that forks.
     """
-    monkeypatch.setattr("maml_rl.samplers.processes.vector_env.START_METHODS", ("fork", "forkserver", "spawn"))
+    if sys.version_info < (3, 12):
+        monkeypatch.setattr("maml_rl.samplers.processes.vector_env.START_METHODS", ("fork", "forkserver", "spawn"))
 
 
 @pytest.fixture

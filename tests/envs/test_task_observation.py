@@ -12,6 +12,8 @@ from maml_rl.spaces import is_image
 from tests.envs.contract import assert_same_tasks, play, random_actions, same
 from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv, WordEnv
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def numbers_of(task: dict[str, Any]) -> np.ndarray:
     return np.concatenate([np.ravel(task[name]) for name in sorted(task)])

@@ -20,6 +20,8 @@ from maml_rl.runs.metrics import Metrics, read_metrics
 from tests.envs.third_party import WordEnv
 from tests.small_runs import config_of, untimed
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return latest_intact(folder / "checkpoints")[1].tensors

@@ -18,6 +18,8 @@ from maml_rl.report import write_report
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import config_of
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 EPISODES = 3
 
 

@@ -202,7 +202,7 @@ print(json.dumps(found))
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["new", "overwrite"])
+@pytest.mark.parametrize("kind", [pytest.param("new", marks=pytest.mark.nightly), "overwrite"])
 def test_run_killed_at_every_moment_of_its_start_is_begun_again_without_a_hand(tmp_path: Path, kind: str) -> None:
     output = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path), kind], check=True, capture_output=True, text=True, timeout=290

@@ -18,7 +18,7 @@ from maml_rl.errors import TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
 from tests.envs.third_party import SplitEnv
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytest.mark.timeout(120)]
 
 FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
 # An odd number of slots, in this process unless a test says otherwise.
@@ -41,7 +41,7 @@ def make_sampler(policy: Policy, env_name: Any = "2DNavigation-v0", **options: A
     return MultiTaskSampler(env_name, {}, policy=policy, baseline=LinearFeatureBaseline(policy.input_size), **settings)
 
 
-@pytest.mark.parametrize("inference", ["central", "auto"])
+@pytest.mark.parametrize("inference", [pytest.param("central", marks=pytest.mark.nightly), "auto"])
 @pytest.mark.parametrize("env_name", FAMILIES)
 def test_episodes_are_bit_identical_for_any_number_of_workers(env_name: str, inference: str) -> None:
     in_process = digests(env_name, num_workers=0)
@@ -49,7 +49,7 @@ def test_episodes_are_bit_identical_for_any_number_of_workers(env_name: str, inf
         assert digests(env_name, num_workers=num_workers, inference=inference) == in_process, num_workers
 
 
-@pytest.mark.parametrize("inference", ["central", "auto"])
+@pytest.mark.parametrize("inference", [pytest.param("central", marks=pytest.mark.nightly), "auto"])
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_episodes_are_bit_identical_for_any_start_method(start_method: str, inference: str) -> None:
     expected = digests("HalfCheetahVel-v5", num_workers=0)

@@ -20,7 +20,7 @@ from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskE
 from maml_rl.policies import NormalMLPPolicy, Policy
 from maml_rl.seeding import PhaseStreams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytest.mark.timeout(60)]
 
 HORIZON = 5
 GOAL = {"goal": [0.3, -0.2]}
@@ -140,7 +140,7 @@ def test_returns_do_not_depend_on_the_number_of_workers(env_name: str, inference
     assert all(other == found[0] for other in found[1:])
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_returns_do_not_depend_on_the_start_method(start_method: str) -> None:
     weights = members(navigator(), 2)
     assert generations(make_evaluator(2, start_method=start_method), weights) == generations(make_evaluator(), weights)

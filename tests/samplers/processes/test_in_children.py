@@ -27,7 +27,7 @@ from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 from maml_rl.seeding import PhaseStreams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytest.mark.timeout(120)]
 
 FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
 # Forked children have the torch of this process, and so start at once.
@@ -63,7 +63,7 @@ def test_waves_are_bit_identical_to_those_of_central_inference() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("start_method", [pytest.param("forkserver", marks=pytest.mark.nightly), "spawn"])
 def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> None:
     options = {"inference": "worker", "start_method": start_method}
     expected = digests("2DNavigation-v0", num_workers=0)

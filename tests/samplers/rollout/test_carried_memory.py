@@ -14,7 +14,7 @@ from torch.distributions import Independent, Normal
 from maml_rl import MultiTaskSampler, TaskEpisodes
 from maml_rl.policies import Memory, MemoryPolicy, NormalMLPPolicy, Params
 
-pytestmark = [pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(60)]
 
 TASKS = [{"goal": goal} for goal in (0.0, 0.25, 0.5, 0.75, 1.0)]
 EPISODES = 4
@@ -138,7 +138,15 @@ def recurrent() -> Recurrent:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots_per_task", [1, 2])
-@pytest.mark.parametrize("kind", ["own", "module", "stacked module", "stacked"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("own", marks=pytest.mark.nightly),
+        pytest.param("module", marks=pytest.mark.nightly),
+        "stacked module",
+        "stacked",
+    ],
+)
 def test_trials_are_bit_identical_for_any_placement(kind: str, slots_per_task: int, recurrent: Recurrent) -> None:
     policy: nn.Module = recurrent if "module" in kind else Counting(tells_count=False)
     params = None
