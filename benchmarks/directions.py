@@ -17,6 +17,7 @@ from torch import Tensor
 from maml_rl.cli.console import Parser
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
+from maml_rl.derivatives import ThreadHosts
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import MAMLTRPO
@@ -137,8 +138,7 @@ def _directions(objective: MetaObjective, gradient: Tensor, damping: float, max_
 def _objective(learner: MAMLTRPO, policy: Policy, batch: Batch) -> MetaObjective:
     return MetaObjective(
         policy,
-        batch.train_episodes,
-        batch.valid_episodes,
+        ThreadHosts(batch.phases, policy, learner.device),
         rule=learner.rule,
         objective=surrogate,
         device=learner.device,

@@ -204,6 +204,13 @@ class Config(SettingsModel):
     ray_head_timeout: Annotated[
         Positive, Field(description="seconds for which the head node of the Ray cluster may be away")
     ] = 10.0
+    update: Annotated[
+        Literal["auto", "driver", "workers"],
+        Field(
+            description="where updates are: main process (driver) or Ray actors, which keep the episodes (workers);"
+            " auto: these if the algorithm can"
+        ),
+    ] = "auto"
     inference: Annotated[
         Literal["auto", "central", "worker"],
         Field(description="where the policy acts: main process (central), each worker (worker), the faster one (auto)"),

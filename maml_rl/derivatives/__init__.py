@@ -5,20 +5,28 @@ Any policy is differentiated automatically; the multi-layer perceptrons of this 
 
 from maml_rl.derivatives.at_parameters import PolicyOnSamples
 from maml_rl.derivatives.contract import Linearization, Loss
+from maml_rl.derivatives.hosts import Answer, Hosts, Program, Session, ThreadHosts, ThreadSession, blocks_of
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, chunks_of, cut, every_nth, number_kept
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 
 __all__ = [
+    "Answer",
     "ChunkWorkers",
+    "Hosts",
     "Linearization",
     "Loss",
     "ParameterLayout",
     "PhaseOutcome",
     "PolicyOnSamples",
+    "Program",
     "Samples",
+    "Session",
+    "ThreadHosts",
+    "ThreadSession",
     "Workspace",
+    "blocks_of",
     "chunks_of",
     "cut",
     "every_nth",

@@ -157,8 +157,45 @@ class TaskEpisodes:
     def __iter__(self) -> Iterator["BatchEpisodes"]:
         return (self[index] for index in range(len(self)))
 
+    @classmethod
+    def join(cls, parts: Sequence["TaskEpisodes"]) -> "TaskEpisodes":
+        """Put parts of a batch together again, in their order, with a copy; shorter ones are padded."""
+        first, steps = parts[0], max(part.rewards.shape[1] for part in parts)
+
+        def cat(of_parts: Sequence[Tensor], *, stepwise: bool) -> Tensor:
+            if not stepwise:
+                return torch.cat(list(of_parts))
+            counts = [len(part) for part in of_parts]
+            joined = of_parts[0].new_zeros((sum(counts), steps, *of_parts[0].shape[2:]))
+            for rows, part in zip(joined.split(counts), of_parts, strict=True):
+                rows[:, : part.shape[1]] = part
+            return joined
+
+        def known(name: str) -> Tensor | None:
+            found = [getattr(part, name) for part in parts]
+            return None if found[0] is None else cat(found, stepwise=True)
+
+        joined = cls(
+            **{name: cat([getattr(part, name) for part in parts], stepwise=name in _STEPWISE) for name in _SAMPLED},
+            infos={
+                name: cat([part.infos[name] for part in parts], stepwise=info.dim() == 3)
+                for name, info in first.infos.items()
+            },
+            log_probs=known("log_probs"),
+            memory=None
+            if first.memory is None
+            else [cat(kept, stepwise=True) for kept in zip(*(part.memory or () for part in parts), strict=True)],
+            tasks=[task for part in parts for task in part.tasks],
+            gamma=first.gamma,
+            fast_lr=first.fast_lr,
+            rule=first.rule,
+            horizon=first.horizon,
+        )
+        joined._advantages = known("_advantages")
+        return joined
+
     def part(self, tasks: slice) -> "TaskEpisodes":
-        """Return the episodes of a range of tasks as views, cut to the longest of them."""
+        """Return the episodes of a range of tasks, cut to the longest of them; observations and actions are views."""
         start, stop, _ = tasks.indices(len(self))
         part = copy.copy(self)
         for name in ("lengths", "terminated", "truncated", "final_observations"):
@@ -170,9 +207,12 @@ class TaskEpisodes:
 
         for name in (*_STEPWISE, "mask", "log_probs", "_advantages"):
             setattr(part, name, cut(getattr(self, name)))
+        # As the same tasks have them alone: the order of a sum may follow the places in memory.
+        part.rewards = part.rewards.contiguous()
         part.memory = None if self.memory is None else tuple(kept[start:stop, :steps] for kept in self.memory)
         part.infos = {
-            name: info[start:stop, :steps] if info.dim() == 3 else info[start:stop] for name, info in self.infos.items()
+            name: (info[start:stop, :steps] if info.dim() == 3 else info[start:stop]).contiguous()
+            for name, info in self.infos.items()
         }
         part.tasks, part.first_task, part.chunks = self.tasks[start:stop], self.first_task + start, None
         return part

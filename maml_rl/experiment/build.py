@@ -32,7 +32,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.placement import Placement
+from maml_rl.samplers.placement import Placement, Update
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import array_layout, is_image
@@ -42,7 +42,7 @@ from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
 # Ways of collecting, which are for training alone.
-_MODES = ("inference", "num_groups", "recv_timeout")
+_MODES = ("inference", "num_groups", "recv_timeout", "update")
 # What may be the cause of an error when a sampler is made.
 _CAUSES = (*_MODES, "stepping", "stepping_threads", "backend")
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
@@ -98,6 +98,19 @@ class Experiment:
     def policy(self) -> Policy:
         """The metalearner's policy."""
         return self.metalearner.policy
+
+    @property
+    def update(self) -> Update:
+        """Where the update of a training is, once it is no longer "auto".
+
+        Raises:
+            ConfigError: If it cannot be where the config wants it.
+        """
+        against = _against_workers(self.config, type(self.metalearner), self.device)
+        if self.config.update == "workers" and against:
+            raise self.config.error(against, "update")
+        possible = self.config.backend == "ray" and not against
+        return self.config.update if self.config.update != "auto" else "workers" if possible else "driver"
 
     @property
     def test_rule(self) -> AdaptationRule | None:
@@ -189,6 +202,7 @@ class Experiment:
         # The update may still run elsewhere.
         acts_elsewhere = placement["backend"] == "ray" or placement.get("inference") == "worker"
         placement["device"] = "cpu" if acts_elsewhere else self.device
+        placement["update"] = "driver" if evaluation else self.update
         if num_workers is not None:
             placement["num_workers"] = num_workers
         prefetched = config.prefetch > 0 and not evaluation
@@ -225,6 +239,17 @@ class Experiment:
         """Return what the config says of the fields of `Placement`; an evaluation is sampled in the default mode."""
         names = [each.name for each in fields(Placement) if each.name in Config.model_fields]
         return {name: getattr(self.config, name) for name in names if not (evaluation and name in _MODES)}
+
+
+def _against_workers(config: Config, learner: type[MetaLearner], device: torch.device) -> str:
+    """Return why the update cannot be in the workers; "" if it can."""
+    if not learner.updates_on_hosts:
+        return f"{config.algorithm} needs whole episodes in the main process; use `update: driver`"
+    if config.prefetch:
+        return "prefetch collects a batch while the workers would compute the update; leave one of both out"
+    if device.type != "cpu":
+        return f"the workers compute on CPUs, and the device is {str(device)!r}; use `update: driver`"
+    return ""
 
 
 def _is_chosen(config: Config, name: str) -> bool:

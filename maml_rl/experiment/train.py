@@ -1,10 +1,8 @@
 """Training: collect a batch, update the meta-policy, write metrics and checkpoints; repeat."""
 
 import copy
-import hashlib
 import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,8 @@ from torch import Tensor
 
 from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import Task
-from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
@@ -83,7 +81,9 @@ def train(
     config = experiment.config
     remember_code(config)
     num_steps = config.training_steps if experiment.metalearner.takes_steps else 0
-    experiment.refuse_too_large_batches(config.meta_batch_size, num_steps, 1 + min(config.prefetch, config.num_batches))
+    if experiment.update == "driver":
+        batches = 1 + min(config.prefetch, config.num_batches)
+        experiment.refuse_too_large_batches(config.meta_batch_size, num_steps, batches)
     held_out = _held_out_tasks(experiment, Path(folder), resume=resume)
     timer = StageTimer() if profile else NULL_TIMER
     with (
@@ -284,11 +284,12 @@ def _iterate(
     started = perf_counter()
     collected = next_batch()
     batch, got = collected.batch, perf_counter()
-    spread = policy_spread(metalearner.policy, batch.phases[0])
+    hosts = metalearner.hosts_of(batch)
+    spread = policy_spread(metalearner.policy, hosts)
     updating = perf_counter()
     logs = metalearner.learn(batch, iteration)
     updated = perf_counter()
-    metrics: Metrics = {"iteration": iteration, "env_steps": sum(episodes.num_steps for episodes in batch.phases)}
+    metrics: Metrics = {"iteration": iteration, "env_steps": count_steps(hosts)}
     infos = metalearner.infos(batch)
     for column, returns in enumerate(metalearner.returns(batch).unbind(1)):
         name = f"{metalearner.columns}_{column}"
@@ -299,7 +300,7 @@ def _iterate(
     if experiment.config.prefetch:
         metrics["staleness"] = iteration - collected.version
         metrics["time/wait_s"] = got - started
-    metrics["digest"] = combined_digest(batch.phases)
+    metrics["digest"] = digest_of(hosts)
     metrics["time/sample_s"] = collected.seconds
     metrics["time/update_s"] = updated - updating
     metrics["time/steps_per_s"] = metrics["env_steps"] / collected.seconds
@@ -308,39 +309,3 @@ def _iterate(
         for stage, seconds in {**collected.stages, "outer": updated - updating}.items():
             metrics[f"time/share/{stage}"] = seconds / (updated - started)
     return metrics, collected.task_state
-
-
-def policy_spread(policy: Policy, episodes: TaskEpisodes) -> dict[str, float]:
-    """Return the mean entropy and standard deviation of a policy's actions: how much it still explores.
-
-    Args:
-        policy: as it is, before any adaptation.
-        episodes: the first of each task is where the policy is looked at.
-
-    Returns:
-        "policy/entropy", in nats, and "policy/std", the mean over the entries of an action; without what the policy's
-        distribution does not have, and empty for a policy with a memory.
-    """
-    if not policy.stateless or policy.has_memory:
-        return {}
-    real = episodes.mask[:, :, 0].bool()
-    observations = episodes.observations[:, :, 0][real].to(next(policy.parameters()).device)
-    was_training = policy.training
-    policy.eval()
-    with torch.no_grad():
-        distribution = policy(observations)
-    policy.train(was_training)
-    spread = {}
-    for name, measure in (("entropy", distribution.entropy), ("std", lambda: distribution.stddev)):
-        try:
-            value = float(measure().double().mean())
-        except (NotImplementedError, AttributeError):
-            continue
-        if math.isfinite(value):
-            spread[f"policy/{name}"] = value
-    return spread
-
-
-def combined_digest(phases: Sequence[TaskEpisodes]) -> str:
-    """Return one SHA-256 for the episodes of several phases."""
-    return hashlib.sha256("".join(episodes.digest() for episodes in phases).encode()).hexdigest()

@@ -31,6 +31,7 @@ _NOT_KEPT = {
     "evaluation_tasks",
     "num_workers",
     "backend",
+    "update",
     "ray_address",
     "ray_start_timeout",
     "ray_head_timeout",

@@ -52,6 +52,7 @@ class AdamLearner(MetaLearner):
     """
 
     Settings = AdamSettings
+    updates_on_hosts = True
     inner_loss: InnerLoss = staticmethod(reinforce)
     settings: AdamSettings
     rule: AdaptationRule
@@ -91,12 +92,13 @@ class AdamLearner(MetaLearner):
             ValueError: If episodes have no advantages.
             NonFiniteError: If the objective or its gradient is not finite; the step is not taken.
         """
-        for index, episodes in enumerate(batch.phases):
-            check_advantages(episodes, f"phases[{index}]")
+        if batch.hosts is None:
+            for index, episodes in enumerate(batch.phases):
+                check_advantages(episodes, f"phases[{index}]")
         learned = [param for group in self.optimizer.param_groups for param in group["params"]]
         objective = AutogradObjective(
             self.policy,
-            batch.phases,
+            self.hosts_of(batch),
             rule=self.learning_rule(),
             objective=self.objective,
             learned=learned,
@@ -109,9 +111,7 @@ class AdamLearner(MetaLearner):
             losses.append(objective.backward())
             norms.append(float(torch.stack([x.grad.norm() for x in learned if x.grad is not None]).norm()))
             self.optimizer.step()
-        after, *inner_kls, kl = objective.measure(
-            lambda new, old: torch.stack([self.objective(new, old), *map(divergence, new, old)], dim=1)
-        )
+        after, *inner_kls, kl = objective.measure(self._statistics)
         return {
             "loss/before": losses[0],
             "loss/after": after,
@@ -119,3 +119,7 @@ class AdamLearner(MetaLearner):
             "grad_norm": norms[0],
             **{f"inner_kl/step_{step}": value for step, value in enumerate(inner_kls)},
         }
+
+    def _statistics(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
+        """Return the objective and the divergence of every phase, (k, 1 + phases)."""
+        return torch.stack([self.objective(new, old), *map(divergence, new, old)], dim=1)

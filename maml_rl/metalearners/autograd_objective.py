@@ -4,14 +4,14 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, inner_step
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, chunks_of
+from maml_rl.derivatives import Answer, Hosts, Samples, ThreadHosts, Workspace
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -47,12 +47,12 @@ def outcomes(
 class AutogradObjective:
     """The mean over tasks of an objective that may use the samples of every phase, at the policy's own parameters.
 
-    It is computed in chunks of tasks side by side, and depends neither on the number of cores nor on which chunk is
-    finished first.
+    It is computed in chunks of tasks side by side, where their episodes are, and depends neither on the number of cores
+    or hosts nor on which chunk is finished first.
 
     Args:
         policy: whose parameters it is differentiated in.
-        phases: the episodes of all tasks before each inner step and after the last, with advantages.
+        episodes: of all tasks before each inner step and after the last, with advantages; or the hosts that have them.
         rule: of the inner loop.
         objective: of a chunk of tasks.
         learned: leaves that are differentiated in besides, such as the step sizes of `rule`; doubles count once.
@@ -63,7 +63,7 @@ class AutogradObjective:
     def __init__(
         self,
         policy: Policy,
-        phases: Sequence[TaskEpisodes],
+        episodes: Sequence[TaskEpisodes] | Hosts,
         *,
         rule: AdaptationRule,
         objective: PhaseObjective,
@@ -71,25 +71,20 @@ class AutogradObjective:
         first_order: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._policy, self._rule, self._objective, self._first_order = policy, rule, objective, first_order
         leaves = dict.fromkeys((*policy.parameters(), *learned))
         self._leaves = [param for param in leaves if param.requires_grad]
-        self._num_tasks, self._device = len(phases[0]), torch.device(device)
-        dtype = next(policy.parameters()).dtype
-        self._chunks = [
-            [Samples.of(episodes, tasks, dtype=dtype, device=self._device) for episodes in phases]
-            for tasks in chunks_of(phases, ParameterLayout(policy).width, self._device)
-        ]
-        self._old: list[list[PhaseOutcome]] = []
+        device = torch.device(device)
+        hosts = episodes if isinstance(episodes, Hosts) else ThreadHosts(episodes, policy, device)
+        self._num_tasks = hosts.num_tasks
+        self._session = hosts.start(
+            _AutogradProgram(policy, rule, objective, self._leaves, first_order=first_order, device=device)
+        )
+        self._is_anchored = False
 
     def anchor(self) -> None:
         """Make the present parameters those of the old policy."""
-
-        def old_outcomes(phases: Sequence[Samples], workspace: Workspace) -> list[PhaseOutcome]:
-            return [_detached(outcome) for outcome in self._outcomes(phases)]
-
-        with ChunkWorkers(self._device) as workers:
-            self._old = workers.map(old_outcomes, self._chunks)
+        self._session.run("anchor", recorded=True)
+        self._is_anchored = True
 
     def backward(self) -> float:
         """Compute the objective, and put its gradient into `grad` of the parameters, instead of what is there.
@@ -101,20 +96,13 @@ class AutogradObjective:
             NonFiniteError: If the objective or its gradient is not finite.
             RuntimeError: If there are no old parameters yet.
         """
-
-        def differentiate(old: Sequence[PhaseOutcome], workspace: Workspace) -> tuple[Tensor, list[Tensor]]:
-            with torch.enable_grad():
-                losses = self._objective(self._outcomes([outcome.samples for outcome in old]), old)
-                gradients = torch.autograd.grad(losses.sum(), self._leaves, allow_unused=True, materialize_grads=True)
-            return losses.detach(), [gradient.double() for gradient in gradients]
-
-        with ChunkWorkers(self._device) as workers:
-            parts, gradients = zip(*workers.map(differentiate, self._anchored()), strict=True)
-        losses = torch.cat(parts).double()
+        self._require_anchor()
+        answer = self._session.run("differentiate")
+        losses = answer.of_tasks[0].double()
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise NonFiniteError(f"the objective is not finite for the tasks {bad}; use smaller step sizes")
-        means = [torch.stack(of_leaf).sum(0) / self._num_tasks for of_leaf in zip(*gradients, strict=True)]
+        means = [total / self._num_tasks for total in answer.sums]
         if not all(bool(mean.isfinite().all()) for mean in means):
             raise NonFiniteError("the gradient of the objective is not finite though the objective is")
         for leaf, mean in zip(self._leaves, means, strict=True):
@@ -130,26 +118,87 @@ class AutogradObjective:
         Raises:
             RuntimeError: If there are no old parameters yet.
         """
-
-        def of_chunk(old: Sequence[PhaseOutcome], workspace: Workspace) -> Tensor:
-            return statistics([_detached(new) for new in self._outcomes([outcome.samples for outcome in old])], old)
-
-        with ChunkWorkers(self._device) as workers:
-            means: list[float] = torch.cat(workers.map(of_chunk, self._anchored())).double().mean(0).tolist()
+        self._require_anchor()
+        means: list[float] = self._session.run("measure", statistics).of_tasks[0].double().mean(0).tolist()
         return means
 
-    def _anchored(self) -> list[list[PhaseOutcome]]:
-        if not self._old:
+    def _require_anchor(self) -> None:
+        if not self._is_anchored:
             raise RuntimeError("anchor must be called first")
-        return self._old
+
+
+@dataclass(frozen=True, slots=True)
+class _AutogradProgram:
+    """Makes the state of a chunk; see `AutogradObjective` for the attributes.
+
+    Attributes:
+        leaves: that it is differentiated in, those of `policy` and `rule` themselves.
+    """
+
+    policy: Policy
+    rule: AdaptationRule
+    objective: PhaseObjective
+    leaves: list[Tensor]
+    first_order: bool
+    device: torch.device
+
+    def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> "_AutogradChunk":
+        """See `Program.start`."""
+        dtype = next(self.policy.parameters()).dtype
+        samples = [Samples.of(episodes, slice(None), dtype=dtype, device=self.device) for episodes in phases]
+        return _AutogradChunk(self, samples)
+
+    def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
+        """See `Program.kept_bytes`: nothing is kept but what the old policy did."""
+        return 0
+
+    def values(self) -> list[Tensor]:
+        """See `Program.values`."""
+        return [leaf.detach() for leaf in self.leaves]
+
+    def load(self, values: Sequence[Tensor]) -> None:
+        """See `Program.load`."""
+        with torch.no_grad():
+            for leaf, value in zip(self.leaves, values, strict=True):
+                leaf.copy_(value)
+
+
+class _AutogradChunk:
+    """What an `AutogradObjective` knows of a chunk of k tasks; its methods are the operations."""
+
+    def __init__(self, program: _AutogradProgram, samples: list[Samples]) -> None:
+        self._program, self._samples = program, samples
+        self._old: list[PhaseOutcome] = []
+
+    def anchor(self, workspace: Workspace) -> Answer:
+        """Make the present parameters the old ones."""
+        self._old = [_detached(outcome) for outcome in self._outcomes(self._samples)]
+        return Answer()
+
+    def differentiate(self, workspace: Workspace) -> Answer:
+        """Return the objective of each task, (k,), and the gradient of their sum in each leaf."""
+        with torch.enable_grad():
+            losses = self._program.objective(self._present(), self._old)
+            gradients = torch.autograd.grad(
+                losses.sum(), self._program.leaves, allow_unused=True, materialize_grads=True
+            )
+        return Answer((losses.detach(),), gradients)
+
+    def measure(self, statistics: PhaseObjective, workspace: Workspace) -> Answer:
+        """Return numbers (k, n) of each task."""
+        return Answer((statistics([_detached(new) for new in self._present()], self._old),))
+
+    def _present(self) -> list[PhaseOutcome]:
+        return self._outcomes([outcome.samples for outcome in self._old])
 
     def _outcomes(self, phases: Sequence[Samples]) -> list[PhaseOutcome]:
+        policy, device = self._program.policy, self._program.device
         with torch.enable_grad():
-            theta = {name: param.to(self._device) for name, param in self._policy.named_parameters()}
-            stacked = self._policy.stack_parameters(len(phases[0].mask), theta)
+            theta = {name: param.to(device) for name, param in policy.named_parameters()}
+            stacked = policy.stack_parameters(len(phases[0].mask), theta)
             # Parameters that are not trained are adapted all the same.
             stacked = {name: x if x.requires_grad else x.requires_grad_() for name, x in stacked.items()}
-            return outcomes(self._policy, stacked, phases, self._rule, first_order=self._first_order)
+            return outcomes(policy, stacked, phases, self._program.rule, first_order=self._program.first_order)
 
 
 def _detached(outcome: PhaseOutcome) -> PhaseOutcome:

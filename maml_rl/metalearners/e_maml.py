@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.adaptation import reinforce
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
 from maml_rl.metalearners.losses import sampling_log_prob
@@ -40,16 +41,20 @@ class EMAML(AdamLearner):
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take one step of Adam; see `AdamLearner.update`."""
-        self._gains = gains_of(batch)
+        self._gains = gains_of(torch.cat(self.hosts_of(batch).ask(mean_rewards)))
         return super().update(batch)
 
 
-def gains_of(batch: Batch) -> Tensor:
-    """Return by how much each task's mean reward after adaptation exceeds that of the other tasks, (M,).
+def mean_rewards(phases: Sequence[TaskEpisodes]) -> Tensor:
+    """Return each task's mean reward after adaptation, (k,)."""
+    valid = phases[-1]
+    return torch.where(valid.mask > 0, valid.rewards, 0.0).sum((1, 2)) / valid.mask.sum((1, 2)).clamp(min=1.0)
+
+
+def gains_of(rewards: Tensor) -> Tensor:
+    """Return by how much each task's mean reward after adaptation, (M,), exceeds that of the other tasks, (M,).
 
     The other tasks are a baseline that does not depend on a task's own episodes, so that it adds no bias.
     """
-    valid = batch.valid_episodes
-    rewards = torch.where(valid.mask > 0, valid.rewards, 0.0).sum((1, 2)) / valid.mask.sum((1, 2)).clamp(min=1.0)
     others = (rewards.sum() - rewards) / max(1, len(rewards) - 1)
     return rewards - others

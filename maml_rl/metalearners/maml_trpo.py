@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
+from maml_rl.derivatives import Hosts
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
@@ -67,6 +68,7 @@ class MAMLTRPO(MetaLearner):
             float, Field(gt=0, lt=1, description="length of each try of the line search relative to the one before")
         ] = 0.8
 
+    updates_on_hosts = True
     settings: Settings
     rule: AdaptationRule
 
@@ -98,7 +100,9 @@ class MAMLTRPO(MetaLearner):
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Update the policy's parameters by one trust-region step; see `step`."""
-        return self._step(batch.train_episodes, batch.valid_episodes, self.settings)
+        if batch.hosts is None:
+            check_phases(batch.train_episodes, batch.valid_episodes, self.rule)
+        return self._step(self.hosts_of(batch), self.settings)
 
     def step(
         self,
@@ -138,8 +142,9 @@ class MAMLTRPO(MetaLearner):
             ls_backtrack_ratio=ls_backtrack_ratio,
         )
         settings = self.Settings.from_arguments(**self.settings.model_dump(by_alias=False) | given)
-        train = [_stacked(episodes) for episodes in train_episodes]
-        return self._step(train, _stacked(valid_episodes), settings)
+        train, valid = [_stacked(episodes) for episodes in train_episodes], _stacked(valid_episodes)
+        check_phases(train, valid, self.rule)
+        return self._step(self.hosts_of(Batch([*train, valid])), settings)
 
     @overload
     def adapt(
@@ -184,12 +189,10 @@ class MAMLTRPO(MetaLearner):
         )
         return {name: value.squeeze(0) for name, value in adapted.items()} if single else adapted
 
-    def _step(self, train: Sequence[TaskEpisodes], valid: TaskEpisodes, settings: Settings) -> dict[str, Any]:
-        check_phases(train, valid, self.rule)
+    def _step(self, hosts: Hosts, settings: Settings) -> dict[str, Any]:
         with MetaObjective(
             self.policy,
-            train,
-            valid,
+            hosts,
             rule=self.rule,
             objective=self._objective,
             first_order=settings.first_order,

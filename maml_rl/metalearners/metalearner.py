@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
+from maml_rl.derivatives import Hosts, ThreadHosts
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
@@ -33,6 +34,10 @@ class Sampler(Protocol):
     """What a metalearner asks of a `MultiTaskSampler`; see there."""
 
     policy: Policy
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether `sample_on_hosts` can be called."""
 
     def rollout(
         self,
@@ -94,6 +99,18 @@ class Sampler(Protocol):
     ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
         """Adapt the policy to every task, and sample the adapted policies."""
 
+    def sample_on_hosts(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int,
+        rule: AdaptationRule,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        bootstrap: bool,
+    ) -> Hosts:
+        """Do the same on hosts, which keep the episodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -102,9 +119,16 @@ class Batch:
     Attributes:
         phases: for a learner that adapts by gradient steps the episodes before each step and after the last; for one
             with a memory the episodes of the trials, (M, T, B, ...).
+        hosts: where the episodes are; None if that is left to the learner.
     """
 
     phases: Sequence[TaskEpisodes]
+    hosts: Hosts | None = None
+
+    @classmethod
+    def on(cls, hosts: Hosts) -> Self:
+        """Make the batch that hosts have; its episodes are fetched when somebody looks at them."""
+        return cls(_FetchedPhases(hosts), hosts)
 
     @property
     def train_episodes(self) -> Sequence[TaskEpisodes]:
@@ -147,6 +171,22 @@ class Adapted:
             }
             ready.load_state_dict(of_task, strict=False)
         return StartedPolicy(ready, [kept[task] for kept in self.memory]) if self.memory else ready
+
+
+class _FetchedPhases(Sequence[TaskEpisodes]):
+    """The phases of a batch that is on hosts, fetched when one is looked at."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._fetched: list[TaskEpisodes] | None = None
+
+    def __len__(self) -> int:
+        return self._hosts.num_phases
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._fetched is None:
+            self._fetched = self._hosts.fetch()
+        return self._fetched[index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +235,8 @@ class MetaLearner(ABC):
             in place: with `prefetch` another thread is using it.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
             them, never `collect`: with `prefetch` that runs ahead, in another thread.
+        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can be where the episodes are; otherwise
+            it gets them whole.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
     """
@@ -203,6 +245,7 @@ class MetaLearner(ABC):
     columns: ClassVar[str] = "step"
     whole_trials: ClassVar[bool] = False
     record_log_probs: ClassVar[bool] = False
+    updates_on_hosts: ClassVar[bool] = False
     experience: Mapping[str, Replay] = MappingProxyType({})
     optimizer: torch.optim.Optimizer | None = None
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
@@ -305,8 +348,25 @@ class MetaLearner(ABC):
             return self.update(batch)
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample what one update learns from."""
-        return self._phases(sampler, tasks, self.collection.num_steps, self.rule)
+        """Sample what one update learns from, where the update is to be."""
+        if self.updates_on_hosts and sampler.has_hosts:
+            assert self.rule is not None
+            return Batch.on(
+                sampler.sample_on_hosts(
+                    tasks,
+                    self.collection.num_steps,
+                    self.rule,
+                    gamma=self.collection.gamma,
+                    gae_lambda=self.collection.gae_lambda,
+                    bootstrap=self.collection.bootstrap,
+                )
+            )
+        batch = self._phases(sampler, tasks, self.collection.num_steps, self.rule)
+        return Batch(batch.phases, self.hosts_of(batch)) if not self.whole_trials else batch
+
+    def hosts_of(self, batch: Batch) -> Hosts:
+        """Return where the chunks of a batch are: in threads of this process if nothing else is known."""
+        return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device)
 
     @abstractmethod
     def update(self, batch: Batch) -> dict[str, Any]:
@@ -351,14 +411,18 @@ class MetaLearner(ABC):
         """
         if self.whole_trials:
             return batch.phases[0].episode_returns().unsqueeze(-1)
-        return torch.stack([episodes.episode_returns() for episodes in batch.phases], dim=1)
+        if batch.hosts is not None:
+            return torch.cat(batch.hosts.ask(returns_of))
+        return returns_of(batch.phases)
 
     def infos(self, batch: Batch) -> dict[str, Tensor]:
         """Return one number of each recorded info for every episode, (M, columns, B) by name; see `returns`."""
-        of_phases = [episodes.episode_infos() for episodes in batch.phases]
         if self.whole_trials:
-            return {name: info.unsqueeze(-1) for name, info in of_phases[0].items()}
-        return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
+            return {name: info.unsqueeze(-1) for name, info in batch.phases[0].episode_infos().items()}
+        if batch.hosts is None:
+            return infos_of(batch.phases)
+        of_chunks = batch.hosts.ask(infos_of)
+        return {name: torch.cat([infos[name] for infos in of_chunks]) for name in of_chunks[0]}
 
     def state_dict(self) -> State:
         """Return what the learner keeps beside its policy, under flat names: tensors, and what JSON holds.
@@ -443,6 +507,17 @@ def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task]) -> Adapted:
     """
     trials, memory = sampler.remember_trials(tasks)
     return Adapted([trials], memory=memory)
+
+
+def returns_of(phases: Sequence[TaskEpisodes]) -> Tensor:
+    """Return the undiscounted return of every episode, (M, phases, B)."""
+    return torch.stack([episodes.episode_returns() for episodes in phases], dim=1)
+
+
+def infos_of(phases: Sequence[TaskEpisodes]) -> dict[str, Tensor]:
+    """Return one number of each recorded info for every episode, (M, phases, B) by name."""
+    of_phases = [episodes.episode_infos() for episodes in phases]
+    return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:

@@ -5,10 +5,13 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from maml_rl.adaptation import AdaptationRule, adapt_steps
+from maml_rl.adaptation import AdaptationRule, check_advantages
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Positive
+from maml_rl.derivatives import ParameterLayout
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.losses import surrogate
+from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import Batch, MetaLearner
 from maml_rl.policies import Policy
 
@@ -26,6 +29,7 @@ class Reptile(MetaLearner):
             Positive, Field(description="share of the way to the mean of the adapted parameters that one update goes")
         ] = 1.0
 
+    updates_on_hosts = True
     settings: Settings
     rule: AdaptationRule
 
@@ -50,15 +54,20 @@ class Reptile(MetaLearner):
             ValueError: If there are no episodes before an inner step, or they have no advantages.
             NonFiniteError: If adapted parameters are not finite; the policy stays as it is.
         """
-        train = [episodes.to(self.device) for episodes in batch.train_episodes]
-        adapted = adapt_steps(self.policy, train, rule=self.rule, create_graph=False)
-        ways = {
-            name: adapted[name].mean(0).to(param) - param.detach() for name, param in self.policy.named_parameters()
-        }
-        distance = float(torch.stack([way.norm() for way in ways.values()]).norm())
+        if batch.hosts is None:
+            for index, episodes in enumerate(batch.train_episodes):
+                check_advantages(episodes, f"phases[{index}]")
+        hosts = self.hosts_of(batch)
+        if hosts.num_phases < 2:
+            raise ValueError("expected the episodes of at least one inner step, got none")
+        with MetaObjective(self.policy, hosts, rule=self.rule, objective=surrogate, device=self.device) as meta:
+            start = meta.initial_parameters()
+            way = meta.mean_adapted(start) - start
+        ways = ParameterLayout(self.policy).views(way)
+        distance = float(way.norm())
         if not torch.tensor(distance).isfinite():
             raise NonFiniteError("the adapted parameters are not finite; use a smaller fast-lr")
         with torch.no_grad():
             for name, param in self.policy.named_parameters():
-                param.add_(ways[name], alpha=self.settings.meta_step_size)
+                param.add_(ways[name].to(param), alpha=self.settings.meta_step_size)
         return {"grad_norm": distance}

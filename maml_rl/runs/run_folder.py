@@ -66,6 +66,7 @@ _MAY_CHANGE = {
     "halve-step-size",
     "evaluate-every",
     "backend",
+    "update",
     "num-workers",
     "ray-address",
     "strict",

@@ -7,11 +7,15 @@ all backends. A backend keeps nothing that could change a result.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.phase import Phase
+
+if TYPE_CHECKING:
+    from maml_rl.samplers.hosting import Carrier
 
 
 class RolloutBackend(ABC):
@@ -34,6 +38,11 @@ class RolloutBackend(ABC):
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready, where they wait side by side; of the worker that has waited longest."""
         return 0.0
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """What brings requests to workers that keep episodes, if they can."""
+        return None
 
     @abstractmethod
     def prepare(self, num_tasks: int) -> None:

@@ -17,19 +17,22 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
+from maml_rl.derivatives import Hosts, ParameterLayout, cut
 from maml_rl.envs.calls import Stepping
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
 from maml_rl.policies import Memory, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.hosting import HostedBatch, RemoteHosts
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import Inference, Placement
+from maml_rl.samplers.placement import Inference, Placement, Update
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_after, memory_of, try_memory
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
@@ -93,6 +96,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         strict: refuse a Ray cluster that has fewer CPUs than `num_workers`, instead of going on with fewer workers.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
+        update: for metalearners on a Ray cluster: "workers" keep the episodes and compute the update; the "driver" gets
+            the episodes; "auto": the workers where learner and baseline allow it.
         slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
             fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
@@ -151,6 +156,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         strict: bool = False,
         ray_start_timeout: float = 120.0,
         ray_head_timeout: float = 10.0,
+        update: Update = "auto",
         slots_per_task: int | None = None,
         max_episode_steps: int | None = None,
         start_method: str | None = None,
@@ -208,6 +214,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             strict=strict,
             ray_start_timeout=ray_start_timeout,
             ray_head_timeout=ray_head_timeout,
+            update=update,
         )
         self._recipe = self._recipe.with_rules(self.placement.call_rules)
         self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
@@ -352,30 +359,12 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         keyed = streams or PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
         def one_phase() -> TaskEpisodes:
-            self._backend.prepare(len(tasks))
-            slot = self._backend.describe()
-            self.policy.check_spaces(slot.observation_space, slot.action_space)
-            if not self._memory_tried:
-                try_memory(self.policy, slot.observation_space)
-                self._memory_tried = True
-            phase = Phase(
-                tuple(tasks),
-                self.policy,
-                params,
-                keyed,
-                per_task,
-                self._horizon(),
-                self._reset_memory,
-                deterministic,
-            )
+            phase = self._describe_phase(tasks, params, keyed, per_task, deterministic)
             sampled = self._backend.run(phase, self.timer)
             sampled.horizon = phase.horizon
             return sampled
 
-        try:
-            episodes = self._replay(one_phase)
-        except TaskError as error:
-            raise TaskError(_slots_as_tasks(str(error), self.slots_per_task)) from error
+        episodes = self._named_tasks(one_phase)
         if self.record_log_probs:
             with self.timer.stage("inference"):
                 kept = None if self._reset_memory else self.slots_per_task
@@ -395,6 +384,39 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if is_next:
             self.phase += 1
         return episodes
+
+    def _describe_phase(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None,
+        streams: PhaseStreams,
+        per_task: int,
+        deterministic: bool = False,
+    ) -> Phase:
+        """Have workers ready for a phase, and return it."""
+        self._backend.prepare(len(tasks))
+        slot = self._backend.describe()
+        self.policy.check_spaces(slot.observation_space, slot.action_space)
+        if not self._memory_tried:
+            try_memory(self.policy, slot.observation_space)
+            self._memory_tried = True
+        return Phase(
+            tuple(tasks),
+            self.policy,
+            params,
+            streams,
+            per_task,
+            self._horizon(),
+            self._reset_memory,
+            deterministic,
+        )
+
+    def _named_tasks(self, work: Callable[[], Result]) -> Result:
+        """Do `work`, and name in an error the task that is malformed."""
+        try:
+            return self._replay(work)
+        except TaskError as error:
+            raise TaskError(_slots_as_tasks(str(error), self.slots_per_task)) from error
 
     def rollout_trials(
         self,
@@ -548,6 +570,63 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             gae_lambda=gae_lambda,
             bootstrap=bootstrap,
         )
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether `sample_on_hosts` can be called: on a Ray cluster, unless `update` is "driver"."""
+        possible = (
+            self._backend.carrier is not None
+            and isinstance(self.baseline, TaskwiseBaseline)
+            and not self.policy.has_memory
+            and next(self.policy.parameters()).device.type == "cpu"
+        )
+        return possible and self.placement.update != "driver"
+
+    def sample_on_hosts(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int,
+        rule: AdaptationRule,
+        *,
+        gamma: float = 0.95,
+        gae_lambda: float = 1.0,
+        bootstrap: bool = True,
+    ) -> Hosts:
+        """Do what `sample` does on the workers of a Ray cluster, which keep the episodes and compute with them.
+
+        Args:
+            tasks: M tasks.
+            num_steps: see `sample`, as for the others.
+            rule: how a task's parameters come from its episodes.
+            gamma: discount in [0, 1].
+            gae_lambda: in [0, 1].
+            bootstrap: continue truncated episodes with the value of their final observation.
+
+        Returns:
+            What has the episodes before each inner step and after the last. The next call replaces them.
+
+        Raises:
+            RuntimeError: If there are no hosts; see `has_hosts`.
+            Exception: As `rollout`.
+        """
+        carrier = self._backend.carrier
+        if carrier is None or not self.has_hosts:
+            raise RuntimeError("sample_on_hosts needs a Ray cluster, and a baseline that is fitted to each task")
+        check_count("the number of tasks", len(_check_tasks(tasks)))
+        inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
+        rule.step_sizes(num_steps)
+        keyed = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
+        width = ParameterLayout(self.policy).width
+
+        def all_phases() -> Hosts:
+            phase = self._describe_phase(tasks, None, keyed, self.batch_size)
+            chunks = cut(len(tasks), phase.horizon * phase.episodes_per_task, width, torch.device("cpu"))
+            batch = HostedBatch.of(phase, inner, chunks, record_log_probs=self.record_log_probs)
+            return RemoteHosts(carrier, batch)
+
+        hosts = self._named_tasks(all_phases)
+        self.phase += num_steps + 1
+        return hosts
 
     def sample_async(self, tasks: Sequence[Task], **options: Any) -> PendingSample:
         """Return what will be `(train_episodes, valid_episodes)` once it is looked at, as in pytorch-maml-rl.

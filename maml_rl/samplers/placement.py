@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Where the policy acts: in the parent for all workers, or in each worker for itself; or whichever is faster.
 Inference = Literal["auto", "central", "worker"]
+# Where the update is: in the process that learns, or in the workers, which then keep the episodes.
+Update = Literal["auto", "driver", "workers"]
 BACKENDS = ("auto", "in-process", "processes", "ray")
 
 
@@ -42,6 +44,8 @@ class Placement:
         strict: refuse a Ray cluster that has fewer CPUs than `num_workers`.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away.
+        update: "workers": those of a Ray cluster keep the episodes, and compute the update; "driver": this process
+            gets the episodes; "auto": in the workers where that is possible.
 
     Raises:
         ValueError: If a value is out of range, or two of them exclude each other.
@@ -63,8 +67,16 @@ class Placement:
     strict: bool = False
     ray_start_timeout: float = 120.0
     ray_head_timeout: float = 10.0
+    update: Update = "auto"
 
     def __post_init__(self) -> None:
+        if self.update not in get_args(Update):
+            raise ValueError(f"update must be one of {', '.join(get_args(Update))}, got {self.update!r}")
+        if self.update == "workers" and self.backend != "ray":
+            raise ValueError(
+                f"update='workers' needs backend='ray', got backend={self.backend!r}; leave it out: on one machine the "
+                "update uses all cores anyway"
+            )
         if self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}")
         if self.backend == "ray":

@@ -25,6 +25,7 @@ OTHERS: dict[str, Any] = {
     "strict": True,
     "ray_start_timeout": 11.0,
     "ray_head_timeout": 12.0,
+    "update": "driver",
 }
 
 

@@ -13,8 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
+from maml_rl.experiment.batch_metrics import combined_digest
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.train import combined_digest, train
+from maml_rl.experiment.train import train
 from maml_rl.runs.checkpoint import latest_intact, list_checkpoints
 from maml_rl.runs.metrics import Metrics, read_metrics
 from tests.envs.third_party import WordEnv

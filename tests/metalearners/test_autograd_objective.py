@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
+from maml_rl.derivatives import ThreadHosts
 from maml_rl.errors import NonFiniteError
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
@@ -53,9 +54,9 @@ def test_gradient_is_that_of_the_hand_written_way_at_the_old_parameters_and_away
     with pytest.raises(RuntimeError, match="anchor must be called first"):
         objective.backward()
     objective.anchor()
-    with MetaObjective(
-        policy, train, valid, rule=RULE, objective=surrogate, first_order=first_order, device=torch.device("cpu")
-    ) as meta:
+    cpu = torch.device("cpu")
+    hosts = ThreadHosts([*train, valid], policy, cpu)
+    with MetaObjective(policy, hosts, rule=RULE, objective=surrogate, first_order=first_order, device=cpu) as meta:
         theta = meta.initial_parameters()
         meta.anchor(theta)
         for step in (0.0, 0.1):
@@ -124,21 +125,13 @@ def test_gradient_is_the_same_for_any_number_of_threads() -> None:
     found = []
     for threads in (1, 2, 3):
         with intra_op_threads(threads):
-            objective = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=all_phases)
             # Chunks of one task, so that there is something to share out.
-            objective._chunks = [
-                [type(samples)(*(_row(getattr(samples, name), row) for name in samples.__slots__)) for samples in chunk]
-                for chunk in objective._chunks
-                for row in range(len(chunk[0].mask))
-            ]
+            hosts = ThreadHosts([*train, valid], policy, torch.device("cpu"), tasks_per_chunk=1)
+            objective = AutogradObjective(policy, hosts, rule=AdaptationRule(0.3), objective=all_phases)
             objective.anchor()
             loss = objective.backward()
         found.append((loss, gradient_of(policy).numpy().tobytes()))
     assert found[0] == found[1] == found[2]
-
-
-def _row(values: Tensor | None, row: int) -> Tensor | None:
-    return None if values is None else values[row : row + 1]
 
 
 def test_objective_that_is_not_finite_is_named() -> None:

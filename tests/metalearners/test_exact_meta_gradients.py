@@ -15,7 +15,7 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import Batch, find_metalearner
 from maml_rl.metalearners.adam import AdamLearner
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
-from maml_rl.metalearners.e_maml import EMAML, gains_of
+from maml_rl.metalearners.e_maml import EMAML, gains_of, mean_rewards
 from maml_rl.metalearners.maml_vpg import MAMLVPG
 from tests.metalearners.enumeration import BANDIT, MDP, Parameters, Problem, leaves_of, step
 
@@ -141,7 +141,7 @@ def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name:
     errors = {}
     for learner in (EMAML(policy, STEP_SIZE, settings=settings), MAMLVPG(policy, STEP_SIZE)):
         if isinstance(learner, EMAML):
-            learner._gains = gains_of(Batch(phases))
+            learner._gains = gains_of(mean_rewards(phases))
 
         def expectation(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome], learner: MAMLVPG = learner) -> Tensor:
             return num_tasks * chances[new[0].samples.tasks] * learner.objective(new, old)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from benchmarks.reference_update import ReferenceUpdate
 from maml_rl.adaptation import AdaptationRule, adapt_steps
+from maml_rl.derivatives import ThreadHosts
+from maml_rl.derivatives.hosts import KEPT_BYTES
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.losses import likelihood_ratio, surrogate
@@ -23,9 +25,18 @@ ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "automatic"])
 
 
-def meta_objective(policy: Policy, train: list[TaskEpisodes], valid: TaskEpisodes, **options: Any) -> MetaObjective:
-    settings: dict[str, Any] = {"rule": AdaptationRule(STEP_SIZES[: len(train)]), "device": torch.device("cpu")}
-    return MetaObjective(policy, train, valid, **{"objective": surrogate, **settings, **options})
+def meta_objective(
+    policy: Policy,
+    train: list[TaskEpisodes],
+    valid: TaskEpisodes,
+    tasks_per_chunk: int | None = None,
+    room: int = KEPT_BYTES,
+    **options: Any,
+) -> MetaObjective:
+    cpu = torch.device("cpu")
+    hosts = ThreadHosts([*train, valid], policy, cpu, tasks_per_chunk=tasks_per_chunk, room=room)
+    settings: dict[str, Any] = {"rule": AdaptationRule(STEP_SIZES[: len(train)]), "device": cpu}
+    return MetaObjective(policy, hosts, **{"objective": surrogate, **settings, **options})
 
 
 def anchored(meta: MetaObjective, theta: Tensor) -> tuple[float, Tensor]:
@@ -114,21 +125,21 @@ def test_chunks_of_any_size_and_what_is_kept_do_not_matter(kind: str, automatic:
     policy, train, valid = make_problem(kind, 2, ((5, 2), (1, 3), (4, 4), (2, 2), (3, 5)))
     same: dict[str, Any] = {"automatic": automatic, "curvature_fraction": fraction}
     loss, gradient, curvature = linearized(policy, train, valid, **same, tasks_per_chunk=5)
-    for options in ({"tasks_per_chunk": 1}, {"tasks_per_chunk": 2}, {"tasks_per_chunk": 2, "cache": 0}):
+    for options in ({"tasks_per_chunk": 1}, {"tasks_per_chunk": 2}, {"tasks_per_chunk": 2, "room": 0}):
         other = linearized(policy, train, valid, **same, **options)
         assert other[0] == pytest.approx(loss, rel=1e-13)
         torch.testing.assert_close(other[1], gradient, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(other[2], curvature, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("cache", [0, 1 << 30], ids=["nothing_kept", "all_kept"])
-def test_number_of_threads_does_not_change_a_bit(cache: int) -> None:
+@pytest.mark.parametrize("room", [0, 1 << 30], ids=["nothing_kept", "all_kept"])
+def test_number_of_threads_does_not_change_a_bit(room: int) -> None:
     policy, train, valid = make_problem("normal", 2, ((9, 7),) * 8, dtype=torch.float32)
     before, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 2):
             torch.set_num_threads(count)
-            loss, gradient, curvature = linearized(policy, train, valid, tasks_per_chunk=1, cache=cache)
+            loss, gradient, curvature = linearized(policy, train, valid, tasks_per_chunk=1, room=room)
             results.append((loss, gradient.numpy().tobytes(), curvature.numpy().tobytes()))
     finally:
         torch.set_num_threads(before)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt, reinforce
+from maml_rl.derivatives import ThreadHosts
 from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.losses import likelihood_ratio, surrogate
@@ -99,7 +100,9 @@ def test_gain_from_a_mean_that_follows_the_state_is_that_of_the_inner_loss(
     policy, rule = make_policy(), AdaptationRule(1.0, inner_loss=inner_loss)
     train = sample(policy)
     valid = sample(policy, adapt(policy, train, rule=rule, create_graph=False))
-    objective = MetaObjective(policy, [train], valid, rule=rule, objective=surrogate, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    hosts = ThreadHosts([train, valid], policy, cpu)
+    objective = MetaObjective(policy, hosts, rule=rule, objective=surrogate, device=cpu)
     with objective as meta:
         theta = meta.initial_parameters()
         meta.anchor(theta)

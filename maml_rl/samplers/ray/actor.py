@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.system import package_versions
@@ -27,6 +29,7 @@ from maml_rl.samplers.describing import describe_task
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import Failed, failed
+from maml_rl.samplers.hosting import EpisodeHost, Request
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.ray.source_digests import source_digest
 from maml_rl.samplers.rollout.loop import sample_phase
@@ -94,6 +97,23 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Worked:
+    """What an actor answers that keeps episodes.
+
+    Attributes:
+        replies: of each block; see `EpisodeHost.carry_out`.
+        seconds: of each stage of sampling.
+        retries: how often episodes were begun anew.
+        waiting_seconds: for which no slot was ready, where they wait side by side.
+    """
+
+    replies: dict[int, Any]
+    seconds: dict[str, float]
+    retries: int = 0
+    waiting_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Raised:
     """A call has raised.
 
@@ -154,6 +174,10 @@ def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str
     return ""
 
 
+def _from_store(reference: Any) -> Any:
+    return ray.cloudpickle.loads(ray.get(reference))
+
+
 class RolloutActor:
     """Holds the environment and a copy of the policy, and carries out one call after the other.
 
@@ -170,6 +194,8 @@ class RolloutActor:
         self._envs: dict[int, ReportingEnv] = {}
         self._number, self._version, self._thread = -1, -1, 0
         self._abandoned: set[int] = set()
+        self._host: EpisodeHost | None = None
+        self._retries, self._waiting_seconds = 0, 0.0
         self._tasks: tuple[Task, ...] = ()
         self._first_slot = 0
         self._lock = threading.Lock()
@@ -201,6 +227,8 @@ class RolloutActor:
         except BaseException as error:
             failure = failed(number, error, self._slot(), self._first_slot, self._tasks)
             self._drop_envs()
+            if self._host is not None:
+                self._host.forget()
             return Raised(failure, self._steps(), f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}")
 
     # What the thread that works does.
@@ -234,19 +262,50 @@ class RolloutActor:
         if phase.params is not None:
             # The store's arrays are read-only, which tensors cannot be.
             phase = replace(phase, params={name: torch.tensor(value) for name, value in phase.params.items()})
-        num_tasks, slots = stop - start, self._slots_per_task
+        timer = StageTimer() if data.timed else NULL_TIMER
+        episodes = self._sample(phase, start, timer)
+        return Sampled(episodes, timer.take(), *self._take_counts())
+
+    def work(self, request: Request) -> Worked:
+        """Sample the blocks of a batch that this actor has not got, and do with them what is asked."""
+        if self._host is None:
+            self._host = EpisodeHost(self._policy, self._sample_block, _from_store, self._beat)
+        # What `run` has loaded, or the host, is no longer there for the other.
+        self._version = -1
+        with intra_op_threads(1):
+            replies = self._host.carry_out(request)
+        return Worked(replies, {}, *self._take_counts())
+
+    def _sample_block(self, phase: Phase) -> TaskEpisodes:
+        arrays = self._sample(phase, phase.streams.first_task, NULL_TIMER)
+        self._beat()
+        return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+
+    def _sample(self, phase: Phase, first_task: int, timer: StageTimer) -> EpisodeArrays:
+        """Sample a phase, of which `first_task` is the first task of a batch."""
+        num_tasks, slots = len(phase.tasks), self._slots_per_task
         env = self._env_of(num_tasks)
         self._tasks = tuple(task for task in phase.tasks for _ in range(slots))
-        self._first_slot = start * slots
+        self._first_slot = first_task * slots
         before = env.env.retries, env.env.waiting_seconds
         env.env.reset_task(self._tasks)
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env.env), *phase.sizes))
-        timer = StageTimer() if data.timed else NULL_TIMER
         env.begin(self._number)
         sample_phase(env, phase, arrays, timer)
-        episodes = arrays if arrays.lengths.max() == phase.horizon else arrays.copy()
-        counted = env.env.retries - before[0], env.env.waiting_seconds - before[1]
-        return Sampled(episodes, timer.take(), *counted)
+        self._retries += env.env.retries - before[0]
+        self._waiting_seconds += env.env.waiting_seconds - before[1]
+        return arrays if arrays.lengths.max() == phase.horizon else arrays.copy()
+
+    def _take_counts(self) -> tuple[int, float]:
+        """Return retries and seconds of waiting since the last call."""
+        counted = self._retries, self._waiting_seconds
+        self._retries, self._waiting_seconds = 0, 0.0
+        return counted
+
+    def _beat(self) -> None:
+        """Show that it is alive where no environment steps."""
+        self._progress.steps[0] = -1
+        self._progress.heartbeats[0] = monotonic()
 
     def close(self) -> None:
         """Close the environments."""

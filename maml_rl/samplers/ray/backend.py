@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -21,11 +22,12 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.placement import Placement
-from maml_rl.samplers.ray.actor import PhaseData, Sampled
+from maml_rl.samplers.ray.actor import PhaseData, Sampled, Worked
 from maml_rl.samplers.ray.pool import RayPool
-from maml_rl.samplers.ray.worker import Unit
+from maml_rl.samplers.ray.worker import RayWorker, Unit
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
 # Units for each actor, where a unit takes at least so long. More of them even out, but each costs a loop of its own.
@@ -59,6 +61,8 @@ class RayBackend(RolloutBackend):
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
         self._retries, self._waiting_seconds = 0, 0.0
+        # Which actor has a block of the newest batch.
+        self._owners: dict[int, RayWorker] = {}
         self._pool = RayPool(placement, name, code, slots_per_task)
 
     @property
@@ -103,7 +107,7 @@ class RayBackend(RolloutBackend):
             data = ray.put(_phase_data(phase, next(self._versions), timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
             units = [
-                Unit("run", (data, part.start, part.stop), part, phase.tasks[part])
+                _run_unit(data, part, phase.tasks)
                 for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
             ]
         timer.observe(WORKERS_PER_INFERENCE, 1)
@@ -123,6 +127,37 @@ class RayBackend(RolloutBackend):
             for stage in WORKER_STAGES:
                 timer.move("waiting", stage, busiest.get(stage, 0.0))
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+
+    @property
+    def carrier(self) -> Carrier:
+        """See `RolloutBackend`: this backend itself."""
+        return self
+
+    def put(self, value: Any) -> Any:
+        """See `Carrier`."""
+        # As bytes: what a node cannot import is then found by the actor, and not by Ray.
+        return ray.put(_pickled(value, "the algorithm"))
+
+    def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
+        """See `Carrier`."""
+        if request.operation is None:
+            self._pool.warn_of_idle_cpus(len(batch.blocks))
+            shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
+            self._owners = {}
+        else:
+            of_owner: dict[RayWorker | None, list[int]] = {}
+            for block in request.blocks:
+                of_owner.setdefault(self._owners.get(block), []).append(block)
+            shares = list(of_owner.items())
+        units = [_work_unit(request, tuple(blocks), batch, worker) for worker, blocks in shares]
+        for unit, reply in self._pool.results(units):
+            assert isinstance(reply, Worked)
+            self._retries += reply.retries
+            self._waiting_seconds += reply.waiting_seconds / max(1, len(self._pool))
+            assert unit.worker is not None
+            for block, of_block in reply.replies.items():
+                self._owners[block] = unit.worker
+                yield block, of_block
 
     def kill(self) -> None:
         """See `RolloutBackend`."""
@@ -155,6 +190,25 @@ def split_tasks(num_tasks: int, num_units: int) -> list[slice]:
     """
     size = -(-num_tasks // max(1, num_units))
     return [slice(start, min(start + size, num_tasks)) for start in range(0, num_tasks, size)]
+
+
+def _run_unit(data: Any, part: slice, tasks: Sequence[Task]) -> Unit:
+    """Return the unit that samples a range of the tasks of a phase."""
+    unit = Unit("run", (data, part.start, part.stop), part, tuple(tasks[part]))
+    if part.stop - part.start > 1:
+        unit.pieces = lambda: [_run_unit(data, slice(task, task + 1), tasks) for task in range(part.start, part.stop)]
+    return unit
+
+
+def _work_unit(request: Request, blocks: tuple[int, ...], batch: HostedBatch, worker: RayWorker | None) -> Unit:
+    """Return the unit that does what is requested with some of the blocks, for the actor that has them."""
+    tasks = tuple(task for block in blocks for task in batch.phase.tasks[batch.tasks_of(block)])
+    unit = Unit("work", (replace(request, blocks=blocks),), batch.tasks_of(blocks[0]), tasks, worker=worker)
+    if len(blocks) > 1:
+        # Their episodes are sampled again, by as many actors as there are.
+        unit.pieces = lambda: [_work_unit(request, (block,), batch, None) for block in blocks]
+        unit.whole_tries = 0
+    return unit
 
 
 def _phase_data(phase: Phase, version: int, timed: bool) -> PhaseData:

@@ -24,7 +24,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.describing import describe_tasks, shorten
 from maml_rl.samplers.failures import error_of
 from maml_rl.samplers.placement import Placement
-from maml_rl.samplers.ray.actor import CODE_OF, Introduction, Raised, Sampled, differing_version, own_versions
+from maml_rl.samplers.ray.actor import CODE_OF, Introduction, Raised, Sampled, Worked, differing_version, own_versions
 from maml_rl.samplers.ray.cluster import RayCluster, last_line
 from maml_rl.samplers.ray.source_digests import modules_of_user
 from maml_rl.samplers.ray.worker import LOOK_SECONDS, Call, RayWorker, Unit
@@ -135,6 +135,8 @@ class RayPool:
                     # The store keeps what is referred to.
                     unit, reply = replies.pop()
                     if isinstance(reply, Raised):
+                        if reply.failure.error == ConfigError.__name__:
+                            raise ConfigError(reply.failure.message)
                         raise error_of([(_Place(unit, reply), reply.failure)], self._name)
                     yield unit, reply
                     del reply
@@ -357,6 +359,13 @@ class RayPool:
     def _assign(self) -> None:
         """Give units to the actors that can take any."""
         ready = [actor for actor in self._actors if actor.known]
+        for owned in [unit for unit in self._waiting if unit.worker is not None]:
+            if owned.worker in self._actors:
+                self._waiting.remove(owned)
+                owned.worker.give(owned)
+            else:
+                # What only a lost actor had, another finds again.
+                owned.worker = None
         for depth in range(_IN_FLIGHT):
             for actor in ready:
                 if self._waiting and len(actor.calls) == depth:
@@ -373,6 +382,8 @@ class RayPool:
         for actor in self._actors:
             for place, call in enumerate(tuple(actor.calls)):
                 unit = call.unit
+                if unit.worker is not None:
+                    continue
                 if unit in self._open and unit.copies == 1 and (place > 0 or now - actor.since > slow):
                     yield unit
 
@@ -430,13 +441,13 @@ class RayPool:
         if call.unit.method == "start":
             self._began(actor, reply)
             reply = None
-        elif isinstance(reply, Sampled):
+        elif isinstance(reply, Sampled | Worked):
             for stage, seconds in reply.seconds.items():
                 actor.seconds[stage] = actor.seconds.get(stage, 0.0) + seconds
         if call.unit in self._open and reply is not None:
             self._durations.append(monotonic() - actor.since)
             self._open.discard(call.unit)
-            call.unit.done = True
+            call.unit.done, call.unit.worker = True, actor
             if call.unit.copies:
                 self._abandon()
         else:
@@ -479,18 +490,16 @@ class RayPool:
             )
         if unit.copies:
             return
-        if len(unit.losses) == 1 or len(unit.tasks) <= 1:
+        if len(unit.losses) <= unit.whole_tries or unit.pieces is None:
             self._waiting.appendleft(unit)
             return
         # One of the tasks may be what ends the actors: each by itself, it will be found.
         self._open.discard(unit)
         unit.done = True
-        data = unit.arguments[0]
-        for number, task in enumerate(unit.tasks, unit.part.start):
-            part = slice(number, number + 1)
-            alone = Unit("run", (data, number, number + 1), part, (task,), list(unit.losses))
-            self._open.add(alone)
-            self._waiting.append(alone)
+        for piece in unit.pieces():
+            piece.losses = list(unit.losses)
+            self._open.add(piece)
+            self._waiting.append(piece)
 
 
 class _Place:

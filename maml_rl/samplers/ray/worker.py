@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -37,6 +38,10 @@ class Unit:
         losses: why actors were lost that worked on it.
         copies: how many actors have it.
         done: whether there is a result, or none is wanted any more.
+        worker: that has what the unit needs, or that has done it; None if any is as good. While it lives, no other
+            gets the unit.
+        pieces: makes smaller units of it, with which a lost one is tried again; None if there are none.
+        whole_tries: how often it may be lost before that.
     """
 
     method: str
@@ -46,6 +51,9 @@ class Unit:
     losses: list[str] = field(default_factory=list)
     copies: int = 0
     done: bool = False
+    worker: RayWorker | None = None
+    pieces: Callable[[], list[Unit]] | None = None
+    whole_tries: int = 1
 
 
 @dataclass(slots=True)

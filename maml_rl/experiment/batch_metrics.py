@@ -1,0 +1,83 @@
+"""What the metrics of an iteration say of its batch, asked of the hosts that have the episodes."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from maml_rl.derivatives import Hosts
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Policy
+
+
+def count_steps(hosts: Hosts) -> int:
+    """Return the number of real steps, all phases together."""
+    return sum(hosts.ask(_steps))
+
+
+def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
+    """Return the mean entropy and standard deviation of a policy's actions: how much it still explores.
+
+    Args:
+        policy: as it is, before any adaptation.
+        hosts: of the episodes; the first episode of each task before adaptation is where the policy is looked at.
+
+    Returns:
+        "policy/entropy", in nats, and "policy/std", the mean over the entries of an action; without what the policy's
+        distribution does not have, and empty for a policy with a memory.
+    """
+    if not policy.stateless or policy.has_memory:
+        return {}
+    was_training = policy.training
+    policy.eval()
+    try:
+        of_chunks = hosts.ask(_spread, policy)
+    finally:
+        policy.train(was_training)
+    names = [name for name in of_chunks[0] if all(name in found for found in of_chunks)]
+    totals = {name: torch.stack([found[name] for found in of_chunks]).sum(0) for name in names}
+    spread = {f"policy/{name}": float(total[0] / total[1]) for name, total in totals.items()}
+    return {name: value for name, value in spread.items() if math.isfinite(value)}
+
+
+def digest_of(hosts: Hosts) -> str:
+    """Return one SHA-256 for the episodes of all phases; see `combined_digest`."""
+    return _combined(hosts.ask(_digests))
+
+
+def combined_digest(phases: Sequence[TaskEpisodes]) -> str:
+    """Return one SHA-256 for the episodes of several phases, made of those of each task and phase."""
+    return _combined([_digests(phases)])
+
+
+def _combined(of_chunks: Sequence[Sequence[Sequence[str]]]) -> str:
+    """Combine the digests of each task, by chunk and phase, in the order of phases."""
+    in_order = [digest for of_phase in zip(*of_chunks, strict=True) for of_chunk in of_phase for digest in of_chunk]
+    return hashlib.sha256("".join(in_order).encode()).hexdigest()
+
+
+def _steps(phases: Sequence[TaskEpisodes]) -> int:
+    return sum(episodes.num_steps for episodes in phases)
+
+
+def _digests(phases: Sequence[TaskEpisodes]) -> list[list[str]]:
+    return [[episodes.part(slice(task, task + 1)).digest() for task in range(len(episodes))] for episodes in phases]
+
+
+def _spread(phases: Sequence[TaskEpisodes], policy: Policy) -> dict[str, Tensor]:
+    """Return sum and number of what is averaged, (2,) float64 by name."""
+    episodes = phases[0]
+    real = episodes.mask[:, :, 0].bool()
+    observations = episodes.observations[:, :, 0][real].to(next(policy.parameters()).device)
+    with torch.no_grad():
+        distribution = policy(observations)
+    spread = {}
+    for name, measure in (("entropy", distribution.entropy), ("std", lambda: distribution.stddev)):
+        try:
+            values = measure().double()
+        except (NotImplementedError, AttributeError):
+            continue
+        spread[name] = torch.stack([values.sum(), values.new_tensor(float(values.numel()))]).cpu()
+    return spread

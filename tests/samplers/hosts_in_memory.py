@@ -1,0 +1,110 @@
+"""Hosts that are objects of this process, to which everything goes pickled, and which can be lost at any moment."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import torch
+
+from maml_rl import MultiTaskSampler
+from maml_rl.profiling import NULL_TIMER
+from maml_rl.samplers.hosting import EpisodeHost, HostedBatch, Request
+from maml_rl.samplers.in_process import InProcessBackend
+
+
+class LostError(Exception):
+    """A host is lost in the middle of its work."""
+
+
+class MemoryCarrier:
+    """Brings requests to hosts in this process.
+
+    Args:
+        make: makes a host, for which signs of life are what is passed.
+        num_hosts: how many.
+        losses: share of the signs of life at which a host is lost.
+    """
+
+    def __init__(
+        self, make: Callable[[Callable[[Any], Any], Callable[[], None]], EpisodeHost], num_hosts: int, losses: float
+    ) -> None:
+        self._make, self._losses = make, losses
+        self._hosts = [make(self.get, self._beat) for _ in range(num_hosts)]
+        self._owners: dict[int, int] = {}
+        self._store: list[bytes] = []
+        self._random = random.Random(0)
+        self.lost = 0
+        self.received: list[int] = []
+        self.methods: list[str] = []
+
+    def put(self, value: Any) -> int:
+        self._store.append(cloudpickle.dumps(value))
+        return len(self._store) - 1
+
+    def get(self, held: int) -> Any:
+        return pickle.loads(self._store[held])
+
+    def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
+        if request.operation is None:
+            # Any host may get any block, in any order.
+            self._owners = {block: self._random.randrange(len(self._hosts)) for block in request.blocks}
+        waiting = list(request.blocks)
+        self._random.shuffle(waiting)
+        while waiting:
+            owner = self._owners[waiting[0]]
+            own = tuple(block for block in waiting if self._owners[block] == owner)
+            sent = pickle.loads(pickle.dumps(Request(request.batch, own, *_rest(request))))
+            try:
+                reply = pickle.dumps(self._hosts[owner].carry_out(sent))
+            except LostError:
+                self.lost += 1
+                self._hosts[owner] = self._make(self.get, self._beat)
+                self._owners.update({block: self._random.randrange(len(self._hosts)) for block in own})
+                continue
+            self.received.append(len(reply))
+            yield from pickle.loads(reply).items()
+            waiting = [block for block in waiting if block not in own]
+
+    def _beat(self) -> None:
+        if self._random.random() < self._losses:
+            raise LostError
+
+
+def _rest(request: Request) -> tuple[Any, ...]:
+    return request.operation, request.program, request.recorded
+
+
+class HostedBackend(InProcessBackend):
+    """Samples in this process, and has hosts there."""
+
+    _carrier: MemoryCarrier | None = None
+
+    @property
+    def carrier(self) -> Any:
+        return self._carrier
+
+
+def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0) -> MemoryCarrier:
+    """Have a sampler whose environments are in this process sample on hosts."""
+    arguments = sampler.placement, sampler._recipe, sampler.slots_per_task
+
+    def make(get: Callable[[Any], Any], beat: Callable[[], None]) -> EpisodeHost:
+        backend, policy = InProcessBackend(*arguments), copy.deepcopy(sampler.policy)
+        with torch.no_grad():
+            # Whatever a host begins with, it computes with what it is sent.
+            for param in policy.parameters():
+                param.fill_(0.123)
+        return EpisodeHost(policy, lambda phase: backend.run(phase, NULL_TIMER), get, beat)
+
+    backend = HostedBackend(*arguments)
+    backend._carrier = MemoryCarrier(make, num_hosts, losses)
+    sampler._backend.close()
+    sampler._backend = backend
+    sampler.placement = dataclasses.replace(sampler.placement, update="auto")
+    return backend._carrier

@@ -1,0 +1,223 @@
+"""Updates where the episodes are: the same bytes for the threads of this process, and for any number of hosts."""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+from hosts_in_memory import MemoryCarrier, put_on_hosts
+
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.derivatives import hosts, samples
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners.metalearner import Batch, MetaLearner
+from maml_rl.samplers.hosting import RemoteHosts
+from maml_rl.samplers.placement import Placement
+
+ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml")
+NUM_TASKS = 9
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks of few tasks, and blocks of several of them."""
+    monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+    monkeypatch.setattr(hosts, "_FEW_BLOCKS", 4)
+
+
+@dataclass
+class Run:
+    """What came of some iterations.
+
+    Attributes:
+        metrics: of each.
+        state: bytes of parameters, and of what the learner keeps.
+        carrier: to the hosts; None if there were none.
+    """
+
+    metrics: list[dict[str, Any]]
+    state: dict[str, Any]
+    carrier: MemoryCarrier | None
+
+
+def config_of(algorithm: str, **settings: Any) -> Config:
+    values = {
+        "env-name": "2DNavigation-v0",
+        "algorithm": algorithm,
+        "max-episode-steps": 24,
+        "fast-batch-size": 4,
+        "meta-batch-size": NUM_TASKS,
+        "hidden-sizes": [16],
+        "num-batches": 3,
+        "num-workers": 0,
+        **settings,
+    }
+    return Config.from_mapping(Mapping("the test", values))
+
+
+def run(algorithm: str, num_hosts: int, losses: float = 0.0, iterations: int = 2, **settings: Any) -> Run:
+    experiment = make_experiment(config_of(algorithm, **settings))
+    learner = experiment.metalearner
+    metrics = []
+    with experiment.make_sampler() as sampler:
+        carrier = put_on_hosts(sampler, num_hosts, losses) if num_hosts else None
+        for _ in range(iterations):
+            batch = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+            where = learner.hosts_of(batch)
+            assert isinstance(where, RemoteHosts) == bool(num_hosts)
+            found = {
+                "steps": count_steps(where),
+                **policy_spread(learner.policy, where),
+                "returns": learner.returns(batch).numpy().tobytes(),
+                "infos": {name: info.numpy().tobytes() for name, info in learner.infos(batch).items()},
+                "digest": digest_of(where),
+            }
+            metrics.append(found | learner.update(batch))
+    state = {**learner.policy.state_dict(), **learner.state_dict()}
+    return Run(metrics, {name: _bytes(value) for name, value in state.items()}, carrier)
+
+
+def _bytes(value: Any) -> Any:
+    return value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else value
+
+
+def same(found: Run, expected: Run) -> bool:
+    return found.metrics == expected.metrics and found.state == expected.state
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algorithm: str) -> None:
+    expected = run(algorithm, 0)
+    assert len({each["digest"] for each in expected.metrics}) == 2
+    for num_hosts in (1, 2, 3, 5) if algorithm == "maml-trpo" else (1, 3):
+        assert same(run(algorithm, num_hosts), expected), num_hosts
+
+
+# Bodies that fall end their episodes early.
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp"])
+def test_episodes_that_end_early_have_the_same_bytes(algorithm: str) -> None:
+    settings = {"env-name": "HopperRandParams-v5", "max-episode-steps": 40}
+    expected = run(algorithm, 0, iterations=1, **settings)
+    assert expected.metrics[0]["steps"] < 2 * NUM_TASKS * 4 * 40
+    assert same(run(algorithm, 2, iterations=1, **settings), expected)
+
+
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd"])
+def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str) -> None:
+    found = run(algorithm, 3, losses=0.03)
+    assert found.carrier is not None
+    assert found.carrier.lost > 5
+    assert same(found, run(algorithm, 0))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm-settings": {"curvature-fraction": 0.5}},
+        {"algorithm-settings": {"inner-loss": "likelihood-ratio"}, "num-steps": 2},
+        {"baseline": "zero", "bootstrap": False, "slots-per-task": 2},
+        {"num-steps": 2, "algorithm-settings": {"first-order": True}},
+    ],
+)
+def test_settings_do_not_matter_to_where_the_update_is(settings: dict[str, Any]) -> None:
+    assert same(run("maml-trpo", 2, iterations=1, **settings), run("maml-trpo", 0, iterations=1, **settings))
+
+
+def test_hosts_send_vectors_of_parameters_not_more_with_longer_episodes() -> None:
+    def received(horizon: int) -> int:
+        found = run("maml-trpo", 2, iterations=1, **{"env-name": "HalfCheetahDir-v5", "max-episode-steps": horizon})
+        assert found.carrier is not None
+        return sum(found.carrier.received)
+
+    short, long = received(10), received(40)
+    assert long < 1.1 * short
+
+
+class Whole(MetaLearner):
+    """A learner that only knows whole episodes."""
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        return {"mean": float(batch.valid_episodes.rewards.mean()), "digests": [each.digest() for each in batch.phases]}
+
+
+@pytest.fixture
+def hosted() -> Iterator[tuple[MetaLearner, Any]]:
+    experiment = make_experiment(config_of("maml-trpo"))
+    with experiment.make_sampler() as sampler:
+        yield experiment.metalearner, sampler
+
+
+def test_learner_that_needs_whole_episodes_gets_them(hosted: tuple[MetaLearner, Any]) -> None:
+    learner, sampler = hosted
+    tasks = sampler.sample_tasks(NUM_TASKS)
+    whole = Whole(learner.policy, learner.rule, collection=learner.collection)
+    expected = whole.collect(sampler, tasks)
+    put_on_hosts(sampler, 2)
+    sampler.seek(sampler.iteration)
+    assert not isinstance(whole.collect(sampler, tasks).hosts, RemoteHosts)
+    sampler.seek(sampler.iteration)
+    batch = learner.collect(sampler, tasks)
+    assert isinstance(batch.hosts, RemoteHosts)
+    assert len(batch.phases) == 2
+    assert whole.update(batch) == whole.update(expected)
+    for found, other in zip(batch.phases, expected.phases, strict=True):
+        assert torch.equal(found.advantages, other.advantages)
+        assert (found.horizon, found.gamma, found.rule) == (other.horizon, other.gamma, other.rule)
+        assert str(found.tasks) == str(other.tasks)
+
+
+def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
+    for settings, message in (
+        (
+            {"algorithm": "rl2", "observe-last": True},
+            "'update' in the test: rl2 needs whole episodes in the main process",
+        ),
+        ({"prefetch": 1}, "prefetch collects a batch while the workers would compute the update"),
+        ({"algorithm": f"{__name__}:Whole"}, "needs whole episodes in the main process; use `update: driver`"),
+    ):
+        config = config_of(**{"algorithm": "maml-trpo", "backend": "ray", "update": "workers", **settings})
+        experiment = make_experiment(config)
+        with pytest.raises(ConfigError, match=message):
+            experiment.make_sampler()
+    with pytest.raises(ValueError, match="update='workers' needs backend='ray', got backend='auto'; leave it out"):
+        Placement(update="workers")
+    experiment = make_experiment(config_of("maml-trpo", update="workers"))
+    with pytest.raises(ConfigError, match="update='workers' needs backend='ray'"):
+        experiment.make_sampler()
+    # What was trained that way can be evaluated anywhere.
+    experiment.make_sampler(evaluation=True).close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "update"),
+    [
+        ({}, "driver"),
+        ({"backend": "ray"}, "workers"),
+        ({"backend": "ray", "prefetch": 1}, "driver"),
+        ({"backend": "ray", "algorithm": "rl2", "observe-last": True}, "driver"),
+        ({"backend": "ray", "update": "driver"}, "driver"),
+    ],
+)
+def test_update_is_in_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
+    assert make_experiment(config_of(**{"algorithm": "maml-trpo", **settings})).update == update
+
+
+class Elsewhere:
+    """A program of a module that hosts do not have."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("module_of_nobody",)
+
+
+def test_host_without_the_module_of_the_learner_says_so(hosted: tuple[MetaLearner, Any]) -> None:
+    learner, sampler = hosted
+    put_on_hosts(sampler, 1)
+    hosts = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS)).hosts
+    assert hosts is not None
+    with pytest.raises(ConfigError, match=r"No module named 'module_of_nobody'.*use update: driver"):
+        hosts.ask(cast(Any, Elsewhere()))
