@@ -35,6 +35,8 @@ from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 # Escape sequences and prefix of Gymnasium's warnings.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+# Shorter steps than this are over before another thread has begun.
+_LEAST_WAITING_SECONDS, _LEAST_WAITING_SHARE = 2e-3, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +226,14 @@ def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl c
 
 
 def _check_env(options: Namespace) -> None:
+    from maml_rl.envs import FAMILIES
+
     env = _make_env(options.env, _kwargs(options.env_kwargs))
     try:
         _check_made(env, options)
+        if env.spec is None or env.spec.id not in FAMILIES:
+            # The slots of this package's families are one batch.
+            print(_advise_stepping(env, options))
     except BaseException:
         with suppress(Exception):
             env.close()
@@ -234,6 +241,35 @@ def _check_env(options: Namespace) -> None:
     with UsersCode(lambda error: MamlRLError(f"{options.env}: close() raises {explain(error)}")):
         env.close()
     print(f"{options.env} is a task family; {_usage(env, options.env)}")
+
+
+def _advise_stepping(env: Any, options: Namespace) -> str:
+    """Say whether slots of an environment should wait side by side, by how long its steps take and wait."""
+    from maml_rl.envs.calls import Awaited
+    from maml_rl.envs.checking import measure_waiting
+
+    with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")):
+        seconds, share = measure_waiting(env)
+    measured = f"a step takes {1e3 * seconds:.3g} ms, {share:.0%} of it waiting"
+    own = env.unwrapped
+    if isinstance(env, Awaited):
+        return f"ok: {measured}; its slots are awaited side by side"
+    if not getattr(own, "thread_safe", True):
+        return f"ok: {measured}; it says that it is not safe in threads, so slots are stepped one after the other"
+    pays = seconds >= _LEAST_WAITING_SECONDS and share >= _LEAST_WAITING_SHARE
+    if pays == (getattr(own, "stepping", "serial") == "threads"):
+        return (
+            f"ok: {measured}; its slots are stepped {'side by side' if pays else 'one after the other'}, which suits it"
+        )
+    if pays:
+        return (
+            f"note: {measured}; with 'stepping: threads' slots wait side by side (docs/slow-environments.md), for "
+            f'always with stepping = "threads" in {type(own).__name__}'
+        )
+    return (
+        f'note: {measured}; threads do not pay for that, and {type(own).__name__} says stepping = "threads"; leave it '
+        "out"
+    )
 
 
 def _usage(env: Any, name: str) -> str:
@@ -267,7 +303,7 @@ def _check_made(env: Any, options: Namespace) -> None:
 
     for check, promises in (
         (check_task, "tasks are drawn, set, and kept over resets"),
-        (lambda made: check_env(made.unwrapped, skip_render_check=True), "Gymnasium's own rules are kept"),
+        (lambda made: check_env(_bare(made), skip_render_check=True), "Gymnasium's own rules are kept"),
     ):
         with (
             # Whatever the environment raises, the check has failed.
@@ -281,10 +317,17 @@ def _check_made(env: Any, options: Namespace) -> None:
         print(f"ok: {promises}")
 
 
+def _bare(made: Any) -> Any:
+    from maml_rl.envs.calls import Awaited
+
+    return made if isinstance(made, Awaited) else made.unwrapped
+
+
 def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
     """Make an environment from an id or a class."""
     import gymnasium
 
+    from maml_rl.envs.calls import Awaited, is_async
     from maml_rl.envs.registration import find_spec, import_named
 
     module, _, attribute = name.rpartition(":")
@@ -295,7 +338,7 @@ def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
         env = make(**kwargs)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"{name} makes {type(env).__name__}, which is no gymnasium.Env; derive it from that")
-    return env
+    return Awaited(env) if is_async(env) else env
 
 
 def _kwargs(text: str) -> dict[str, Any]:

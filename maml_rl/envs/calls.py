@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -216,6 +217,9 @@ class SideBySide:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._slots_of_loop: asyncio.Semaphore | None = None
+        self._to_await: deque[tuple[int, Attempt]] = deque()
+        self._is_loop_woken = False
+        self._awaiting: set[asyncio.Task[None]] = set()
         self._coroutines: dict[int, Coroutine[Any, Any, None]] = {}
         # Of the calls that run: since when (later than now during a pause), and in which thread.
         self._since: dict[int, float] = {}
@@ -227,7 +231,12 @@ class SideBySide:
         """Start a call of a slot that has none outstanding."""
         self.outstanding.add(slot)
         if awaited:
-            asyncio.run_coroutine_threadsafe(self._await(slot, attempt), self._running_loop())
+            self._to_await.append((slot, attempt))
+            loop = self._running_loop()
+            if not self._is_loop_woken:
+                # Once for all that are started until it wakes.
+                self._is_loop_woken = True
+                loop.call_soon_threadsafe(self._await_all)
             return
         if self._threads < min(self._limit, len(self.outstanding)):
             self._threads += 1
@@ -317,6 +326,15 @@ class SideBySide:
             self._loop_thread.start()
         return self._loop
 
+    def _await_all(self) -> None:
+        """Begin with the calls that were started, in the thread of the loop."""
+        self._is_loop_woken = False
+        while self._to_await:
+            task = asyncio.get_running_loop().create_task(self._await(*self._to_await.popleft()))
+            # The loop itself refers to its tasks only weakly.
+            self._awaiting.add(task)
+            task.add_done_callback(self._awaiting.discard)
+
     async def _await(self, slot: int, attempt: Attempt) -> None:
         async def pause(seconds: float) -> None:
             self._since[slot] = monotonic() + seconds
@@ -383,6 +401,31 @@ def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
 def is_async(env: gymnasium.Env[Any, Any]) -> bool:
     """Tell whether `reset` or `step` of an environment, below all wrappers, has to be awaited."""
     return any(iscoroutinefunction(getattr(env.unwrapped, name)) for name in ("reset", "step"))
+
+
+class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose `reset` and `step` have to be awaited, for code that does not: it awaits them itself."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(without_wrappers(env))
+        self._loop = asyncio.new_event_loop()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset, and wait for it."""
+        return self._result(self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> Any:
+        """Step, and wait for it."""
+        return self._result(self.env.step(action))
+
+    def close(self) -> None:
+        """Close the environment and the event loop."""
+        close: Callable[[], Any] = self.env.close
+        self._result(close())
+        self._loop.close()
+
+    def _result(self, result: Any) -> Any:
+        return self._loop.run_until_complete(result) if isinstance(result, Coroutine) else result
 
 
 def is_async_class(made: Any) -> bool:

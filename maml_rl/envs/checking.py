@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from statistics import median
+from time import perf_counter, thread_time
 from typing import Any
 
 import gymnasium
@@ -24,6 +26,7 @@ _REMEDIES = {
     "observation": "gymnasium.wrappers.TransformObservation maps it to one of these",
     "action": "gymnasium.wrappers.TransformAction maps one of these to it",
 }
+_MEASURED_STEPS, _MEASURED_SECONDS = 50, 2.0
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
 # In some families two tasks often give the same rewards (a coin that fell alike); not for as many seeds as this.
 _SEEDS_TO_TELL_TASKS_APART = 20
@@ -171,6 +174,30 @@ def check_meta_env(
         _same(states, _global_random_states()),
         "the environment must draw from self.np_random, never from the global states of random and numpy.random",
     )
+
+
+def measure_waiting(env: gymnasium.Env[Any, Any], seed: int = 0) -> tuple[float, float]:
+    """Return how many seconds a step takes, and which share of them this thread waits instead of computing.
+
+    Args:
+        env: it is reset and stepped with random actions, for a second or two.
+        seed: of the episodes and actions.
+    """
+    env.action_space.seed(seed)
+    env.reset(seed=seed)
+    wall: list[float] = []
+    computing: list[float] = []
+    while len(wall) < _MEASURED_STEPS and sum(wall) < _MEASURED_SECONDS:
+        action = env.action_space.sample()
+        started = perf_counter(), thread_time()
+        _, _, terminated, truncated, _ = env.step(action)
+        wall.append(perf_counter() - started[0])
+        computing.append(thread_time() - started[1])
+        if terminated or truncated:
+            env.reset()
+    # Medians: on a busy machine a few steps take long, whatever they do.
+    seconds = median(wall)
+    return seconds, max(0.0, 1.0 - median(computing) / seconds)
 
 
 def _check_task_before_reset(env: gymnasium.Env[Any, Any], task: dict[str, Any]) -> None:

@@ -9,7 +9,19 @@ import warnings
 import pytest
 import torch
 
-from benchmarks import iteration, kernels, metaworld, population, sampling, scale, supervision, trials, updates, waiting
+from benchmarks import (
+    iteration,
+    kernels,
+    metaworld,
+    population,
+    sampling,
+    scale,
+    slow_environments,
+    supervision,
+    trials,
+    updates,
+    waiting,
+)
 from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
 from maml_rl.functional import reinforce_loss
@@ -253,3 +265,17 @@ def test_metaworld_steps_the_same_episodes_on_both_sides(files):
 
     share = rows["maml_rl"]["median"] / rows["bare Meta-World"]["median"]
     assert rows["maml_rl / bare Meta-World"]["median"] == pytest.approx(share)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("faults", ["0", "2"])
+def test_slow_environments_are_held_to_the_longest_wait_of_a_slot(files, faults):
+    _, rows = run(slow_environments.main, files, "--faults", faults)
+
+    if faults == "0":
+        assert rows["threads, in process, 4 slots"]["median"] >= 0.99
+    else:
+        assert rows["kills"]["median"] >= 2
+        assert rows["retries"]["median"] >= 2

@@ -302,6 +302,57 @@ def test_package_without_its_repository_says_where_the_benchmarks_are(
     assert "in the repository" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("head", "step", "wait", "told"),
+    [
+        (
+            "",
+            "def",
+            "time.sleep(0.01)",
+            "note: a step takes .* waiting; with 'stepping: threads' slots wait side by side",
+        ),
+        ("    stepping = 'threads'\n", "def", "time.sleep(0.01)", "ok: .* side by side, which suits it"),
+        ("", "def", "None", "ok: .* one after the other, which suits it"),
+        ("    stepping = 'threads'\n", "def", "None", "note: .* threads do not pay for that"),
+        ("    thread_safe = False\n", "def", "time.sleep(0.01)", "ok: .* it says that it is not safe in threads"),
+        ("", "async def", "await asyncio.sleep(0.01)", "ok: .* its slots are awaited side by side"),
+    ],
+)
+def test_check_env_says_whether_threads_would_pay(
+    head: str,
+    step: str,
+    wait: str,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    name = f"waits_{abs(hash((head, step, wait)))}"
+    (tmp_path / f"{name}.py").write_text(
+        "import asyncio, time, gymnasium, numpy as np\n"
+        "class WaitEnv(gymnasium.Env):\n"
+        f"{head}"
+        "    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))\n"
+        "    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))\n"
+        "    worth = 0.0\n"
+        "    def sample_tasks(self, num_tasks):\n"
+        "        return [{'worth': worth} for worth in self.np_random.uniform(size=num_tasks)]\n"
+        "    def reset_task(self, task):\n"
+        "        if set(task) != {'worth'}: raise ValueError('worth')\n"
+        "        self.worth = task['worth']\n"
+        f"    {step} reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n"
+        "        return np.zeros(1, np.float32), {}\n"
+        f"    {step} step(self, action):\n"
+        f"        {wait}\n"
+        "        return np.zeros(1, np.float32), float(self.worth), False, False, {}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert exit_code("check-env", f"{name}:WaitEnv") == 0
+    assert re.search(told, capsys.readouterr().out)
+
+
 def test_check_env_says_what_the_sampler_needs_beside(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -273,3 +273,15 @@ def test_learner_of_experience_improves_and_resumes_bit_identically(
     config = maml_rl.config.load_config(tmp_path / "parts" / "config.json").override({"num-batches": 4})
     train(config, tmp_path / "parts", num_workers=0, resume=True)
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")[:4]
+
+
+def test_slow_service_gives_the_same_episodes_in_less_time(
+    example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--tasks", "2", "--episodes", "4", "--steps", "4", "--latency", "0.02", "--trouble", "0.05"]
+    example("slow_service").main(small)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == "the same episodes"
+    found = [re.fullmatch(rf" *(serial|threads): 32 steps in +{NUMBER} s, (\d+) episodes .*", line) for line in lines]
+    (_, serial, _), (_, threads, _) = (match.groups() for match in found if match)
+    assert float(threads) < float(serial) / 2

@@ -95,7 +95,7 @@ def test_what_is_shown_of_the_last_step_is_that_of_serial_stepping(slots_per_tas
 
 def test_a_slot_does_not_wait_for_a_slower_one() -> None:
     """With a barrier every step takes as long as the slowest slot, which is another one each time."""
-    slots, steps, wait = 16, HORIZON, 0.04
+    slots, steps, wait = 16, HORIZON, 0.4
     with MultiTaskSampler(
         partial(SteadyEnv, wait), {}, 1, a_policy(), seed=0, max_episode_steps=steps, **THREADS
     ) as sampler:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("ray")
 
 import psutil
 import ray
+import slow_env
 import torch
 from cluster_on_this_machine import STORE, actor_processes, cluster_of, connected_to
 from faulty_sampler import digests, faulty_sampler
@@ -79,6 +81,26 @@ def test_phases_of_another_size_and_without_noise_are_those_of_this_process() ->
             ]
         found.append([episodes.digest() for episodes in phases])
     assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here() -> None:
+    found = []
+    for settings in (
+        {"env": slow_env.SlowEnv, "num_workers": 0, "backend": "in-process", "stepping": "serial"},
+        {"env": partial(slow_env.SlowEnv, wait=0.004), "num_workers": 2, "backend": "ray", "stepping": "threads"},
+        {"env": partial(slow_env.AwaitedEnv, wait=0.004, retry=0.03), "num_workers": 2, "backend": "ray"},
+    ):
+        policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.fill_(0.1)
+        options: dict[str, Any] = {"max_retries": 50, "max_episode_steps": slow_env.HORIZON, "seed": 0, **settings}
+        with MultiTaskSampler(None, {}, 4, policy, slots_per_task=2, **options) as sampler:
+            found.append([sampler.rollout(sampler.sample_tasks(NUM_TASKS)).digest() for _ in range(2)])
+            retries = sampler.retries
+    assert found[0] == found[1] == found[2]
+    assert retries > 0
 
 
 def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
