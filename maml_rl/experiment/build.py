@@ -101,16 +101,16 @@ class Experiment:
 
     @property
     def update(self) -> Update:
-        """Where the update of a training is, once it is no longer "auto".
+        """Where the update of a training is: "auto" only where it can be in the workers.
 
         Raises:
             ConfigError: If it cannot be where the config wants it.
         """
-        against = _against_workers(self.config, type(self.metalearner), self.device)
+        against = _against_workers(self.config, self.metalearner, self.device)
         if self.config.update == "workers" and against:
             raise self.config.error(against, "update")
         possible = self.config.backend == "ray" and not against
-        return self.config.update if self.config.update != "auto" else "workers" if possible else "driver"
+        return self.config.update if possible or self.config.update != "auto" else "driver"
 
     @property
     def test_rule(self) -> AdaptationRule | None:
@@ -241,10 +241,12 @@ class Experiment:
         return {name: getattr(self.config, name) for name in names if not (evaluation and name in _MODES)}
 
 
-def _against_workers(config: Config, learner: type[MetaLearner], device: torch.device) -> str:
+def _against_workers(config: Config, learner: MetaLearner, device: torch.device) -> str:
     """Return why the update cannot be in the workers; "" if it can."""
     if not learner.updates_on_hosts:
         return f"{config.algorithm} needs whole episodes in the main process; use `update: driver`"
+    if learner.policy.has_memory:
+        return f"the memory of {type(learner.policy).__name__} needs whole episodes; use `update: driver`"
     if config.prefetch:
         return "prefetch collects a batch while the workers would compute the update; leave one of both out"
     if device.type != "cpu":

@@ -35,9 +35,8 @@ class Sampler(Protocol):
 
     policy: Policy
 
-    @property
-    def has_hosts(self) -> bool:
-        """Whether `sample_on_hosts` can be called."""
+    def has_hosts(self, num_tasks: int) -> bool:
+        """Return whether `num_tasks` tasks are to be sampled by `sample_on_hosts`."""
 
     def rollout(
         self,
@@ -349,7 +348,7 @@ class MetaLearner(ABC):
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
         """Sample what one update learns from, where the update is to be."""
-        if self.updates_on_hosts and sampler.has_hosts:
+        if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
             assert self.rule is not None
             return Batch.on(
                 sampler.sample_on_hosts(

@@ -274,6 +274,10 @@ class EpisodeHost:
 class Carrier(Protocol):
     """Brings requests to hosts, whatever happens to these, and has the store of their cluster."""
 
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts there are, those that start included."""
+
     def put(self, value: Any) -> Any:
         """Put something into the store, and return what its `get` takes.
 

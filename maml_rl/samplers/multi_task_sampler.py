@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
-from maml_rl.derivatives import Hosts, ParameterLayout, cut
+from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut
 from maml_rl.envs.calls import Stepping
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
@@ -571,16 +571,31 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             bootstrap=bootstrap,
         )
 
-    @property
-    def has_hosts(self) -> bool:
-        """Whether `sample_on_hosts` can be called: on a Ray cluster, unless `update` is "driver"."""
+    def has_hosts(self, num_tasks: int) -> bool:
+        """Return whether tasks are to be sampled on hosts: on a Ray cluster, as `update` says.
+
+        With "auto" they are if every worker gets a share of them: with fewer blocks than workers, sampling would take
+        longer. The bytes are the same.
+
+        Args:
+            num_tasks: M.
+        """
+        carrier = self._backend.carrier
         possible = (
-            self._backend.carrier is not None
+            carrier is not None
             and isinstance(self.baseline, TaskwiseBaseline)
             and not self.policy.has_memory
             and next(self.policy.parameters()).device.type == "cpu"
         )
-        return possible and self.placement.update != "driver"
+        if carrier is None or not possible or self.placement.update != "auto":
+            return possible and self.placement.update == "workers"
+        self.prepare(num_tasks)
+        blocks = blocks_of(num_tasks, self._chunks_of(num_tasks))
+        return len(blocks) >= min(num_tasks, carrier.num_hosts)
+
+    def _chunks_of(self, num_tasks: int) -> list[slice]:
+        width = ParameterLayout(self.policy).width
+        return cut(num_tasks, self._horizon() * self.batch_size, width, torch.device("cpu"))
 
     def sample_on_hosts(
         self,
@@ -606,21 +621,23 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             What has the episodes before each inner step and after the last. The next call replaces them.
 
         Raises:
-            RuntimeError: If there are no hosts; see `has_hosts`.
+            RuntimeError: If the workers cannot keep episodes; see `has_hosts`.
             Exception: As `rollout`.
         """
         carrier = self._backend.carrier
-        if carrier is None or not self.has_hosts:
-            raise RuntimeError("sample_on_hosts needs a Ray cluster, and a baseline that is fitted to each task")
+        if carrier is None or not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
+            raise RuntimeError(
+                "sample_on_hosts needs a Ray cluster, a baseline that is fitted to each task, and a policy without a "
+                "memory"
+            )
         check_count("the number of tasks", len(_check_tasks(tasks)))
         inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
         rule.step_sizes(num_steps)
         keyed = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
-        width = ParameterLayout(self.policy).width
 
         def all_phases() -> Hosts:
             phase = self._describe_phase(tasks, None, keyed, self.batch_size)
-            chunks = cut(len(tasks), phase.horizon * phase.episodes_per_task, width, torch.device("cpu"))
+            chunks = self._chunks_of(len(tasks))
             batch = HostedBatch.of(phase, inner, chunks, record_log_probs=self.record_log_probs)
             return RemoteHosts(carrier, batch)
 

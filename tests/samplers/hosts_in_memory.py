@@ -43,6 +43,10 @@ class MemoryCarrier:
         self.received: list[int] = []
         self.methods: list[str] = []
 
+    @property
+    def num_hosts(self) -> int:
+        return len(self._hosts)
+
     def put(self, value: Any) -> int:
         self._store.append(cloudpickle.dumps(value))
         return len(self._store) - 1
@@ -92,7 +96,8 @@ class HostedBackend(InProcessBackend):
 
 def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0) -> MemoryCarrier:
     """Have a sampler whose environments are in this process sample on hosts."""
-    arguments = sampler.placement, sampler._recipe, sampler.slots_per_task
+    here = dataclasses.replace(sampler.placement, backend="in-process", num_workers=0, update="auto")
+    arguments = here, sampler._recipe, sampler.slots_per_task
 
     def make(get: Callable[[Any], Any], beat: Callable[[], None]) -> EpisodeHost:
         backend, policy = InProcessBackend(*arguments), copy.deepcopy(sampler.policy)
@@ -106,5 +111,5 @@ def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0)
     backend._carrier = MemoryCarrier(make, num_hosts, losses)
     sampler._backend.close()
     sampler._backend = backend
-    sampler.placement = dataclasses.replace(sampler.placement, update="auto")
+    sampler.placement = dataclasses.replace(sampler.placement, backend="ray", num_workers=1, update="workers")
     return backend._carrier

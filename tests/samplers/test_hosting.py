@@ -1,5 +1,6 @@
 """Updates where the episodes are: the same bytes for the threads of this process, and for any number of hosts."""
 
+import dataclasses
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -177,6 +178,7 @@ def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
             {"algorithm": "rl2", "observe-last": True},
             "'update' in the test: rl2 needs whole episodes in the main process",
         ),
+        ({"memory": "gru"}, "the memory of .* needs whole episodes; use `update: driver`"),
         ({"prefetch": 1}, "prefetch collects a batch while the workers would compute the update"),
         ({"algorithm": f"{__name__}:Whole"}, "needs whole episodes in the main process; use `update: driver`"),
     ):
@@ -197,7 +199,7 @@ def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
     ("settings", "update"),
     [
         ({}, "driver"),
-        ({"backend": "ray"}, "workers"),
+        ({"backend": "ray"}, "auto"),
         ({"backend": "ray", "prefetch": 1}, "driver"),
         ({"backend": "ray", "algorithm": "rl2", "observe-last": True}, "driver"),
         ({"backend": "ray", "update": "driver"}, "driver"),
@@ -205,6 +207,17 @@ def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
 )
 def test_update_is_in_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
     assert make_experiment(config_of(**{"algorithm": "maml-trpo", **settings})).update == update
+
+
+def test_auto_takes_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, Any]) -> None:
+    _, sampler = hosted
+    for num_hosts, expected in ((4, True), (5, False)):
+        put_on_hosts(sampler, num_hosts)
+        assert sampler.has_hosts(NUM_TASKS)
+        sampler.placement = dataclasses.replace(sampler.placement, update="auto")
+        assert sampler.has_hosts(NUM_TASKS) is expected
+        sampler.placement = dataclasses.replace(sampler.placement, update="driver")
+        assert not sampler.has_hosts(NUM_TASKS)
 
 
 class Elsewhere:

@@ -133,6 +133,11 @@ class RayBackend(RolloutBackend):
         """See `RolloutBackend`: this backend itself."""
         return self
 
+    @property
+    def num_hosts(self) -> int:
+        """See `Carrier`."""
+        return len(self._pool)
+
     def put(self, value: Any) -> Any:
         """See `Carrier`."""
         # As bytes: what a node cannot import is then found by the actor, and not by Ray.
@@ -141,7 +146,7 @@ class RayBackend(RolloutBackend):
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """See `Carrier`."""
         if request.operation is None:
-            self._pool.warn_of_idle_cpus(len(batch.blocks))
+            self._pool.warn_of_idle_cpus(len(batch.blocks), "blocks of tasks for the update")
             shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
             self._owners = {}
         else:

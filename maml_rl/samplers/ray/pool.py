@@ -169,8 +169,8 @@ class RayPool:
             actor.end()
         self._cluster.leave()
 
-    def warn_of_idle_cpus(self, num_tasks: int) -> None:
-        """Say once that there are more CPUs than a phase of `num_tasks` tasks can use."""
+    def warn_of_idle_cpus(self, num_tasks: int, what: str = "tasks") -> None:
+        """Say once that there are more CPUs than a phase of `num_tasks` tasks, or shares of tasks, can use."""
         # A sampler that shares the CPUs of another leaves none idle that it could use.
         if self._idle_told or not self._cluster.cpus_per_actor:
             return
@@ -180,9 +180,10 @@ class RayPool:
         if cpus > num_tasks:
             self._idle_told = True
             _log.warning(
-                "a phase has %d tasks, each of which one actor samples, so that %d of the %d CPUs for this run on the "
+                "a phase has %d %s, each of which one actor samples, so that %d of the %d CPUs for this run on the "
                 "Ray cluster at %s are idle; have more tasks in a batch (meta-batch-size), or fewer num-workers",
                 num_tasks,
+                what,
                 cpus - num_tasks,
                 cpus,
                 self._cluster.address,
