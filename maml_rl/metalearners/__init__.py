@@ -17,6 +17,7 @@ register("meta-sgd", "maml_rl.metalearners.meta_sgd:MetaSGD")
 register("cavia", "maml_rl.metalearners.cavia:CAVIA")
 register("rl2", "maml_rl.metalearners.rl2:RL2")
 register("varibad", "maml_rl.metalearners.varibad:VariBAD")
+register("rsac", "maml_rl.metalearners.rsac:RSAC")
 
 __all__ = [
     "MAMLTRPO",

@@ -16,7 +16,17 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, kl_divergence
+from torch.distributions import (
+    AffineTransform,
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Independent,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+    kl_divergence,
+)
 
 from maml_rl import functional
 from maml_rl.policies.distributions import (
@@ -28,6 +38,7 @@ from maml_rl.policies.distributions import (
 )
 from maml_rl.spaces import category_counts
 
+_LOG_2, _HALF_LOG_2_PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
 # A (co)tangent of the output units (k, A, R), and of the head's own parameters by name.
@@ -340,6 +351,79 @@ class GaussianLogProbability(LogProbability):
         units, sigma = tangent[0], tangent[1]["sigma"]
         sigma_product = 2.0 * weights.sum(1, keepdim=True) * self._live * sigma
         return (weights.unsqueeze(1) * units).mul_(self._precision), {"sigma": sigma_product}
+
+
+class SquashedGaussianHead(Head):
+    """Diagonal Gaussian of the state, squashed by tanh into the bounds of the actions.
+
+    The output units are the means of all entries, then their log standard deviations, which are clamped.
+
+    Args:
+        action_space: a bounded Box.
+        log_std_bounds: least and greatest log standard deviation before squashing.
+
+    Raises:
+        TypeError: If the space is not a bounded Box of floats.
+
+    Source: Haarnoja et al. 2018, appendix C, https://arxiv.org/abs/1801.01290
+    """
+
+    noise_kind: NoiseKind = "normal"
+
+    def __init__(self, action_space: gymnasium.Space[Any], log_std_bounds: tuple[float, float] = (-20.0, 2.0)) -> None:
+        is_bounded = isinstance(action_space, spaces.Box) and action_space.is_bounded()
+        if not is_bounded or not np.issubdtype(action_space.dtype, np.floating):
+            raise TypeError(f"actions are squashed into the bounds of a Box of floats, got {action_space}")
+        assert isinstance(action_space, spaces.Box)
+        self.action_shape = tuple(action_space.shape)
+        self.noise_size = math.prod(self.action_shape)
+        self.num_units = 2 * self.noise_size
+        low, high = (
+            torch.from_numpy(bound.astype(np.float32).ravel()) for bound in (action_space.low, action_space.high)
+        )
+        self.center, self.half_range, self.log_std_bounds = (low + high) / 2.0, (high - low) / 2.0, log_std_bounds
+
+    def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
+        """Return mean and log standard deviation before squashing, (..., A) each."""
+        mean, log_std = units.chunk(2, -1)
+        return mean, log_std.clamp(*self.log_std_bounds)
+
+    def distribution(self, parameters: DistributionParams) -> TransformedDistribution:
+        """Return the distribution over actions; event shape the action's."""
+        mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters)
+        event = len(self.action_shape)
+        center, half_range = (bound.to(mean).reshape(self.action_shape) for bound in (self.center, self.half_range))
+        squash = [TanhTransform(), AffineTransform(center, half_range, event_dim=event)]
+        return TransformedDistribution(Independent(Normal(mean, log_std.exp()), event), squash)
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-density (...) of actions (..., *action shape), finite at the bounds."""
+        return log_prob(self.distribution(parameters), actions.to(parameters[0].dtype))
+
+    def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        """Return actions (..., *action shape); `noise` is (..., A) from N(0, 1)."""
+        mean, log_std = parameters
+        # Two kernels: a fused one may round the last entries of an array differently from the others.
+        squashed = torch.tanh(noise * torch.exp(log_std) + mean)
+        actions = squashed * self.half_range.to(squashed) + self.center.to(squashed)
+        return actions.reshape(*mean.shape[:-1], *self.action_shape)
+
+    def sample(self, parameters: DistributionParams, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return squashed actions in (-1, 1), (..., A), differentiable, and the log-density (...) of them.
+
+        The density is that of the squashed action, not of the environment's: what it says of a policy does not depend
+        on the units of the bounds.
+
+        Args:
+            parameters: see `parametrize`.
+            noise: (..., A) from N(0, 1).
+        """
+        mean, log_std = parameters
+        before = mean + log_std.exp() * noise
+        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not lose its digits where tanh(u) is near 1.
+        slope = 2.0 * (_LOG_2 - before - torch.nn.functional.softplus(-2.0 * before))
+        density = -0.5 * noise.square() - log_std - _HALF_LOG_2_PI - slope
+        return torch.tanh(before), density.sum(-1)
 
 
 class CategoricalHead(Head):

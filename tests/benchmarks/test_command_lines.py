@@ -14,6 +14,7 @@ from benchmarks import (
     kernels,
     metaworld,
     population,
+    recurrent_sac,
     sampling,
     scale,
     slow_environments,
@@ -230,6 +231,14 @@ def test_kernels_compares_every_way_with_the_one_by_hand(files):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_recurrent_sac_compares_both_cells_with_the_plain_loop(files):
+    _, rows = run(recurrent_sac.main, files)
+    for cell in recurrent_sac.CELLS:
+        share = rows[f"ours, {cell}"]["median"] / rows[f"plain loop, {cell}"]["median"]
+        assert rows[f"ours by the plain loop, {cell}"]["median"] == pytest.approx(share)
+
+
 def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
     policy = make_policy("normal")
     samples = Samples.of(

@@ -27,10 +27,11 @@ FAMILIAR = {
 }
 # Those among them that are settings of maml-trpo.
 FAMILIAR_OF_TRPO = {"first-order", "max-kl", "cg-iters", "cg-damping", "ls-max-steps", "ls-backtrack-ratio"}
-# Settings of an inner loop, and of networks without a memory, by the algorithms that have none.
+# Settings of an inner loop, and of networks or advantages, by the algorithms that have none.
 NOT_OF = {
     "rl2": {"hidden-sizes", "nonlinearity", "num-steps", "fast-lr"},
     "varibad": {"num-steps", "fast-lr"},
+    "rsac": {"gae-lambda", "nonlinearity", "num-steps", "fast-lr"},
 }
 # Settings of one kind of memory.
 OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads"}, {"memory-span"}
@@ -76,6 +77,8 @@ def test_there_is_a_config_for_every_experiment() -> None:
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
     others -= {"rl2/2d-navigation.yaml", "varibad/2d-navigation.yaml"}
     others |= {"varibad/gridnavi.yaml", "varibad/gridnavi-large-batch.yaml"}
+    others -= {"rsac/2d-navigation.yaml", "rsac/halfcheetah-dir.yaml"}
+    others |= {"rsac/wind.yaml", "rsac/semicircle.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
     memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200", "halfcheetah-vel-fixed")
     others |= {f"rl2/{family}.yaml" for family in memories}

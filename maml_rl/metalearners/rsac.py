@@ -1,0 +1,338 @@
+"""Recurrent SAC: soft actor-critic whose actor and critics remember, trained on whole trials of a replay."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.config import Config
+from maml_rl.config.config import Count
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import NonFiniteError
+from maml_rl.experience import Replay, Steps
+from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, adapt_by_memory
+from maml_rl.metalearners.soft_actor_critic import (
+    SACSettings,
+    TwinMLP,
+    choice_log_probs,
+    default_target_entropy,
+    masked_mean,
+    move_towards,
+    soft_targets,
+    soft_values,
+    soft_values_of_choices,
+)
+from maml_rl.policies import Policy
+from maml_rl.policies.heads import SquashedGaussianHead
+from maml_rl.policies.recurrent_actor import RecurrentActor
+from maml_rl.policies.trial_encoder import Cell, TrialEncoder, action_unit, affine, make_linear
+
+_CRITIC, _TARGET, _TEMPERATURE = "critic.", "target.", "log_temperature"
+Units = Annotated[int, Field(ge=0, le=2**31)]
+
+
+class RecurrentCritics(nn.Module):
+    """Twin critics on one trial encoder, beside it an embedding of the present observation and action.
+
+    For discrete actions they have one output for each, and the action is not an input.
+
+    Args:
+        actor: whose spaces and sizes they share; they have an encoder of their own.
+        hidden_sizes: of the layers above the encoder.
+        generator: draws the initial weights.
+    """
+
+    def __init__(self, actor: RecurrentActor, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        mine, size = actor.encoder, actor.encoder.hidden_size
+        embeddings = tuple(mine.embedded.get(name, 0) for name in ("seen", "did", "got"))
+        assert len(embeddings) == 3
+        self.encoder = TrialEncoder(
+            actor.observation_space,
+            actor.action_space,
+            size,
+            cell=mine.cell,
+            embeddings=embeddings,
+            generator=generator,
+        )
+        own = mine.parts.observation
+        self.num_choices = sum(actor.distributions.num_categories)
+        entries = 0 if self.num_choices else actor.distributions.noise_size
+        self.present = make_linear(own.stop - own.start + 1 + entries, size, generator)
+        self.heads = TwinMLP(2 * size, hidden_sizes, self.num_choices or 1, generator)
+
+    def enter(self, units: Tensor) -> Tensor:
+        """Return what units (L, N, H) of the encoder add to the first layer of the heads, for `forward`."""
+        return self.heads.enter(units.flatten(0, 1))
+
+    def forward(self, entered: Tensor, observations: Tensor, actions: Tensor | None, *, fixed: bool = False) -> Tensor:
+        """Return values (2, L, N) of actions, or (2, L, N, K) of all discrete ones.
+
+        Args:
+            entered: what `enter` returned.
+            observations: (L, N, size), which the encoder has seen there.
+            actions: (L, N, A) in (-1, 1); None for discrete ones.
+            fixed: take the parameters as constants, so that gradients go to the actions alone.
+        """
+        seen = self.encoder.see(observations)
+        seen = (seen if actions is None else torch.cat((seen, actions), -1)).flatten(0, 1)
+        params: dict[str, Tensor] = dict(self.present.named_parameters(prefix="present"))
+        if fixed:
+            params, entered = {name: param.detach() for name, param in params.items()}, entered.detach()
+        present = affine(seen, params, "present").relu_()
+        summed = self.heads.enter(present, self.encoder.hidden_size, entered, fixed=fixed)
+        values = self.heads.leave(summed, fixed=fixed)
+        values = values.reshape(2, *observations.shape[:2], -1)
+        return values if self.num_choices else values.squeeze(-1)
+
+
+class RSAC(MetaLearner):
+    """Off-policy meta-RL as reinforcement learning of a partially observed task: SAC with a memory, on whole trials.
+
+    Actor and critics have recurrent encoders of their own. An update goes through a batch of trials once with each of
+    them, and once with that of the target critics; all losses share these passes, and one step of Adam follows. So the
+    actor learns from the critics before their step, where the published code runs the encoder of the critics again
+    after it.
+
+    Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
+    """
+
+    class Settings(SACSettings):
+        """Settings of recurrent SAC."""
+
+        cell: Annotated[Cell, Field(description="recurrent layer of actor and critics")] = "gru"
+        hidden_size: Annotated[Count, Field(description="units of the recurrent layers")] = 64
+        observation_embedding: Annotated[Count, Field(description="units that embed an observation")] = 32
+        action_embedding: Annotated[Units, Field(description="units that embed the last action; 0: not an input")] = 8
+        reward_embedding: Annotated[Units, Field(description="units that embed the last reward; 0: not an input")] = 8
+        batch_size: Annotated[Count, Field(description="trials in each update")] = 64
+        num_updates: Annotated[Count, Field(description="updates for each batch of trials that is sampled")] = 100
+        warmup_trials: Annotated[
+            Count, Field(description="trials that the untrained policy samples before the first update")
+        ] = 100
+
+    columns = "episode"
+    whole_trials = True
+    settings: Settings
+    policy: RecurrentActor
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not isinstance(self.policy, RecurrentActor):
+            raise TypeError(
+                f"rsac trains a RecurrentActor, whose encoder its critics repeat, and {type(self.policy).__name__} is "
+                "not one; leave out the policy of the config, or pass a RecurrentActor"
+            )
+        sizes = self.policy.hidden_sizes
+        self.critics = RecurrentCritics(self.policy, sizes, self.torch_generator("critics")).to(self.device)
+        self.targets = RecurrentCritics(self.policy, sizes, torch.Generator()).to(self.device).requires_grad_(False)
+        self.targets.load_state_dict(self.critics.state_dict())
+        start = math.log(self.settings.initial_temperature)
+        self._log_temperature = torch.full((), start, device=self.device, requires_grad=True)
+        given = self.settings.target_entropy
+        self._target_entropy = default_target_entropy(self.policy.action_space) if given is None else given
+        self._unit = action_unit(self.policy.action_space).to(self.device)
+        head = self.policy.distributions
+        self._squashed = head if isinstance(head, SquashedGaussianHead) else None
+        self.optimizer = torch.optim.Adam(
+            [
+                {"params": [*self.policy.parameters(), *self.critics.parameters()], "lr": self.settings.learning_rate},
+                {"params": [self._log_temperature], "lr": self.settings.temperature_learning_rate},
+            ],
+            fused=True,
+        )
+        self.experience = {
+            "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes),
+        }
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        """Make a recurrent actor.
+
+        Raises:
+            ConfigError: If it would not observe its last step, or the replay is smaller than a trial.
+        """
+        if not config.observe_last:
+            raise config.error("rsac learns from the last action and reward; add 'observe-last: true'", "algorithm")
+        steps = (config.max_episode_steps or env.max_episode_steps or 1) * config.fast_batch_size
+        if settings.buffer_steps < steps:
+            raise config.error(
+                f"a replay of {settings.buffer_steps:,} steps has no room for a trial of {steps:,}; use at least "
+                f"{steps}, better a hundred times as many",
+                "algorithm-settings",
+                "buffer-steps",
+            )
+        return RecurrentActor(
+            env.single_observation_space,
+            env.single_action_space,
+            settings.hidden_size,
+            config.hidden_sizes,
+            cell=settings.cell,
+            embeddings=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
+            seed=config.seed,
+        )
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
+        """Return None: the memory is what adapts."""
+        return
+
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the config asks for several slots of a task, or another method.
+        """
+        if config.slots_per_task not in (None, 1):
+            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
+        if config.method != "maml":
+            raise config.error("rsac adapts by its memory, in training as afterwards; leave it out", "method")
+        return super().from_config(policy, config, settings, device)
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        """Sample one trial of every task."""
+        return Batch([sampler.rollout_trials(tasks)])
+
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
+        return adapt_by_memory(sampler, tasks)
+
+    def test(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Batch:
+        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
+        return self.collect(sampler, tasks)
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Keep the trials, and take steps on batches of all that are kept, once there are enough.
+
+        Returns:
+            `replay/trials`, `replay/steps`, `updates`; and of the updates `loss/critics`, `loss/actor`, `temperature`,
+            `value` and `entropy`, the means.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        replay = self.experience["trials"]
+        replay.append(batch.phases[0])
+        known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
+        if replay.num_appended < self.settings.warmup_trials:
+            return known
+        rng, totals = self.generator("replay"), torch.zeros(5)
+        for _ in range(self.settings.num_updates):
+            totals += self.step(replay.sample_sequences(rng, self.settings.batch_size).to(self.device))
+        means = (totals / self.settings.num_updates).tolist()
+        names = "loss/critics", "loss/actor", "temperature", "value", "entropy"
+        return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+
+    def step(self, trials: Steps) -> Tensor:
+        """Take one step on a batch of trials, (L, N, ...).
+
+        Returns:
+            (5,) losses of critics and actor, temperature, mean value of the actions taken, mean entropy.
+
+        Raises:
+            NonFiniteError: If a loss is not finite; the step is not taken.
+        """
+        critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(trials)
+        loss = critic_loss + actor_loss + temperature_loss
+        if not math.isfinite(float(loss.detach())):
+            raise NonFiniteError(
+                "a loss of rsac is not finite; lower learning-rate, or look for observations and rewards that are huge"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        temperature = self._log_temperature.detach().exp()
+        self.optimizer.step()
+        move_towards(self.targets.parameters(), self.critics.parameters(), self.settings.tau)
+        return torch.stack((critic_loss, actor_loss, temperature, value, entropy)).detach().cpu()
+
+    def losses(self, trials: Steps) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the losses of critics, actor and temperature, the mean value, and the mean entropy.
+
+        The gradient of each goes to its own parameters alone.
+
+        Args:
+            trials: (L, N, ...), whole.
+        """
+        mask, temperature = trials.mask, self._log_temperature.exp()
+        seen, terminal = with_last_observations(trials)
+        before, after = seen[:-1], seen[1:]
+        units = self.policy.encoder(seen)
+        parameters = self.policy.parameters_of(units, seen)
+        remembered = self.critics.enter(self.critics.encoder(seen)[:-1])
+        with torch.no_grad():
+            of_targets = self.targets.enter(self.targets.encoder(seen)[1:])
+        alpha = temperature.detach()
+        if self._squashed is None:
+            log_probs = choice_log_probs(parameters[0])
+            with torch.no_grad():
+                values = self.targets(of_targets, after, None)
+                following = soft_values_of_choices(values, log_probs[1:], alpha)
+            of_choices = self.critics(remembered, before, None)
+            index = trials.actions.long().unsqueeze(-1)
+            taken = of_choices.gather(-1, index.expand(2, *index.shape)).squeeze(-1)
+            reached = soft_values_of_choices(of_choices.detach(), log_probs[:-1], alpha)
+            entropies = -(log_probs.detach().exp() * log_probs.detach()).sum(-1)
+        else:
+            noise = torch.randn(parameters[0].shape, generator=self.torch_generator("actions")).to(seen)
+            actions, log_probs = self._squashed.sample(parameters, noise)
+            with torch.no_grad():
+                following = soft_values(self.targets(of_targets, after, actions[1:]), log_probs[1:], alpha)
+            done = (trials.actions.flatten(2) - self._squashed.center.to(seen)) * self._unit
+            taken = self.critics(remembered, before, done)
+            proposed = self.critics(remembered, before, actions[:-1], fixed=True)
+            reached = soft_values(proposed, log_probs[:-1], alpha)
+            entropies = -log_probs.detach()
+        targets = soft_targets(trials.rewards, terminal, following, self.collection.gamma)
+        entropy = masked_mean(entropies[:-1], mask)
+        return (
+            masked_mean((taken - targets).square(), mask),
+            -masked_mean(reached, mask),
+            temperature * (entropy - self._target_entropy),
+            masked_mean(taken.detach()[0], mask),
+            entropy,
+        )
+
+    def state_dict(self) -> State:
+        """Return the critics, their targets, the temperature, and the state of Adam."""
+        networks = ((_CRITIC, self.critics), (_TARGET, self.targets))
+        tensors = {f"{of}{name}": value for of, network in networks for name, value in network.state_dict().items()}
+        return super().state_dict() | tensors | {_TEMPERATURE: self._log_temperature.detach()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state)
+        for of, network in ((_CRITIC, self.critics), (_TARGET, self.targets)):
+            network.load_state_dict({name: state[f"{of}{name}"] for name in network.state_dict()})
+        with torch.no_grad():
+            self._log_temperature.copy_(state[_TEMPERATURE])
+
+
+def with_last_observations(trials: Steps) -> tuple[Tensor, Tensor]:
+    """Return what is seen through trials, and after them; and where they end in a terminal state.
+
+    Within a trial the observation after the end of an episode is the first of the next one: to a policy with a memory
+    the end of an episode is a step like others.
+
+    Args:
+        trials: (L, N, ...), whole.
+
+    Returns:
+        Observations (L + 1, N, *observation shape), and (L, N) 1 where the last step of a trial was terminal.
+    """
+    last = trials.mask.sum(0).long() - 1
+    columns = torch.arange(len(last), device=last.device)
+    seen = torch.cat((trials.observations, torch.zeros_like(trials.observations[:1])))
+    seen[last + 1, columns] = trials.next_observations[last, columns]
+    terminal = torch.zeros_like(trials.rewards)
+    terminal[last, columns] = trials.terminations[last, columns].to(terminal.dtype)
+    return seen, terminal

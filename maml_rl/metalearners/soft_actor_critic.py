@@ -1,0 +1,149 @@
+"""What soft actor-critics have in common: their settings, losses, twin critics, temperature and target networks.
+
+Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; discrete actions: Christodoulou 2019,
+https://arxiv.org/abs/1910.07207
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Annotated, Any
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from maml_rl.config import SettingsModel
+from maml_rl.config.config import Count, Fraction, Positive
+
+# Of the last layer, so that values begin near zero.
+_LAST_LAYER = 3e-3
+# Of the greatest entropy there is with discrete actions.
+_DISCRETE_TARGET = 0.98
+
+
+class SACSettings(SettingsModel):
+    """Settings of every soft actor-critic."""
+
+    learning_rate: Annotated[Positive, Field(description="step size of Adam, for actor and critics")] = 3e-4
+    temperature_learning_rate: Annotated[Positive, Field(description="step size of Adam for the temperature")] = 3e-4
+    initial_temperature: Annotated[Positive, Field(description="weight of the entropy at first")] = 1.0
+    target_entropy: Annotated[
+        float | None,
+        Field(description="entropy that the temperature keeps, of actions in (-1, 1); null: by their number"),
+    ] = None
+    tau: Annotated[Fraction, Field(description="how far the target critics move towards the critics in an update")] = (
+        0.005
+    )
+    buffer_steps: Annotated[Count, Field(description="steps of trials that are kept to learn from")] = 1_000_000
+    mapped_bytes: Annotated[
+        Count | None, Field(description="beyond this size what is kept is memory-mapped from a file; null: never")
+    ] = None
+
+
+def default_target_entropy(action_space: gymnasium.Space[Any]) -> float:
+    """Return minus the number of entries of an action; for Discrete ones nearly the greatest entropy there is."""
+    if isinstance(action_space, spaces.Discrete):
+        return _DISCRETE_TARGET * math.log(int(action_space.n))
+    return -float(math.prod(action_space.shape or ()))
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of values (..., L, N) over real steps of mask (L, N), summed over leading axes."""
+    return (values * mask).sum() / mask.sum()
+
+
+def soft_values(values: Tensor, log_probs: Tensor, temperature: Tensor | float) -> Tensor:
+    """Return V = min_i Q_i - temperature * log pi of sampled actions, (...).
+
+    Args:
+        values: (2, ...) of both critics.
+        log_probs: (...).
+        temperature: weight of the entropy.
+    """
+    return values.amin(0) - temperature * log_probs
+
+
+def soft_values_of_choices(values: Tensor, log_probs: Tensor, temperature: Tensor | float) -> Tensor:
+    """Return V = sum_a pi(a) (min_i Q_i(a) - temperature * log pi(a)) of discrete actions, (...).
+
+    Args:
+        values: (2, ..., K) of both critics.
+        log_probs: (..., K) of all actions.
+        temperature: weight of the entropy.
+    """
+    return (log_probs.exp() * soft_values(values, log_probs, temperature)).sum(-1)
+
+
+def soft_targets(rewards: Tensor, terminal: Tensor, following: Tensor, gamma: float) -> Tensor:
+    """Return r_t + gamma * (1 - terminal_t) * V(s_{t+1}), (...)."""
+    return rewards + gamma * (1.0 - terminal) * following
+
+
+def choice_log_probs(logits: Tensor) -> Tensor:
+    """Return the log-probabilities (..., K) of all discrete actions."""
+    return log_softmax(logits, -1)
+
+
+class TwinMLP(nn.Module):
+    """Two networks of ReLU layers side by side, which are computed in one product for each layer.
+
+    Its inputs come in parts, so that what several calls have in common is multiplied once: `enter` multiplies a part,
+    and `leave` goes on from the sum of all parts.
+
+    Args:
+        inputs: I.
+        hidden_sizes: of the hidden layers, at least one.
+        outputs: O.
+        generator: draws the initial weights, as torch makes them.
+    """
+
+    def __init__(self, inputs: int, hidden_sizes: Sequence[int], outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        sizes = [inputs, *hidden_sizes, outputs]
+        self.num_layers = len(sizes) - 1
+        for index, (before, after) in enumerate(pairwise(sizes)):
+            bound = _LAST_LAYER if index == self.num_layers - 1 else before**-0.5
+            # Side by side: both networks multiply the same inputs, and later layers have inputs of their own.
+            shapes: dict[str, tuple[int, ...]] = {"weight": (2, before, after), "bias": (2, 1, after)}
+            if index == 0:
+                shapes = {"weight": (before, 2 * after), "bias": (2 * after,)}
+            for name, shape in shapes.items():
+                drawn = nn.init.uniform_(torch.empty(shape), -bound, bound, generator=generator)
+                self.register_parameter(f"{name}{index}", nn.Parameter(drawn))
+
+    def enter(self, inputs: Tensor, first: int = 0, before: Tensor | None = None, *, fixed: bool = False) -> Tensor:
+        """Return what a part of the inputs adds to the first layer, (R, 2 * H).
+
+        Args:
+            inputs: (R, i), the inputs from number `first` on.
+            first: see above.
+            before: what other parts have added; None for the first of them, which adds the bias.
+            fixed: take the parameters as constants, so that gradients go to the inputs alone.
+        """
+        weight, bias = self._of_layer(0, fixed)
+        part = weight[first : first + inputs.shape[-1]]
+        return torch.addmm(bias if before is None else before, inputs, part)
+
+    def leave(self, entered: Tensor, *, fixed: bool = False) -> Tensor:
+        """Return the outputs (2, R, O) for the sum of all parts, (R, 2 * H), which is overwritten."""
+        hidden: Tensor = entered.relu_().reshape(len(entered), 2, -1).transpose(0, 1)
+        for index in range(1, self.num_layers):
+            weight, bias = self._of_layer(index, fixed)
+            hidden = torch.baddbmm(bias, hidden, weight)
+            if index < self.num_layers - 1:
+                hidden = hidden.relu_()
+        return hidden
+
+    def _of_layer(self, index: int, fixed: bool) -> tuple[Tensor, Tensor]:
+        weight, bias = self.get_parameter(f"weight{index}"), self.get_parameter(f"bias{index}")
+        return (weight.detach(), bias.detach()) if fixed else (weight, bias)
+
+
+def move_towards(targets: Iterable[Tensor], sources: Iterable[Tensor], tau: float) -> None:
+    """Move target parameters towards others by a fraction of the way, in place."""
+    with torch.no_grad():
+        torch._foreach_lerp_(list(targets), [source.detach() for source in sources], tau)

@@ -1,0 +1,329 @@
+"""Recurrent SAC: its losses against plain loops over single trials and steps, learning, and what it refuses."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from maml_rl.errors import ConfigError, NonFiniteError
+from maml_rl.experience import Steps
+from maml_rl.experiment.build import make_experiment
+from maml_rl.machine import intra_op_threads
+from maml_rl.metalearners.metalearner import Collection
+from maml_rl.metalearners.rsac import RSAC
+from maml_rl.policies import GRUPolicy
+from maml_rl.policies.recurrent_actor import RecurrentActor
+from tests.small_runs import config_of
+
+GAMMA = 0.8
+BOX = spaces.Box(np.array([-0.5, 0.0], np.float32), np.array([0.5, 2.0], np.float32))
+ACTIONS = {"box": BOX, "discrete": spaces.Discrete(3)}
+SIZE = 3
+
+
+def make(kind: str, cell: str = "gru", **settings: Any) -> RSAC:
+    action = ACTIONS[kind]
+    observation = spaces.Box(-np.inf, np.inf, (SIZE + spaces.flatdim(action) + 2,), np.float32)
+    policy = RecurrentActor(observation, action, 5, (6, 4), cell=cell, embeddings=(4, 3, 2)).double()
+    learner = RSAC(policy, None, settings=RSAC.Settings.from_arguments(**settings), collection=Collection(gamma=GAMMA))
+    generator = torch.Generator().manual_seed(3)
+    for network in (learner.policy, learner.critics, learner.targets):
+        network.double()
+        with torch.no_grad():
+            for param in network.parameters():
+                param.add_(0.5 * torch.randn(param.shape, generator=generator, dtype=torch.float64))
+    with torch.no_grad():
+        learner._log_temperature.fill_(-0.7)
+    return learner
+
+
+def make_trials(learner: RSAC, lengths: list[int], ends_terminal: list[bool]) -> Steps:
+    """Random trials, the first half of each of which is an episode of its own."""
+    generator = torch.Generator().manual_seed(1)
+    longest, num = max(lengths), len(lengths)
+    real = torch.arange(longest).unsqueeze(1) < torch.tensor(lengths)
+
+    def draw(*shape: int) -> Tensor:
+        drawn = torch.randn((longest, num, *shape), generator=generator, dtype=torch.float64)
+        return drawn * real.reshape(longest, num, *(1,) * len(shape))
+
+    (width,) = learner.policy.observation_shape
+    if learner.policy.noise_kind == "normal":
+        actions = draw(2).tanh() * torch.tensor([0.5, 1.0]) + torch.tensor([0.0, 1.0])
+    else:
+        actions = torch.randint(3, (longest, num), generator=generator) * real
+    terminations = torch.zeros((longest, num), dtype=torch.bool)
+    for number, (length, terminal) in enumerate(zip(lengths, ends_terminal, strict=True)):
+        # The end of an episode in the middle of a trial is not the end of the trial.
+        terminations[length // 2 - 1, number] = True
+        terminations[length - 1, number] = terminal
+    return Steps(actions=actions, observations=draw(width), rewards=draw(), next_observations=draw(width),
+                 terminations=terminations, truncations=~terminations, mask=real.double())  # fmt: skip
+
+
+def through(network: nn.Module, names: list[str], inputs: Tensor) -> Tensor:
+    """Apply linear layers with ReLU between them, row by row."""
+    params = dict(network.named_parameters())
+    for name in names:
+        inputs = params[f"{name}.weight"] @ inputs + params[f"{name}.bias"]
+        inputs = inputs.relu() if name != names[-1] else inputs
+    return inputs
+
+
+def remember(encoder: nn.Module, observations: Tensor) -> list[Tensor]:
+    """Return what a GRU remembers after each observation, by its textbook equations."""
+    params = dict(encoder.named_parameters())
+    width = observations.shape[1] - SIZE - 2
+    state, units = torch.zeros(5, dtype=torch.float64), []
+    for seen in observations:
+        own, did, got, ended = seen.split((SIZE, width, 1, 1))
+        if width == 2:
+            did = did / torch.tensor([0.5, 1.0])
+        parts = {"seen": torch.cat((own, ended)), "did": did, "got": got}
+        x = torch.cat([(params[f"{k}.weight"] @ v + params[f"{k}.bias"]).relu() for k, v in parts.items()])
+        reset, keep, new = (params["core.weight_ih_l0"] @ x + params["core.bias_ih_l0"]).split(5)
+        of_reset, of_keep, of_new = (params["core.weight_hh_l0"] @ state + params["core.bias_hh_l0"]).split(5)
+        keep = torch.sigmoid(keep + of_keep)
+        new = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+        state = (1.0 - keep) * new + keep * state
+        units.append(state)
+    return units
+
+
+def own_part(seen: Tensor) -> Tensor:
+    return torch.cat((seen[:SIZE], seen[-1:]))
+
+
+def critics_of(network: nn.Module, units: Tensor, seen: Tensor, action: Tensor | None) -> Tensor:
+    """Return (2,) values of an action, or (2, K)."""
+    present = own_part(seen) if action is None else torch.cat((own_part(seen), action))
+    params = dict(network.named_parameters())
+    hidden = torch.cat((units, (params["present.weight"] @ present + params["present.bias"]).relu()))
+    values = []
+    for head in range(2):
+        out = hidden
+        for index in range(3):
+            weight, bias = params[f"heads.weight{index}"], params[f"heads.bias{index}"]
+            if index == 0:
+                weight, bias = weight.unflatten(1, (2, -1)).transpose(0, 1), bias.reshape(2, 1, -1)
+            out = out @ weight[head] + bias[head, 0]
+            out = out.relu() if index < 2 else out
+        values.append(out)
+    both = torch.stack(values)
+    return both if action is None else both[:, 0]
+
+
+def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the losses of critics, actor and temperature, trial by trial and step by step."""
+    policy, squashes = learner.policy, learner.policy.noise_kind == "normal"
+    alpha = learner._log_temperature.detach().exp()
+    of_critics, of_actor, entropies = [], [], []
+    for number in range(trials.mask.shape[1]):
+        length = int(trials.mask[:, number].sum())
+        shown = torch.cat((trials.observations[:length, number], trials.next_observations[length - 1 : length, number]))
+        memories = [remember(network.encoder, shown) for network in (policy, learner.critics, learner.targets)]
+
+        def decide(step: int, shown: Tensor = shown, memory: list[Tensor] = memories[0], number: int = number) -> Any:
+            """Return an action and its log-density, or None and those of all actions."""
+            present = through(policy, ["present"], own_part(shown[step])).relu()
+            units = through(policy, ["layer0", "layer1", "head"], torch.cat((memory[step], present)))
+            if not squashes:
+                return None, units.log_softmax(0)
+            mean, log_std = units[:2], units[2:].clamp(-20.0, 2.0)
+            before = mean + log_std.exp() * noise[step, number]
+            density = Normal(mean, log_std.exp()).log_prob(before) - torch.log(1.0 - torch.tanh(before) ** 2)
+            return torch.tanh(before), density.sum()
+
+        for step in range(length):
+            with torch.no_grad():
+                action, log_prob = decide(step + 1)
+                values = critics_of(learner.targets, memories[2][step + 1], shown[step + 1], action)
+                following = values.min(0).values - alpha * log_prob
+                following = following if squashes else (log_prob.exp() * following).sum()
+                is_terminal = step == length - 1 and bool(trials.terminations[step, number])
+                target = trials.rewards[step, number] + (0.0 if is_terminal else GAMMA * following)
+            done = trials.actions[step, number]
+            unit = (done - torch.tensor([0.0, 1.0])) / torch.tensor([0.5, 1.0]) if squashes else None
+            taken = critics_of(learner.critics, memories[1][step], shown[step], unit)
+            taken = taken if squashes else taken[:, done]
+            of_critics.append((taken - target).square().sum())
+            action, log_prob = decide(step)
+            values = critics_of(learner.critics, memories[1][step], shown[step], action)
+            values = (values if squashes else values.detach()).min(0).values
+            loss = alpha * log_prob - values
+            of_actor.append(loss if squashes else (log_prob.exp() * loss).sum())
+            entropies.append(-(log_prob if squashes else (log_prob.exp() * log_prob).sum()).detach())
+    target_entropy = -2.0 if squashes else 0.98 * math.log(3.0)
+    of_temperature = learner._log_temperature.exp() * (torch.stack(entropies).mean() - target_entropy)
+    return torch.stack(of_critics).mean(), torch.stack(of_actor).mean(), of_temperature
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_losses_and_gradients_are_those_of_plain_loops(kind: str) -> None:
+    learner = make(kind)
+    trials = make_trials(learner, [4, 2, 7, 5], [True, False, False, True])
+    noise = torch.randn((8, 4, 2), generator=make(kind).torch_generator("actions"))
+    critics, actor, temperature = plain_losses(learner, trials, noise)
+    found = learner.losses(trials)
+    for mine, wanted in zip(found, (critics, actor, temperature), strict=False):
+        torch.testing.assert_close(mine, wanted, check_dtype=False, rtol=1e-6, atol=1e-6)
+    sum(found[:3]).backward()
+    # Each network learns from its own loss alone.
+    for network, loss in ((learner.critics, critics), (learner.policy, actor)):
+        params = dict(network.named_parameters())
+        wanted = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
+        for (name, param), gradient in zip(params.items(), wanted, strict=True):
+            torch.testing.assert_close(
+                param.grad, gradient, rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
+            )
+    (wanted,) = torch.autograd.grad(temperature, learner._log_temperature)
+    torch.testing.assert_close(learner._log_temperature.grad, wanted, check_dtype=False)
+    assert all(param.grad is None for param in learner.targets.parameters())
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_padding_changes_nothing(cell: str) -> None:
+    learner = make("box", cell)
+    trials = make_trials(learner, [4, 4], [True, False])
+    generator = torch.Generator().manual_seed(9)
+    padded = Steps(
+        **{
+            name: torch.cat((value, torch.zeros(3, *value.shape[1:], dtype=value.dtype)))
+            for name, value in ((name, getattr(trials, name)) for name in Steps.__dataclass_fields__ if name != "infos")
+        }
+    )
+    noise = torch.randn((8, 2, 2), generator=generator)
+    found = []
+    for given, drawn in ((trials, noise[:5]), (padded, noise)):
+        learner._streams._torch["actions"] = Fixed(drawn)  # type: ignore[assignment]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(torch, "randn", lambda shape, generator: generator.drawn)
+            found.append(torch.stack(learner.losses(given)).tolist())
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+class Fixed:
+    """Stands for a generator from which one thing is drawn."""
+
+    def __init__(self, drawn: Tensor) -> None:
+        self.drawn = drawn
+
+
+def test_targets_follow_the_critics() -> None:
+    learner = make("box", tau=0.25)
+    trials = make_trials(learner, [4, 2], [True, False])
+    before = [param.clone() for param in learner.targets.parameters()]
+    learner.step(trials)
+    for old, target, critic in zip(before, learner.targets.parameters(), learner.critics.parameters(), strict=True):
+        torch.testing.assert_close(target, 0.75 * old + 0.25 * critic.detach())
+
+
+def test_temperature_falls_where_there_is_more_entropy_than_wanted() -> None:
+    for target, falls in ((-50.0, True), (50.0, False)):
+        learner = make("box", target_entropy=target)
+        before = float(learner._log_temperature.detach())
+        learner.step(make_trials(learner, [4, 2], [True, False]))
+        assert (float(learner._log_temperature.detach()) < before) is falls
+
+
+def test_loss_that_is_not_finite_ends_training_before_the_step() -> None:
+    learner = make("box")
+    trials = make_trials(learner, [4, 2], [True, False])
+    trials.rewards[0, 0] = math.inf
+    before = [param.clone() for param in learner.policy.parameters()]
+    with pytest.raises(NonFiniteError, match="a loss of rsac is not finite; lower learning-rate"):
+        learner.step(trials)
+    assert all(map(torch.equal, before, learner.policy.parameters()))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products this small are slower on several threads."""
+    with intra_op_threads(1):
+        yield
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("kind", "cell"), [("box", "gru"), ("discrete", "lstm")])
+def test_memory_is_learned_from_what_others_did(kind: str, cell: str) -> None:
+    """What is right is shown at the first step and asked for at the last; all actions in the trials are random."""
+    action = spaces.Box(-1.0, 1.0, (1,)) if kind == "box" else spaces.Discrete(2)
+    width = spaces.flatdim(action) + 3
+    observation = spaces.Box(-np.inf, np.inf, (width,), np.float32)
+    policy = RecurrentActor(observation, action, 16, (16,), cell=cell, embeddings=(8, 0, 0))
+    settings = RSAC.Settings.from_arguments(learning_rate=5e-3, initial_temperature=0.01, tau=0.05)
+    learner = RSAC(policy, None, settings=settings, collection=Collection(gamma=0.0))
+    random = torch.Generator().manual_seed(0)
+    length, num = 4, 64
+    for _ in range(350):
+        shown = torch.randint(2, (num,), generator=random)
+        observations = torch.zeros(length, num, width)
+        observations[0, :, 0] = 2.0 * shown - 1.0
+        if kind == "box":
+            actions = 2.0 * torch.rand((length, num, 1), generator=random) - 1.0
+            reward = 1.0 - (actions[-1, :, 0] - 0.6 * observations[0, :, 0]).square()
+        else:
+            actions = torch.randint(2, (length, num), generator=random)
+            reward = (actions[-1] == shown).float()
+        rewards = torch.zeros(length, num)
+        rewards[-1] = reward
+        none = torch.zeros((length, num), dtype=torch.bool)
+        learner.step(
+            Steps(observations, actions, rewards, torch.zeros_like(observations), none, none, torch.ones(length, num))
+        )
+    for sign in (-1.0, 1.0):
+        memory = None
+        for step in range(length):
+            seen = np.zeros(width, np.float32)
+            seen[0] = sign * (step == 0)
+            chosen, memory = policy.choose(seen, memory)
+        wanted = pytest.approx(0.6 * sign, abs=0.15) if kind == "box" else (sign + 1) / 2
+        assert np.asarray(chosen).item() == wanted
+
+
+def config_for(**values: Any) -> Any:
+    keys = {key.replace("_", "-"): value for key, value in values.items()}
+    return config_of(num_steps=2, num_batches=3).override({"algorithm": "rsac", "observe-last": True, **keys})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"observe_last": False}, "rsac learns from the last action and reward; add 'observe-last: true'"),
+        (
+            {"algorithm_settings": {"buffer-steps": 7}},
+            "a replay of 7 steps has no room for a trial of 40; use at least 40",
+        ),
+        ({"slots_per_task": 2}, "the episodes of a trial follow each other in one slot; leave it out"),
+        (
+            {"env_name": "TabularMDP-v0", "policy": "tests.metalearners.test_rsac:of_another_kind"},
+            "and GRUPolicy is not",
+        ),
+    ],
+)
+def test_wrong_config_is_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_experiment(config_for(**values))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def of_another_kind(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> GRUPolicy:
+    return GRUPolicy(observation_space, action_space, 4)
+
+
+def test_state_survives_json_and_tensors() -> None:
+    learner, other = make("box"), make("box")
+    learner.step(make_trials(learner, [4, 2], [True, False]))
+    state = learner.state_dict()
+    json.dumps({name: value for name, value in state.items() if not isinstance(value, Tensor)})
+    other.load_state_dict(state)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
+    assert {name.split(".")[0] for name in state} == {"critic", "target", "optimizer", "log_temperature"}
