@@ -248,6 +248,17 @@ def test_killed_and_resumed_at_any_time_it_is_the_same(
     assert disturbed.save(mark) == undisturbed.save(undisturbed.mark())
 
 
+def test_empty_replay_survives_its_checkpoint(tmp_path: Path) -> None:
+    replay = Replay(100)
+    replay.attach(tmp_path)
+    other, state = save_and_load(replay, replay.mark(), tmp_path)
+    assert state["segments"] == []
+    other.append(make_batch(np.random.default_rng(0)))
+    replay.append(make_batch(np.random.default_rng(0)))
+    assert content(other) == content(replay)
+    assert other.save(other.mark()) == replay.save(replay.mark())
+
+
 def test_checkpoint_costs_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEGMENT_BYTES", 2_000)
     replay, rng, written = Replay(100_000), np.random.default_rng(0), []
