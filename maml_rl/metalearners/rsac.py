@@ -27,9 +27,10 @@ from maml_rl.metalearners.soft_actor_critic import (
     soft_values_of_choices,
 )
 from maml_rl.policies import Policy
+from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.recurrent_actor import RecurrentActor
-from maml_rl.policies.trial_encoder import Cell, TrialEncoder, action_unit, affine, make_linear
+from maml_rl.policies.trial_encoder import Cell, TrialEncoder, action_unit, affine, encode, make_linear
 
 _CRITIC, _TARGET, _TEMPERATURE = "critic.", "target.", "log_temperature"
 Units = Annotated[int, Field(ge=0, le=2**31)]
@@ -146,6 +147,7 @@ class RSAC(MetaLearner):
             ],
             fused=True,
         )
+        self._sequences, self._target_sequences = GRUSequences(), GRUSequences()
         self.experience = {
             "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes),
         }
@@ -266,18 +268,19 @@ class RSAC(MetaLearner):
         mask, temperature = trials.mask, self._log_temperature.exp()
         seen, terminal = with_last_observations(trials)
         before, after = seen[:-1], seen[1:]
-        units = self.policy.encoder(seen)
+        units, remembered = encode((self.policy.encoder, self.critics.encoder), seen, self._sequences)
         parameters = self.policy.parameters_of(units, seen)
-        remembered = self.critics.enter(self.critics.encoder(seen)[:-1])
+        of_critics = self.critics.enter(remembered[:-1])
         with torch.no_grad():
-            of_targets = self.targets.enter(self.targets.encoder(seen)[1:])
+            (remembered,) = encode((self.targets.encoder,), seen, self._target_sequences)
+            of_targets = self.targets.enter(remembered[1:])
         alpha = temperature.detach()
         if self._squashed is None:
             log_probs = choice_log_probs(parameters[0])
             with torch.no_grad():
                 values = self.targets(of_targets, after, None)
                 following = soft_values_of_choices(values, log_probs[1:], alpha)
-            of_choices = self.critics(remembered, before, None)
+            of_choices = self.critics(of_critics, before, None)
             index = trials.actions.long().unsqueeze(-1)
             taken = of_choices.gather(-1, index.expand(2, *index.shape)).squeeze(-1)
             reached = soft_values_of_choices(of_choices.detach(), log_probs[:-1], alpha)
@@ -288,8 +291,8 @@ class RSAC(MetaLearner):
             with torch.no_grad():
                 following = soft_values(self.targets(of_targets, after, actions[1:]), log_probs[1:], alpha)
             done = (trials.actions.flatten(2) - self._squashed.center.to(seen)) * self._unit
-            taken = self.critics(remembered, before, done)
-            proposed = self.critics(remembered, before, actions[:-1], fixed=True)
+            taken = self.critics(of_critics, before, done)
+            proposed = self.critics(of_critics, before, actions[:-1], fixed=True)
             reached = soft_values(proposed, log_probs[:-1], alpha)
             entropies = -log_probs.detach()
         targets = soft_targets(trials.rewards, terminal, following, self.collection.gamma)
