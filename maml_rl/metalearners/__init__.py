@@ -18,6 +18,7 @@ register("cavia", "maml_rl.metalearners.cavia:CAVIA")
 register("rl2", "maml_rl.metalearners.rl2:RL2")
 register("varibad", "maml_rl.metalearners.varibad:VariBAD")
 register("rsac", "maml_rl.metalearners.rsac:RSAC")
+register("pearl", "maml_rl.metalearners.pearl:PEARL")
 
 __all__ = [
     "MAMLTRPO",

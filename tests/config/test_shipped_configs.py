@@ -32,6 +32,7 @@ NOT_OF = {
     "rl2": {"hidden-sizes", "nonlinearity", "num-steps", "fast-lr"},
     "varibad": {"num-steps", "fast-lr"},
     "rsac": {"gae-lambda", "nonlinearity", "num-steps", "fast-lr"},
+    "pearl": {"gae-lambda", "nonlinearity", "fast-lr"},
 }
 # Settings of one kind of memory.
 OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads"}, {"memory-span"}
@@ -79,6 +80,8 @@ def test_there_is_a_config_for_every_experiment() -> None:
     others |= {"varibad/gridnavi.yaml", "varibad/gridnavi-large-batch.yaml"}
     others -= {"rsac/2d-navigation.yaml", "rsac/halfcheetah-dir.yaml"}
     others |= {"rsac/wind.yaml", "rsac/semicircle.yaml"}
+    others -= {"pearl/2d-navigation.yaml", "pearl/halfcheetah-dir.yaml"}
+    others |= {"pearl/halfcheetah-vel.yaml", "pearl/semicircle.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
     memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200", "halfcheetah-vel-fixed")
     others |= {f"rl2/{family}.yaml" for family in memories}

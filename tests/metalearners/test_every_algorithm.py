@@ -42,8 +42,25 @@ OF_TRIALS: dict[str, dict[str, object]] = {
 }
 
 
+# Of those that adapt by a latent context.
+OF_CONTEXTS: dict[str, dict[str, object]] = {
+    "pearl": {
+        "context-size": 2,
+        "encoder-sizes": [6],
+        "batch-size": 5,
+        "context-batch": 4,
+        "tasks-per-update": 2,
+        "num-updates": 2,
+        "warmup-steps": 20,
+        "buffer-steps": 500,
+    },
+}
+
+
 def small(algorithm: str, **values: object) -> Config:
     keys = {key.replace("_", "-"): value for key, value in values.items()}
+    if algorithm in OF_CONTEXTS:
+        keys |= {"algorithm-settings": OF_CONTEXTS[algorithm]}
     if algorithm in OF_TRIALS:
         keys |= {"observe-last": True, "algorithm-settings": OF_TRIALS[algorithm]}
     return config_of(num_steps=2, num_batches=3).override({"algorithm": algorithm, **keys})
@@ -130,7 +147,7 @@ class OneAhead(AbstractContextManager["OneAhead"]):
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("algorithm", algorithms())
+@pytest.mark.parametrize("algorithm", [name for name in algorithms() if name not in OF_CONTEXTS])
 def test_workers_change_nothing_in_batches_that_are_collected_ahead(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +175,11 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
         assert not torch.equal(adapted.initial_memory(1)[0], policy.initial_memory(1)[0])
         return
     assert evaluation.returns.shape == (2, 3, 4)
+    if algorithm in OF_CONTEXTS:
+        adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]})
+        changed = {name for name, x in policy.named_parameters() if not torch.equal(x, adapted.get_parameter(name))}
+        assert changed == {"context"}
+        return
     assert policy.origin.rule.name() == make_experiment(small(algorithm)).metalearner.rule.name()
     adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}).state_dict()
     changed = {name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, adapted[name])}

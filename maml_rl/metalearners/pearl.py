@@ -1,0 +1,370 @@
+"""PEARL: soft actor-critic conditioned on a latent context, whose posterior is inferred from what was experienced."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.config import Config
+from maml_rl.config.config import Count, Positive
+from maml_rl.envs.meta_env import Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import NonFiniteError
+from maml_rl.experience import Replay, Steps
+from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State
+from maml_rl.metalearners.soft_actor_critic import (
+    SACSettings,
+    TwinMLP,
+    default_target_entropy,
+    move_towards,
+    soft_targets,
+    soft_values,
+)
+from maml_rl.policies import Policy
+from maml_rl.policies.context_actor import CONTEXT, ContextActor
+from maml_rl.policies.trial_encoder import action_unit, make_linear
+
+_ENCODER, _CRITIC, _TARGET, _TEMPERATURE = "encoder.", "critic.", "target.", "log_temperature"
+# The least variance of one factor of the posterior.
+_LEAST_VARIANCE = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """A Gaussian over the context of each of M tasks.
+
+    Attributes:
+        mean: (M, Z).
+        variance: (M, Z).
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Return contexts (M, Z), differentiable, as a function of noise (M, Z) from N(0, 1)."""
+        return self.mean + self.variance.sqrt() * noise
+
+    def divergence(self) -> Tensor:
+        """Return KL(posterior, N(0, I)) of each task, (M,)."""
+        return 0.5 * (self.mean.square() + self.variance - 1.0 - self.variance.log()).sum(-1)
+
+
+def product_of_gaussians(means: Tensor, variances: Tensor, mask: Tensor) -> Posterior:
+    """Return the product of Gaussian factors, which does not depend on their order.
+
+    1 / v = sum_n 1 / v_n, m = v sum_n m_n / v_n, over the real n.
+
+    Args:
+        means: (M, C, Z).
+        variances: (M, C, Z).
+        mask: (M, C) 1 for real factors, at least one of each task.
+    """
+    precisions = mask.unsqueeze(-1) / variances
+    variance = 1.0 / precisions.sum(1)
+    return Posterior(variance * (precisions * means).sum(1), variance)
+
+
+class ContextEncoder(nn.Module):
+    """Turns every transition of a context set into a Gaussian factor of the posterior over the context.
+
+    Args:
+        inputs: numbers in observation, action and reward.
+        hidden_sizes: of the layers of ReLU.
+        context_size: Z.
+        generator: draws the initial weights.
+    """
+
+    def __init__(self, inputs: int, hidden_sizes: Sequence[int], context_size: int, generator: torch.Generator) -> None:
+        super().__init__()
+        sizes = [inputs, *hidden_sizes, 2 * context_size]
+        self.layers = nn.ModuleList([make_linear(before, after, generator) for before, after in pairwise(sizes)])
+
+    def forward(self, transitions: Tensor, mask: Tensor) -> Posterior:
+        """Return the posterior for transitions (M, C, inputs), of which mask (M, C) says which are real."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            transitions = layer(transitions).relu()
+        means, variances = last(transitions).chunk(2, -1)
+        return product_of_gaussians(means, softplus(variances).clamp(min=_LEAST_VARIANCE), mask)
+
+
+class PEARL(MetaLearner):
+    """Off-policy meta-RL by posterior sampling: act as if a context drawn from the posterior were the task.
+
+    Adaptation goes in rounds of `fast-batch-size` episodes: the context of the first is drawn from the prior, that of
+    every later one from the posterior of all rounds before it. Contexts for learning are drawn from the transitions of
+    first rounds alone, as the prior samples them; actor and critics learn from those of all rounds. In difference to
+    the published code the critics have target networks of their own instead of a value network, and the temperature is
+    learned.
+
+    Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
+    """
+
+    class Settings(SACSettings):
+        """Settings of PEARL."""
+
+        context_size: Annotated[Count, Field(description="numbers in the latent context")] = 5
+        encoder_sizes: Annotated[
+            tuple[Count, ...], Field(strict=False, min_length=1, description="units of each layer of the encoder")
+        ] = (200, 200, 200)
+        context_batch: Annotated[Count, Field(description="transitions of a task that make its posterior")] = 100
+        context_trials: Annotated[
+            Count, Field(description="newest episodes of a task that these transitions are drawn from")
+        ] = 2
+        kl_weight: Annotated[float, Field(ge=0, description="weight of the posterior's divergence from N(0, I)")] = 0.1
+        tasks_per_update: Annotated[Count, Field(description="tasks in each update")] = 16
+        batch_size: Annotated[Count, Field(description="transitions of each task in an update")] = 256
+        num_updates: Annotated[Count, Field(description="updates after each batch of episodes")] = 500
+        warmup_steps: Annotated[Count, Field(description="steps that are sampled before the first update")] = 2000
+        reward_scale: Annotated[Positive, Field(description="what rewards are multiplied by for the critics")] = 5.0
+
+    columns = "round"
+    settings: Settings
+    policy: ContextActor
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        actor, settings = self.policy, self.settings
+        if not isinstance(actor, ContextActor):
+            raise TypeError(
+                f"pearl trains a ContextActor, and {type(actor).__name__} is not one; leave out the policy of the "
+                "config, or pass a ContextActor"
+            )
+        (seen,), done, known = actor.observation_shape, actor.noise_size, len(actor.context)
+        generator = self.torch_generator("networks")
+        self.encoder = ContextEncoder(seen + done + 1, settings.encoder_sizes, known, generator).to(self.device)
+        inputs = seen + known + done
+        self.critics = TwinMLP(inputs, actor.hidden_sizes, 1, generator).to(self.device)
+        self.targets = TwinMLP(inputs, actor.hidden_sizes, 1, generator).to(self.device).requires_grad_(False)
+        self.targets.load_state_dict(self.critics.state_dict())
+        start = math.log(settings.initial_temperature)
+        self._log_temperature = torch.full((), start, device=self.device, requires_grad=True)
+        given = settings.target_entropy
+        self._target_entropy = default_target_entropy(actor.action_space) if given is None else given
+        self._unit = action_unit(actor.action_space).to(self.device)
+        acting = [param for param in actor.parameters() if param.requires_grad]
+        self.optimizers = {
+            "actor": torch.optim.Adam(acting, lr=settings.learning_rate),
+            "critics": torch.optim.Adam(self.critics.parameters(), lr=settings.learning_rate),
+            "encoder": torch.optim.Adam(self.encoder.parameters(), lr=settings.learning_rate),
+            "temperature": torch.optim.Adam([self._log_temperature], lr=settings.temperature_learning_rate),
+        }
+        kept = {"memory_bytes": settings.mapped_bytes}
+        self.experience = {
+            "all": Replay(settings.buffer_steps, **kept),
+            "from_prior": Replay(settings.buffer_steps, **kept),
+        }
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        """Make an actor with a context.
+
+        Raises:
+            ConfigError: If a space is not supported, or the replay is smaller than an episode.
+        """
+        steps = config.max_episode_steps or env.max_episode_steps or 1
+        if settings.buffer_steps < steps:
+            raise config.error(
+                f"a replay of {settings.buffer_steps:,} steps has no room for an episode of {steps:,}; use more",
+                "algorithm-settings",
+                "buffer-steps",
+            )
+        spaces = env.single_observation_space, env.single_action_space
+        try:
+            return ContextActor(*spaces, settings.context_size, config.hidden_sizes, seed=config.seed)
+        except TypeError as error:
+            raise config.error(f"pearl needs vectors and actions in a bounded Box: {error}", "algorithm") from None
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
+        """Return None: the context is what adapts."""
+        return
+
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the config asks for batches that are collected ahead, or another method.
+        """
+        if config.prefetch:
+            raise config.error("pearl infers contexts while it samples; leave it out", "prefetch")
+        if config.method != "maml":
+            raise config.error("pearl adapts by its context, in training as afterwards; leave it out", "method")
+        return super().from_config(policy, config, settings, device)
+
+    @property
+    def takes_steps(self) -> bool:
+        """True: a step of adaptation is a round of episodes."""
+        return True
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        """Sample as many rounds as there are inner steps, and one more."""
+        adapted = self._adapt(sampler, tasks, self.collection.num_steps, deterministic=False)
+        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params)])
+
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        """Sample `num_steps` rounds without noise in the actions, and draw contexts from the posterior of them all."""
+        return self._adapt(sampler, tasks, num_steps, deterministic=True)
+
+    def test(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None = None
+    ) -> Batch:
+        """Adapt, and sample one more round, all without noise in the actions; see `MetaLearner.test`."""
+        adapted = self.adapt(sampler, tasks, num_steps)
+        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params, deterministic=True)])
+
+    def _adapt(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, *, deterministic: bool) -> Adapted:
+        own: dict[str, Tensor] = {name: param.detach() for name, param in sampler.policy.named_parameters()}
+        phases: list[TaskEpisodes] = []
+        for step in range(num_steps + 1):
+            contexts = self._draw_contexts(sampler, phases, (len(tasks), len(own[CONTEXT]))).to(own[CONTEXT])
+            params = {**own, CONTEXT: contexts}
+            if step < num_steps:
+                phases.append(sampler.rollout(tasks, params, deterministic=deterministic))
+        return Adapted(phases, params)
+
+    def _draw_contexts(self, sampler: Sampler, phases: Sequence[TaskEpisodes], shape: tuple[int, int]) -> Tensor:
+        """Draw a context for each task from the posterior of all phases, from the prior if there are none, (M, Z)."""
+        noise = torch.from_numpy(sampler.generator("context").standard_normal(shape, "float32")).to(self.device)
+        if not phases:
+            return noise
+        with torch.no_grad():
+            parts = [
+                (
+                    self._transitions(each.observations, each.actions, each.rewards).flatten(1, 2),
+                    each.mask.to(self.device).flatten(1, 2),
+                )
+                for each in phases
+            ]
+            transitions, mask = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
+            posterior: Posterior = self.encoder(transitions, mask)
+            return posterior.sample(noise)
+
+    def _transitions(self, observations: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+        """Return what the encoder sees of transitions, (..., inputs)."""
+        parts = (observations.float(), actions.float().flatten(rewards.dim()), rewards.unsqueeze(-1).float())
+        return torch.cat(parts, -1).to(self.device)
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Keep the episodes, and take steps on batches of all that are kept, once there are enough.
+
+        Returns:
+            `replay/steps`, `updates`; and of the updates `loss/critics`, `loss/actor`, `kl`, `temperature`, `entropy`,
+            the means.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        everything, from_prior = self.experience["all"], self.experience["from_prior"]
+        for index, episodes in enumerate(batch.phases):
+            for replay in (everything, from_prior)[: 2 if index == 0 else 1]:
+                replay.append(episodes, slots_per_task=episodes.rewards.shape[2])
+        known = {"replay/steps": everything.num_steps, "updates": 0}
+        if everything.num_steps < min(self.settings.warmup_steps, everything.capacity // 2):
+            return known
+        # What was dropped from one may still be in the other.
+        old = [str(task) for task in everything.tasks]
+        tasks = [task for task in from_prior.tasks if str(task) in old]
+        rng, totals = self.generator("replay"), torch.zeros(5)
+        for _ in range(self.settings.num_updates):
+            chosen = rng.choice(len(tasks), min(len(tasks), self.settings.tasks_per_update), replace=False)
+            of_tasks = [tasks[index] for index in chosen]
+            newest, size = self.settings.context_trials, self.settings.context_batch
+            context = from_prior.sample_transitions(rng, size, tasks=of_tasks, newest=newest)
+            steps = everything.sample_transitions(rng, self.settings.batch_size, tasks=of_tasks)
+            totals += self.step(context.to(self.device), steps.to(self.device))
+        means = (totals / self.settings.num_updates).tolist()
+        names = "loss/critics", "loss/actor", "kl", "temperature", "entropy"
+        return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+
+    def step(self, context: Steps, steps: Steps) -> Tensor:
+        """Take one step.
+
+        Args:
+            context: (M, C, ...) the context set of each task.
+            steps: (M, N, ...) transitions of the same tasks to learn from.
+
+        Returns:
+            (5,) losses of critics and actor, divergence of the posteriors, temperature, entropy; means over tasks.
+
+        Raises:
+            NonFiniteError: If a loss is not finite; the step is not taken.
+        """
+        posterior: Posterior = self.encoder(
+            self._transitions(context.observations, context.actions, context.rewards), context.mask
+        )
+        noise = torch.randn(posterior.mean.shape, generator=self.torch_generator("contexts")).to(self.device)
+        of_tasks = posterior.sample(noise)
+        contexts = of_tasks.unsqueeze(1).expand(-1, steps.rewards.shape[1], -1).flatten(0, 1)
+        before, after = (seen.flatten(0, 1).float() for seen in (steps.observations, steps.next_observations))
+        rewards, terminal = steps.rewards.flatten(), steps.terminations.flatten().float()
+        head, temperature = self.policy.distributions, self._log_temperature.exp()
+        alpha = temperature.detach()
+        done = (steps.actions.flatten(0, 1).flatten(1).float() - head.center.to(before)) * self._unit
+        # No gradient of actor or targets goes to the encoder: the critics say what a context is good for.
+        fixed = contexts.detach()
+        parameters = self.policy.under(torch.cat((before, after)), torch.cat((fixed, fixed)))
+        drawn = torch.randn(parameters[0].shape, generator=self.torch_generator("actions")).to(self.device)
+        actions, log_probs = head.sample(parameters, drawn)
+        (proposed, following), (log_prob, log_prob_after) = actions.chunk(2), log_probs.chunk(2)
+        with torch.no_grad():
+            values = self._values(self.targets, after, fixed, following)
+            reached = soft_values(values, log_prob_after, alpha)
+            targets = soft_targets(self.settings.reward_scale * rewards, terminal, reached, self.collection.gamma)
+        errors = self._values(self.critics, before, contexts, done) - targets
+        critic_loss = errors.square().mean(1).sum()
+        kl = posterior.divergence()
+        of_proposed = self._values(self.critics, before, fixed, proposed, fixed=True)
+        actor_loss = -soft_values(of_proposed, log_prob, alpha).mean()
+        entropy = -log_prob.detach().mean()
+        loss = critic_loss + self.settings.kl_weight * kl.sum() + actor_loss
+        loss = loss + temperature * (entropy - self._target_entropy)
+        if not math.isfinite(float(loss.detach())):
+            raise NonFiniteError(
+                "a loss of pearl is not finite; lower learning-rate or reward-scale, or look for observations and "
+                "rewards that are huge"
+            )
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        move_towards(self.targets.parameters(), self.critics.parameters(), self.settings.tau)
+        return torch.stack((critic_loss, actor_loss, kl.mean(), alpha, entropy)).detach().cpu()
+
+    @staticmethod
+    def _values(critics: TwinMLP, seen: Tensor, contexts: Tensor, actions: Tensor, *, fixed: bool = False) -> Tensor:
+        """Return the values (2, R) of actions (R, A) in (-1, 1)."""
+        inputs = torch.cat((seen, contexts, actions), -1)
+        return critics.leave(critics.enter(inputs, fixed=fixed), fixed=fixed).squeeze(-1)
+
+    def state_dict(self) -> State:
+        """Return encoder, critics, their targets, the temperature, and the state of the optimizers."""
+        tensors = {
+            f"{prefix}{name}": value
+            for prefix, network in self._networks().items()
+            for name, value in network.state_dict().items()
+        }
+        return super().state_dict() | tensors | {_TEMPERATURE: self._log_temperature.detach()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state)
+        for prefix, network in self._networks().items():
+            network.load_state_dict({name: state[f"{prefix}{name}"] for name in network.state_dict()})
+        with torch.no_grad():
+            self._log_temperature.copy_(state[_TEMPERATURE])
+
+    def _networks(self) -> dict[str, nn.Module]:
+        return {_ENCODER: self.encoder, _CRITIC: self.critics, _TARGET: self.targets}

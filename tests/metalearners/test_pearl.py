@@ -1,0 +1,209 @@
+"""PEARL: its posterior, its rounds of adaptation, and runs that learn, resume and are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from maml_rl.config import Config
+from maml_rl.errors import ConfigError, NonFiniteError
+from maml_rl.experience import Steps
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.train import train
+from maml_rl.metalearners.pearl import PEARL, product_of_gaussians
+from maml_rl.policies import GRUPolicy, Policy
+from maml_rl.policies.context_actor import CONTEXT, ContextActor
+from maml_rl.runs.checkpoint import latest_intact
+from tests.small_runs import config_of, untimed
+
+SETTINGS = {
+    "context-size": 2,
+    "encoder-sizes": [8],
+    "num-updates": 3,
+    "batch-size": 8,
+    "context-batch": 6,
+    "tasks-per-update": 2,
+    "warmup-steps": 10,
+    "buffer-steps": 2_000,
+}
+
+
+def pearl(settings: dict[str, Any] | None = None, **values: Any) -> Config:
+    keys = {key.replace("_", "-"): value for key, value in values.items()}
+    base = {"algorithm": "pearl", "fast-batch-size": 1, "slots-per-task": 1}
+    return config_of(num_batches=4).override({**base, "algorithm-settings": {**SETTINGS, **(settings or {})}, **keys})
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_posterior_is_the_product_of_its_factors_whatever_their_order() -> None:
+    means, variances, mask = draw(2, 5, 3), draw(2, 5, 3, seed=1).exp(), torch.ones(2, 5)
+    mask[1, 3:] = 0.0
+    found = product_of_gaussians(means, variances, mask)
+    # The density of a product, up to a constant, on a grid.
+    points = torch.linspace(-8.0, 8.0, 4001).double()
+    for task in range(2):
+        for entry in range(3):
+            real = mask[task].bool()
+            factors = torch.distributions.Normal(means[task, real, entry].double(), variances[task, real, entry].sqrt())
+            density = factors.log_prob(points[:, None]).sum(1)
+            weights = torch.softmax(density, 0)
+            mean = float((weights * points).sum())
+            assert float(found.mean[task, entry]) == pytest.approx(mean, abs=1e-4)
+            spread = float((weights * (points - mean).square()).sum())
+            assert float(found.variance[task, entry]) == pytest.approx(spread, rel=1e-3)
+    order = torch.tensor([4, 2, 0, 1, 3])
+    again = product_of_gaussians(means[:, order], variances[:, order], mask[:, order])
+    torch.testing.assert_close(again.mean, found.mean)
+    normal = torch.distributions.Normal(found.mean, found.variance.sqrt())
+    prior = torch.distributions.Normal(torch.zeros(()), torch.ones(()))
+    torch.testing.assert_close(found.divergence(), torch.distributions.kl_divergence(normal, prior).sum(-1))
+
+
+def test_gradients_of_the_losses_go_where_they_belong() -> None:
+    learner = make_experiment(pearl()).metalearner
+    assert isinstance(learner, PEARL)
+    generator = torch.Generator().manual_seed(0)
+
+    def steps(num: int) -> Steps:
+        shape = (2, num)
+        return Steps(
+            *(torch.randn((*shape, 2), generator=generator).clamp(-0.9, 0.9) for _ in range(2)),
+            torch.randn(shape, generator=generator),
+            torch.randn((*shape, 2), generator=generator),
+            torch.zeros(shape, dtype=torch.bool),
+            torch.zeros(shape, dtype=torch.bool),
+            torch.ones(shape),
+        )
+
+    before = {name: value.clone() for name, value in learner.state_dict().items() if isinstance(value, Tensor)}
+    actor = {name: value.clone() for name, value in learner.policy.state_dict().items()}
+    learner.step(steps(5), steps(7))
+    after = learner.state_dict()
+    for prefix in ("encoder.", "critic.", "target.", "log_temperature"):
+        assert any(not torch.equal(after[n], value) for n, value in before.items() if n.startswith(prefix)), prefix
+    moved = {name for name, value in learner.policy.state_dict().items() if not torch.equal(value, actor[name])}
+    assert CONTEXT not in moved
+    assert "layer0.weight" in moved
+    assert learner.policy.context.grad is None
+    bad = steps(7)
+    bad.rewards[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="a loss of pearl is not finite; lower learning-rate"):
+        learner.step(steps(5), bad)
+
+
+def test_actor_acts_under_the_context_of_each_task() -> None:
+    experiment = make_experiment(pearl())
+    actor = experiment.policy
+    assert isinstance(actor, ContextActor)
+    rows, contexts = draw(3, 4, 2), draw(3, 2, seed=1)
+    stacked = actor.stack_parameters(3, {**dict(actor.named_parameters())})
+    stacked[CONTEXT] = contexts
+    found = actor.distribution_parameters(rows, stacked)
+    for task in range(3):
+        expected = actor.under(rows[task], contexts[task].expand(4, -1))
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine[task], theirs)
+
+
+def test_rounds_draw_contexts_from_the_prior_and_then_from_what_was_seen() -> None:
+    experiment = make_experiment(pearl())
+    learner = experiment.metalearner
+    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+        tasks = sampler.sample_tasks(3)
+        adapted = learner.adapt(sampler, tasks, 2)
+        sampler.seek(0)
+        tested = learner.test(sampler, tasks, 2)
+        assert [each.digest() for each in tested.phases[:2]] == [each.digest() for each in adapted.phases]
+        assert len(tested.phases) == 3
+        sampler.seek(0)
+        prior = sampler.generator("context").standard_normal((3, 2), np.float32)
+        own = dict(experiment.policy.named_parameters())
+        first = sampler.rollout(tasks, {**own, CONTEXT: torch.from_numpy(prior)}, deterministic=True)
+        assert first.digest() == adapted.phases[0].digest()
+    assert adapted.params is not None
+    assert adapted.params[CONTEXT].shape == (3, 2)
+
+
+def test_training_resumes_bit_identically_and_a_saved_policy_adapts_by_its_context(tmp_path: Path) -> None:
+    train(pearl(), tmp_path / "whole", num_workers=0)
+    assert untimed(tmp_path / "whole")[-1]["updates"] == 3
+    train(pearl(num_batches=2, checkpoint_every=1), tmp_path / "parts", num_workers=0)
+    train(pearl(checkpoint_every=1), tmp_path / "parts", num_workers=2, resume=True)
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    mine, theirs = (latest_intact(tmp_path / name / "checkpoints")[1] for name in ("parts", "whole"))
+    for found, wanted in ((mine.tensors, theirs.tensors), (mine.learner, theirs.learner)):
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], x) for key, x in wanted.items() if isinstance(x, Tensor))
+    experiment = make_experiment(pearl())
+    experiment.restore("last", tmp_path / "whole")
+    evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
+    assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 1), "round")
+    policy = load_policy(tmp_path / "whole")
+    adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}, 2)
+    changed = {
+        name for name, value in policy.state_dict().items() if not torch.equal(value, adapted.state_dict()[name])
+    }
+    assert changed == {CONTEXT}
+    with pytest.raises(ConfigError, match="'pearl' does not adapt by gradient steps; leave out rule and step_size"):
+        adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}, step_size=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
+    steps_of_adam = {"learning-rate": 3e-3, "temperature-learning-rate": 1e-3, "initial-temperature": 0.01}
+    settings: dict[str, Any] = {**steps_of_adam, "encoder-sizes": [32], "kl-weight": 0.01}
+    learner = make_experiment(pearl(settings, hidden_sizes=[32, 32], gamma=0.0)).metalearner
+    assert isinstance(learner, PEARL)
+    generator = torch.Generator().manual_seed(0)
+
+    def steps(goals: Tensor, num: int) -> Steps:
+        """Random moves, rewarded by minus the distance that is left."""
+        seen, moves = (2.0 * torch.rand((len(goals), num, 2), generator=generator) - 1.0 for _ in range(2))
+        after, no = seen + 0.5 * moves, torch.zeros((len(goals), num), dtype=torch.bool)
+        rewards = -(after - goals[:, None]).norm(dim=-1)
+        return Steps(seen, scale * moves, rewards, after, no, no, torch.ones_like(rewards))
+
+    scale = learner.policy.distributions.half_range
+    for _ in range(600):
+        goals = 2.0 * torch.rand((16, 2), generator=generator) - 1.0
+        learner.step(steps(goals, 20), steps(goals, 32))
+    goals = torch.tensor([[0.8, 0.8], [-0.8, 0.8], [0.8, -0.8], [-0.8, -0.8]])
+    context, states = steps(goals, 20), torch.zeros(4, 2)
+    with torch.no_grad():
+        transitions = learner._transitions(context.observations, context.actions, context.rewards)
+        posterior = learner.encoder(transitions, context.mask)
+        means, _ = learner.policy.under(states, posterior.mean)
+    # From the middle, the action under the posterior of a task goes towards the goal of this task.
+    assert bool((torch.tanh(means) * goals > 0.1).all()), means
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"env_name": "TabularMDP-v0"}, "pearl needs vectors and actions in a bounded Box"),
+        ({"prefetch": 1}, "'prefetch'.*pearl infers contexts while it samples; leave it out"),
+        ({"method": "pretrain"}, "'method'.*pearl adapts by its context"),
+        ({"settings": {"buffer-steps": 5}}, "a replay of 5 steps has no room for an episode of 10; use more"),
+    ],
+)
+def test_what_pearl_cannot_do_is_refused_in_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_experiment(pearl(**values))
+    assert "\n" not in str(caught.value)
+
+
+def test_another_policy_is_refused() -> None:
+    actor = make_experiment(pearl()).policy
+    assert isinstance(actor, ContextActor)
+    other: Policy = GRUPolicy(actor.observation_space, actor.action_space, 4)
+    with pytest.raises(TypeError, match="GRUPolicy"):
+        PEARL(other, None)
