@@ -15,8 +15,8 @@ from benchmarks.measuring import machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 
 RATES = "Environment steps per second"
-SHARES = "Share of bare Meta-World's speed"
-OURS, BARE, IN_CPU_TIME = "maml_rl", "bare Meta-World", ", per second of CPU time"
+SHARES = "Share of plain Meta-World's speed"
+OURS, BARE, IN_CPU_TIME = "maml_rl", "plain Meta-World", ", per second of CPU time"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a memory costs: trials of a recurrent policy against a memoryless one, and against its bare cell.
+"""What a memory costs: trials of a recurrent policy against a memoryless one, and against its plain cell.
 
     python -m benchmarks.trials --json trials.json
 

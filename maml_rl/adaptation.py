@@ -454,7 +454,7 @@ def flat_step_size(step_size: StepSize, layout: ParameterLayout, like: Tensor) -
     """Return a number as it is; step sizes by name as a vector (D,), zero where a parameter is not adapted.
 
     Raises:
-        ValueError: If a name is none of the policy's.
+        ValueError: If a name is not one of the policy's.
     """
     if not isinstance(step_size, Mapping):
         return step_size

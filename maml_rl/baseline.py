@@ -33,7 +33,7 @@ class LinearFeatureBaseline:
 
     All tasks are fitted at once, each with weights of its own, in float64 and on real steps only. The ridge acts on
     features scaled to a root mean square of 1, so that it does not depend on the units of an observation; where it is
-    too weak for a solution, it is raised for that task until there is one. A fit says nothing about what lies outside
+    too weak for a solution, it is raised for that task until there is one. A fit says nothing about what is outside
     its data: entries of an observation that are larger than any fitted are clipped to it. Values are never NaN.
 
     The targets are the plain discounted returns, whether or not the advantages bootstrap. Fitted to time-limited
@@ -41,7 +41,7 @@ class LinearFeatureBaseline:
     close to zero on average, but not for every episode: features of the observation fit the returns of all steps with
     the same weights, and on HalfCheetahDir the values of final observations deviate by 0.2 to 1 times as much as those
     of all steps. Bootstrapping adds this deviation to the advantages; `bootstrap=False` does not. Bootstrapping is
-    needed where episodes are cut off at different times, or where the limit is no part of the problem. Targets that
+    needed where episodes are cut off at different times, or where the limit is not part of the problem. Targets that
     bootstrap as well would need V of the final observations while it is being fitted: with features of time, any
     c * discount^(limit - t) could be added to a solution of that equation, so the data do not determine it.
 
@@ -76,7 +76,7 @@ class LinearFeatureBaseline:
             raise TypeError("a LinearFeatureBaseline needs either an input_size or an image_shape")
         if not 1 <= input_size <= _MAX_INPUT_SIZE:
             raise ValueError(
-                f"input_size must lie in [1, {_MAX_INPUT_SIZE}], got {input_size}; a linear fit of larger "
+                f"input_size must be in [1, {_MAX_INPUT_SIZE}], got {input_size}; a linear fit of larger "
                 "observations only memorizes: for images pass image_shape=, otherwise use ZeroBaseline(), in a config "
                 "'baseline: zero'"
             )

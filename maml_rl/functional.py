@@ -1,7 +1,7 @@
 """Pure reinforcement-learning mathematics on tensors: returns, advantages, masked statistics, losses, divergences.
 
 T is time steps, B is episodes, `...` is any leading axes (M tasks). A mask is 1 on real steps and 0 on padding,
-and what lies under the padding never matters, not even NaN. No function writes into its arguments.
+and what is under the padding never matters, not even NaN. No function writes into its arguments.
 """
 
 import math
@@ -285,7 +285,7 @@ def _discounted_sums(terms: Tensor, factor: float) -> Tensor:
 
 def _check_fraction(name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], got {value}")
+        raise ValueError(f"{name} must be in [0, 1], got {value}")
 
 
 def _check_shapes(**tensors: Tensor) -> None:

@@ -75,7 +75,7 @@ class StreamKey(NamedTuple):
         for name, value in zip(self._fields, self, strict=True):
             limit = limits.get(name, _WORD)
             if not 0 <= value < limit:
-                raise ValueError(f"the {name} of a random stream must lie in [0, {limit}), got {value}")
+                raise ValueError(f"the {name} of a random stream must be in [0, {limit}), got {value}")
         return self
 
     def words(self) -> tuple[int, int, int, int, int]:

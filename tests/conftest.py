@@ -36,13 +36,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """See tests/skipping.py."""
+    """Refuse skipped tests where none may be, or tell what they lack."""
     return judge((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """See tests/skipping.py."""
+    """Refuse skipped tests where none may be, or tell what they lack."""
     return judge((yield))
 
 

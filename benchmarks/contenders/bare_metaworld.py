@@ -1,4 +1,4 @@
-"""Our sampler on Meta-World, and after each of its turns bare Meta-World, which steps the same episodes in a loop."""
+"""Our sampler on Meta-World, and after each of its turns plain Meta-World, which steps the same episodes in a loop."""
 
 import multiprocessing
 import os
@@ -66,7 +66,7 @@ class SamplerAndBareMetaWorld:
         actions = np.clip(episodes.actions.transpose(1, 2).numpy(), -1.0, 1.0)
         bare_seconds, bare_cpu_seconds, finals = self._step(list(zip(self._own.tasks, actions, strict=True)))
         if not np.array_equal(finals.astype(np.float32), episodes.final_observations.numpy()):
-            raise RuntimeError("bare Meta-World did not end where the episodes ended; its speed would mean nothing")
+            raise RuntimeError("plain Meta-World did not end where the episodes ended; its speed would mean nothing")
         names = (*self._names, *(name + self._in_cpu_time for name in self._names))
         spent = seconds, bare_seconds, own_cpu_seconds, bare_cpu_seconds
         return {name: episodes.num_steps / max(each, _CPU_TICK) for name, each in zip(names, spent, strict=True)}

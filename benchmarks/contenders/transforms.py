@@ -29,7 +29,7 @@ class JVPLinearization(Linearization):
         return lambda vectors: jvp(function, (self._parameters,), (vectors,))[1]
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
-        """See `Linearization.differentiate`."""
+        """Compute a loss and its gradient."""
 
         def total(flat: Tensor) -> tuple[Tensor, Tensor]:
             losses = loss(self._policy.distributions.log_prob(self._outputs(flat), self._samples.actions))
@@ -42,13 +42,13 @@ class JVPLinearization(Linearization):
         return losses, result
 
     def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearization.hessian_product`."""
+        """Multiply vectors by the Hessian of the last loss."""
         product = self._push_gradient(vectors)
         assert isinstance(product, Tensor)
         return product
 
     def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearization.fisher_product`."""
+        """Multiply vectors by each task's Fisher matrix."""
         tangents = self._push(vectors)
         assert isinstance(tangents, tuple)
         (product,) = self._pull(
@@ -57,7 +57,7 @@ class JVPLinearization(Linearization):
         return torch.as_tensor(product)
 
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """See `Linearization.kl_from`."""
+        """Return KL(old, this), averaged over the real steps of each task."""
         return (self._policy.distributions.kl(old, self.distribution) * self._samples.weights).sum((1, 2))
 
 

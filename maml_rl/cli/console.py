@@ -257,7 +257,7 @@ def _whole_number(text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text[:_SHOWN]!r}") from None
+        raise argparse.ArgumentTypeError(f"expected an integer, got {text[:_SHOWN]!r}") from None
     if number < least:
         raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
     return number

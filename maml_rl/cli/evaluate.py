@@ -253,8 +253,8 @@ def _check_has_policy(config_path: Path, choice: str) -> None:
         return
     if not (config_path.parent / "checkpoints").is_dir():
         raise ConfigError(
-            f"{config_path} is a config and no run, so there is no trained policy beside it; give the folder of a run, "
-            "or a checkpoint by --checkpoint, or --checkpoint initial for one at random"
+            f"{config_path} is a config and not a run folder, so there is no trained policy beside it; give the folder "
+            "of a run, or a checkpoint by --checkpoint, or --checkpoint initial for one at random"
         )
 
 

@@ -337,7 +337,7 @@ def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
         make = found if callable(found) else lambda **arguments: gymnasium.make(find_spec(name).id, **arguments)
         env = make(**kwargs)
     if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"{name} makes {type(env).__name__}, which is no gymnasium.Env; derive it from that")
+        raise ConfigError(f"{name} makes {type(env).__name__}, which is not a gymnasium.Env; derive it from that")
     return Awaited(env) if is_async(env) else env
 
 

@@ -68,14 +68,14 @@ def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path 
         if of_run:
             hint = suggest(given, [*shipped_configs(), *(f"zoo:{name}" for name in zoo())])
             raise ConfigError(
-                f"there is no run folder {given!r}, and no config of that name{hint} (`maml-rl zoo` lists trained "
+                f"there is not a run folder {given!r}, and no config of that name{hint} (`maml-rl zoo` lists trained "
                 "policies, `maml-rl configs` configs)"
             ) from error
         raise
 
 
 def is_run(config_path: Path) -> bool:
-    """Tell whether a config lies in the folder of a run; the zoo, whose policies do, is not to be written to."""
+    """Tell whether a config is in the folder of a run; the zoo, whose policies do, is not to be written to."""
     return config_path.name == "config.json" and not config_path.resolve().is_relative_to(ZOO)
 
 

@@ -196,7 +196,7 @@ def _check_seeds(options: argparse.Namespace) -> None:
         raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
     for seed in options.seeds:
         if options.seeds.count(seed) > 1:
-            raise ConfigError(f"--seeds names {seed} more than once; leave out all but one")
+            raise ConfigError(f"--seeds names {seed} more than once; leave out all except one")
     folder = options.output_folder
     if (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")

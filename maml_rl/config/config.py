@@ -402,7 +402,7 @@ def load_config(path: str | Path) -> Config:
     """Read a config from YAML, or from a run's `config.json`.
 
     Raises:
-        ConfigError: If the file cannot be read, is no valid config, or is not as its run wrote it; the message names
+        ConfigError: If the file cannot be read, is not a valid config, or is not as its run wrote it; the message names
             file, line and key.
     """
     check_sum(Path(path))
@@ -483,7 +483,7 @@ def _wanted(error: ErrorDetails) -> str:
         case "less_than":
             return f"less than {limits['lt']}"
         case "int_type":
-            return "a whole number"
+            return "an integer"
         case "float_type":
             return "a number"
         case "bool_type":

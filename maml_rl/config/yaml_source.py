@@ -100,9 +100,9 @@ def parse_mapping(data: str | bytes, origin: str) -> Mapping:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{origin}{line} is no valid YAML: {error.problem or error.context}") from None
+        raise ConfigError(f"{origin}{line} is not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin} is no valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{origin} is nested too deeply for a config") from None
     except ConfigError:

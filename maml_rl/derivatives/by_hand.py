@@ -72,7 +72,7 @@ class MLPLinearization(Linearization):
         layout: of its parameters.
         rows: of k tasks.
         parameters: (k, D).
-        kept: where the units and deltas lie; use it for nothing else while this object is needed.
+        kept: where the units and deltas are; use it for nothing else while this object is needed.
     """
 
     _policy: MLPPolicy
@@ -104,7 +104,7 @@ class MLPLinearization(Linearization):
         return len(self._weights) - 1
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
-        """See `Linearization.differentiate`."""
+        """Compute a loss and its gradient."""
         with torch.enable_grad():
             log_probs = self._of_units.values.detach().requires_grad_()
             losses = loss(self._rows.to_grid(log_probs))
@@ -117,12 +117,12 @@ class MLPLinearization(Linearization):
         return losses.detach(), gradient
 
     def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearization.fisher_product`."""
+        """Multiply vectors by each task's Fisher matrix."""
         tangent, _, _ = self._push_forward(vectors, workspace)
         return self._pull_back(self._of_units.fisher_product(tangent, self._rows.weights), workspace, [])
 
     def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearization.hessian_product`: the derivative of `_pull_back` along the vectors, layer by layer."""
+        """Multiply vectors by the Hessian of the last loss: differentiate `_pull_back` along them, layer by layer."""
         activation, tangents = self._activation, self._layout.views(vectors)
         curved = activation.curvature != 0
         output_tangent, unit_tangents, products = self._push_forward(vectors, workspace, curved=curved)
@@ -148,7 +148,7 @@ class MLPLinearization(Linearization):
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """See `Linearization.kl_from`."""
+        """Return KL(old, this), averaged over the real steps of each task."""
         return (self._policy.distributions.kl(old, self.distribution) * self._rows.weights).sum(1)
 
     def _output_hessian_product(self, tangent: Vector) -> Vector:
@@ -167,7 +167,7 @@ class MLPLinearization(Linearization):
         return outputs, others
 
     def _affine(self, workspace: Workspace, name: str, index: int, weights: Sequence[Tensor], bias: Tensor) -> Tensor:
-        """Return units W^T + b of layer `index`, (k, R, out); the output units lie transposed in memory."""
+        """Return units W^T + b of layer `index`, (k, R, out); the output units are transposed in memory."""
         units, weight, bias = self._units[index], weights[index], bias.unsqueeze(1)
         num_tasks, num_rows, _ = units.shape
         if index < self._last:

@@ -35,11 +35,11 @@ class AutogradLinearization(Linearization):
         self._pushed: tuple[tuple[Tensor, ...], Tensor] | None = None
 
     def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
-        """See `Linearization.outcome`."""
+        """Return what a loss is computed from, with the parameters and the distribution."""
         return PhaseOutcome(self._policy, samples, self._params, self._outputs, log_probs)
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
-        """See `Linearization.differentiate`."""
+        """Compute a loss and its gradient."""
         with torch.enable_grad():
             losses = loss(self._log_probs)
             (gradient,) = torch.autograd.grad(losses.sum(), self._parameters, create_graph=twice, retain_graph=True)
@@ -47,7 +47,7 @@ class AutogradLinearization(Linearization):
         return losses.detach(), gradient.detach()
 
     def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearization.hessian_product`; the Hessian is symmetric, so that a pass back multiplies by it."""
+        """Multiply vectors by the Hessian of the last loss; it is symmetric, so that a pass back multiplies by it."""
         if self._gradient is None:
             raise RuntimeError("hessian_product needs a call of differentiate(twice=True) first")
         if not self._gradient.requires_grad:  # A loss that is linear in the parameters.
@@ -56,7 +56,7 @@ class AutogradLinearization(Linearization):
         return product
 
     def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
-        """See `Linearization.fisher_product`."""
+        """Multiply vectors by each task's Fisher matrix."""
         learned = [index for index, output in enumerate(self._outputs) if output.requires_grad]
         outputs = [self._outputs[index] for index in learned]
         if self._pushed is None:
@@ -76,5 +76,5 @@ class AutogradLinearization(Linearization):
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """See `Linearization.kl_from`."""
+        """Return KL(old, this), averaged over the real steps of each task."""
         return (self._policy.distributions.kl(old, self.distribution) * self._samples.weights).sum((1, 2))

@@ -43,7 +43,7 @@ class Rows:
         dtype = samples.advantages.dtype
         units = policy.encode(samples.observations, dtype)
         actions = samples.actions.to(dtype) if samples.actions.is_floating_point() else samples.actions
-        # Actions lie as (k, A, R), as the output units do; see `maml_rl.policies.heads.LogProbability`.
+        # Actions are stored as (k, A, R), as the output units do; see `maml_rl.policies.heads.LogProbability`.
         return cls(
             units=take(units).contiguous(),
             actions=take(actions).mT.contiguous().mT,

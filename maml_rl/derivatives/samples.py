@@ -69,7 +69,7 @@ class Samples:
             values = values[tasks, :steps]
             values = values if columns is None else values[:, :, columns]
             if not complete:
-                # Whatever lies under the padding, NaN included, must not reach a matrix product.
+                # Whatever is under the padding, NaN included, must not reach a matrix product.
                 values = values.masked_fill(~real.reshape(*real.shape, *(1,) * (values.dim() - 3)), 0)
             return values.to(device)
 

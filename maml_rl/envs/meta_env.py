@@ -173,12 +173,12 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @property
     def retries(self) -> int:
-        """See the class; 0 for families of this package."""
+        """How often episodes were begun anew so far; 0 for families of this package."""
         return 0
 
     @property
     def waiting_seconds(self) -> float:
-        """See the class."""
+        """Seconds for which no slot was ready; 0 for families of this package."""
         return 0.0
 
     @abstractmethod

@@ -136,7 +136,7 @@ def find_spec(env_id: str) -> EnvSpec:
         imported = import_named(module, env_id)
     if name not in gymnasium.registry and callable(getattr(imported, name, None)):
         raise ValueError(
-            f"{env_id!r} is no id, but something that makes an environment; pass it itself, or give it an id in "
+            f"{env_id!r} is not an id but something that makes an environment; pass it itself, or give it an id in "
             f"{module}: gymnasium.register('{name}-v0', entry_point='{env_id}', max_episode_steps=...)"
         )
     if name not in gymnasium.registry and (newer := _newer_version(name)):

@@ -25,7 +25,7 @@ class TaskParameter:
     """One number that tasks are made from, and how it is distributed.
 
     Attributes:
-        ranges: where it lies, each as (low, high) with low below high; high itself is never drawn.
+        ranges: its range in each dimension, as (low, high) with low below high; high itself is never drawn.
         scale: what of it is uniform within the ranges.
         values: numbers that alone are drawn, all equally likely, instead of ranges.
     """

@@ -40,7 +40,7 @@ class BatchEpisodes:
     Args:
         batch_size: B, number of episodes.
         gamma: discount of `returns` and `advantages`.
-        device: where the tensors lie.
+        device: where the tensors are.
         task: the task that the episodes are of.
 
     Attributes:

@@ -127,7 +127,7 @@ class TaskEpisodes:
         if self.lengths.max() == 0:
             raise ValueError("expected at least one step, but every episode has length 0")
         if self.lengths.min() < 0 or self.lengths.max() > steps:
-            raise ValueError(f"lengths must lie in [0, {steps}], got {self.lengths.min()} to {self.lengths.max()}")
+            raise ValueError(f"lengths must be in [0, {steps}], got {self.lengths.min()} to {self.lengths.max()}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -219,7 +219,7 @@ class TaskEpisodes:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors lie."""
+        """Where the tensors are."""
         return self.rewards.device
 
     @property
@@ -316,7 +316,7 @@ class TaskEpisodes:
         return self._advantages
 
     def to(self, device: torch.device | str) -> "TaskEpisodes":
-        """Return the same episodes on `device`; tensors that lie there already are shared."""
+        """Return the same episodes on `device`; tensors that are there already are shared."""
         moved = copy.copy(self)
         vars(moved).update({name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
         moved.memory = None if self.memory is None else tuple(kept.to(device) for kept in self.memory)

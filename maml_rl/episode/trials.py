@@ -22,7 +22,7 @@ class Trials:
         log_probs: (L, N) log-probabilities recorded while sampling; None if they were not.
         mask: (L, N) float32, 1 for real steps.
         episodes: (L, N) int64 number of the episode within the trial that each step belongs to.
-        places: (N, L) int64, where each step lies in (M, T, B), flattened; of padding, where nothing lies.
+        places: (N, L) int64, where each step is in (M, T, B), flattened; of padding, where there is nothing.
     """
 
     observations: Tensor
@@ -102,7 +102,7 @@ class Trials:
         ).to(values.dtype)
 
     def as_episodes(self, values: Tensor, like: TaskEpisodes) -> Tensor:
-        """Return numbers of steps (L, N) where the steps lie in the episodes: (M, T, B), zero on padding.
+        """Return numbers of steps (L, N) where the steps are in the episodes: (M, T, B), zero on padding.
 
         Args:
             values: one number for each step.

@@ -57,7 +57,7 @@ class Experiment:
         config: the settings, with all of the algorithm's written out.
         metalearner: with the initial parameters of its policy, which depend only on the config's seed.
         baseline: fits the policy's observations.
-        device: where the policy lies.
+        device: where the policy is.
         episode_bytes: what a recorded episode takes at least.
         in_child: whether the environment must not be made in this process.
         task_distribution: which tasks are drawn; None for the family's own distribution.
@@ -157,8 +157,8 @@ class Experiment:
         """Read tasks from a file, and try them all in the environment.
 
         Raises:
-            ConfigError: If the file cannot be read, is no file of tasks, is of another family, or a task is malformed;
-                in one line, which names the task.
+            ConfigError: If the file cannot be read, is not a file of tasks, is of another family, or a task is
+                malformed; in one line, which names the task.
         """
         tasks = read_tasks(path, self.config.env_name)
         env = self.make_env()
@@ -263,7 +263,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
 
     Args:
         config: the experiment.
-        device: where the policy lies.
+        device: where the policy is.
         num_workers: of the sampler to come. With 0 the environment is tried in this process; otherwise in a worker, as
             it may hold what must not be in the parent. The families of this package hold nothing of the kind, and are
             always tried here.

@@ -217,7 +217,7 @@ def evaluate(
             "fewer steps, or halve it once or never"
         )
     if not 1 <= repetitions <= _MOST_REPETITIONS:
-        raise ConfigError(f"repetitions must lie in [1, {_MOST_REPETITIONS}], got {repetitions}")
+        raise ConfigError(f"repetitions must be in [1, {_MOST_REPETITIONS}], got {repetitions}")
     drawn = tasks is None
     if tasks is None and not validation:
         # A set that was drawn once is measured on as a whole.

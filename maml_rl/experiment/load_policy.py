@@ -25,7 +25,7 @@ from maml_rl.samplers import MultiTaskSampler
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a policy comes from, which is no part of what it is: copies share it, and it is not pickled.
+    """Where a policy comes from, which is not part of what it is: copies share it, and it is not pickled.
 
     Attributes:
         config: of the run.
@@ -70,8 +70,8 @@ def load_policy(
         `adapt_to_task` adapts it.
 
     Raises:
-        ConfigError: If the folder is no run, the zoo has no such policy, the environment cannot be made, or the run
-            needs `trust`.
+        ConfigError: If the folder is not a run folder, the zoo has no such policy, the environment cannot be made, or
+            the run needs `trust`.
         CheckpointError: If the checkpoint is missing, broken, or of another architecture.
     """
     folder = find_run(run)

@@ -64,7 +64,7 @@ def add_to_zoo(
         The policy's folder in the zoo.
 
     Raises:
-        ConfigError: If there is no such run, its config needs code that is no part of the package, the name is taken,
+        ConfigError: If there is no such run, its config needs code that is not part of the package, the name is taken,
             no name, or above or below that of another policy, or the zoo would become too large.
         CheckpointError: If the checkpoint is missing or broken.
     """
@@ -72,7 +72,7 @@ def add_to_zoo(
     folder = find_run(run)
     config = load_config(folder / CONFIG)
     for key, value in config.named_code().items():
-        raise ConfigError(f"{key} {value!r} of {folder} is no part of the package, so others could not load it")
+        raise ConfigError(f"{key} {value!r} of {folder} is not part of the package, so others could not load it")
     # Where the run was sampled and when it was evaluated is of no use here, and may name what others do not have.
     defaults = {str(field.alias): field.default for name, field in Config.model_fields.items() if name in _NOT_KEPT}
     trained_with = load_system(folder)
@@ -114,7 +114,7 @@ def _check_name(name: str, *, overwrite: bool) -> None:
     """
     parts = name.split("/")
     if not _NAME.fullmatch(name) or ".." in name or _HELD & set(parts):
-        raise ConfigError(f"{name!r} is no name for the zoo; take letters, digits, '-' and '.', and at most one '/'")
+        raise ConfigError(f"{name!r} is not a name for the zoo; take letters, digits, '-' and '.', and at most one '/'")
     for other in zoo():
         if other == name and not overwrite:
             raise ConfigError(f"the zoo has a policy {name!r}; replace it with --overwrite, or choose another --name")

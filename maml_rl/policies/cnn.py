@@ -105,7 +105,7 @@ class CNNPolicy(Policy):
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters; see `Policy.actor`."""
-        # Copies lie at the same alignment wherever the stack begins, so that convolutions round the same everywhere.
+        # Copies have the same alignment wherever the stack begins, so that convolutions round the same everywhere.
         own, connected = [param.clone() for param in self._conv_params(params)], _connected(params)
         act = self.distributions.actor(connected)
 
@@ -136,7 +136,7 @@ class CNNPolicy(Policy):
         if not stacked:
             params = [param.unsqueeze(0) for param in params]
         dtype = params[0].dtype if params else torch.float32
-        # Numbers first: images of a phase may lie in any order, and as bytes they would be copied once more.
+        # Numbers first: images of a phase may be in any order, and as bytes they would be copied once more.
         units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / self.image_scale)
         units = units.reshape(lead[0] if stacked else 1, -1, *self.observation_shape)
         if _channels_first(self.observation_shape):

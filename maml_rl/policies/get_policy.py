@@ -57,7 +57,7 @@ def get_policy_for_env(
     """
     if isinstance(hidden_sizes, int) or not all(isinstance(size, int | np.integer) for size in hidden_sizes):
         raise TypeError(
-            "hidden_sizes must be a sequence of whole numbers, one for each hidden layer, as (64, 64) or (64,); got "
+            "hidden_sizes must be a sequence of integers, one for each hidden layer, as (64, 64) or (64,); got "
             f"{hidden_sizes!r}"
         )
     if not output_scale > 0.0:

@@ -189,7 +189,7 @@ class GRUPolicy(SequencePolicy):
                 (input_bias[..., both] + memory_bias[..., both], input_bias[..., new], memory_bias[..., new]), -1
             )
             return torch.cat((from_input, from_memory), -1).mT.contiguous(), bias
-        # torch has (enter, keep, new, leave); sigmoids are taken of what lies together.
+        # torch has (enter, keep, new, leave); sigmoids are taken of what is adjacent.
         order = torch.cat([torch.arange(size) + size * gate for gate in (0, 1, 3, 2)]).to(from_input.device)
         weights = torch.cat((from_input, from_memory), -1).index_select(-2, order)
         return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)

@@ -23,7 +23,7 @@ _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchN
 _BLOCK = 16
 # Modules with more parameters act task by task: empty places of a block would cost more than a call for each task.
 _MOST_PARAMETERS_IN_BLOCKS = 100_000
-# Observations in a trial: a number that is no usual size of an action.
+# Observations in a trial: a number that is not a usual size of an action.
 _TRIED = 7
 
 
@@ -50,7 +50,7 @@ class ModulePolicy(Policy):
         observation_shape: shape of one observation; None until `check_spaces` or `as_policy` says it.
 
     Raises:
-        TypeError: If it is no module.
+        TypeError: If it is not a module.
         ValueError: If it has no parameters, or parameters or layers that cannot be adapted to a task.
     """
 
@@ -165,7 +165,7 @@ class ModulePolicy(Policy):
             (start, (torch.arange(start, start + _BLOCK) - first_task).clamp(0, len(of_tasks) - 1))
             for start in range(first_task - first_task % _BLOCK, first_task + len(of_tasks), _BLOCK)
         ]
-        # Copies lie at the same alignment wherever the stack begins, so that products round the same in every process.
+        # Copies have the same alignment wherever the stack begins, so that products round the same in every process.
         of_blocks = [{name: value[places.to(value.device)] for name, value in params.items()} for _, places in blocks]
         of_tasks = [{name: value.clone() for name, value in own.items()} for own in of_tasks]
 
@@ -388,7 +388,7 @@ def as_policy(policy: nn.Module, observation_shape: Sequence[int] | None = None)
         observation_shape: shape of one observation, if it is known.
 
     Raises:
-        TypeError: If it is no module.
+        TypeError: If it is not a module.
         ValueError: If the module cannot be adapted to tasks; see `ModulePolicy`.
     """
     if not isinstance(policy, Policy):

@@ -182,5 +182,5 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return None, [f"{path} cannot be read ({reason}); `test.py --overwrite --output {path}` writes it again."]
     if evaluation.env_name != run.config.env_name or evaluation.returns.ndim != 3 or not len(tasks):
-        return None, [f"{path} is no evaluation of this run; `test.py --overwrite --output {path}` makes one."]
+        return None, [f"{path} is not an evaluation of this run; `test.py --overwrite --output {path}` makes one."]
     return evaluation, []

@@ -73,7 +73,7 @@ class Plot:
             self._marks.append(element("path", class_=f"line {css}", d="".join(commands)))
 
     def band(self, xs: ArrayLike, lows: ArrayLike, highs: ArrayLike, css: str) -> None:
-        """Fill what lies between two lines."""
+        """Fill the space between two lines."""
         xs = np.asarray(xs, np.float64)
         below = self._points(*_thinned(xs, np.asarray(lows, np.float64)))
         above = self._points(*_thinned(xs, np.asarray(highs, np.float64)))

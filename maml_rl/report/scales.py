@@ -22,7 +22,7 @@ class Span:
     def of(cls, *values: ArrayLike, margin: float = 0.06) -> "Span":
         """Return the span of all finite values, with a margin on both sides as a share of its width.
 
-        Without a finite value it is [0, 1]; a single value lies in the middle.
+        Without a finite value it is [0, 1]; a single value is in the middle.
         """
         flat = np.concatenate([np.asarray(array, np.float64).ravel() for array in values]) if values else np.zeros(0)
         flat = flat[np.isfinite(flat)]

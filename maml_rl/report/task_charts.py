@@ -134,7 +134,7 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
     )
     return figure(
         f"Return by {name}",
-        f"Each dot is one of {len(before)} new tasks, where its {name} lies; the color is its mean return.",
+        f"Each dot is one of {len(before)} new tasks, at its {name}; the color is its mean return.",
         element("div", maps, class_="pair"),
         scale,
     )

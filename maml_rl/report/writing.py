@@ -43,7 +43,7 @@ def write_report(
 ) -> Path:
     """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
 
-    Beside `report.html` lie `report.training.csv`, the metrics of every iteration, and `report.returns.csv`, the mean
+    Beside `report.html` are `report.training.csv`, the metrics of every iteration, and `report.returns.csv`, the mean
     return of every task after every gradient step.
 
     Runs whose configs differ only in the seed are shown together, as a mean with its interval. What cannot be shown,
@@ -70,7 +70,7 @@ def write_report(
         The file.
 
     Raises:
-        ConfigError: If there is no run among the folders, the output exists and is no report, or the tasks fit no run.
+        ConfigError: If no folder holds a run, the output exists and is not a report, or the tasks fit no run.
     """
     groups, notices = read_runs(runs)
     # Before any work: what is wrong here is wrong for all runs.
@@ -159,7 +159,7 @@ def _check_output(path: Path) -> None:
     if path.exists():
         head = path.read_bytes()[:_HEAD].decode("utf-8", errors="replace")
         if not re.search(f'name="generator" content="{re.escape(GENERATOR)}"', head):
-            raise ConfigError(f"{path} exists and is no report; choose another --output")
+            raise ConfigError(f"{path} exists and is not a report; choose another --output")
     for data in map(path.with_suffix, _DATA):
         if data.exists() and not re.match(rb"%b[,\r\n]" % FIRST_COLUMN.encode(), data.read_bytes()):
-            raise ConfigError(f"{data} exists and is no report's; move it, or choose another --output")
+            raise ConfigError(f"{data} exists and is not a table of a report; move it, or choose another --output")

@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -> Path:
-    """Write a checkpoint below `folder`; then remove all but the newest `keep` and the one with the highest score.
+    """Write a checkpoint below `folder`; then remove all except the newest `keep` and the one with the highest score.
 
     Returns:
         The checkpoint's own folder.
@@ -164,7 +164,7 @@ def find_checkpoint(choice: str | Path | int, folder: str | Path) -> tuple[Path,
     Args:
         choice: "last"; "best", by the evaluations of the run if it has any, otherwise by its returns in training; a
             number of iterations; or the folder of a checkpoint.
-        folder: where the run's checkpoints lie.
+        folder: where the run's checkpoints are.
 
     Raises:
         CheckpointError: If it is missing or broken.
@@ -346,7 +346,7 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
     try:
         tensors = tensors_from_bytes(contents[TENSORS])
     except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder / TENSORS} is no safetensors file: {error}") from error
+        raise CheckpointError(f"{folder / TENSORS} is not a safetensors file: {error}") from error
     kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LEARNER)}
     learner |= {name.removeprefix(_LEARNER): tensor for name, tensor in kept.items()}
     return Checkpoint(iteration, tensors, score, rest, learner, evaluated)

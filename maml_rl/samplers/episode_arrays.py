@@ -60,7 +60,7 @@ class EpisodeArrays:
         grid, episodes = (num_tasks, horizon, episodes_per_task), (num_tasks, episodes_per_task)
         observation_shape, observation_dtype = array_layout(env.observation_space)
         action_shape, action_dtype = array_layout(env.action_space)
-        # Those of one step lie together where that lets slots write them there, which counts for images.
+        # Those of one step are adjacent where that lets slots write them there, which counts for images.
         by_step = is_image(env.observation_space)
         stepwise = (horizon, num_tasks, episodes_per_task) if by_step else grid
         return {

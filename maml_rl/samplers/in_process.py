@@ -42,30 +42,30 @@ class VectorEnvBackend(RolloutBackend):
         self._counted: tuple[int, float] = (0, 0.0)
 
     def prepare(self, num_tasks: int) -> None:
-        """See `RolloutBackend`."""
+        """Make an environment with slots for `num_tasks` tasks; do nothing if there is one."""
         self._slots_for(num_tasks)
 
     def describe(self) -> EnvDescription:
-        """See `RolloutBackend`."""
+        """Return what one slot looks like."""
         return EnvDescription.of(self._env or self._slots_for(1))
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """See `RolloutBackend`."""
+        """Draw tasks in this process."""
         env = self._env or self._slots_for(num_tasks)
         return env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     @property
     def retries(self) -> int:
-        """See `RolloutBackend`."""
+        """How often episodes were begun anew so far."""
         return self._counted[0] + (0 if self._env is None else self._env.retries)
 
     @property
     def waiting_seconds(self) -> float:
-        """See `RolloutBackend`."""
+        """Seconds for which no slot was ready."""
         return self._counted[1] + (0.0 if self._env is None else self._env.waiting_seconds)
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
-        """See `RolloutBackend`."""
+        """Sample a phase in this process."""
         env = self._slots_for(len(phase.tasks))
         env.reset_task([task for task in phase.tasks for _ in range(self._slots_per_task)])
         return self._sample(env, phase, timer)
@@ -77,7 +77,7 @@ class VectorEnvBackend(RolloutBackend):
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     def close(self) -> None:
-        """See `RolloutBackend`."""
+        """Close the environment."""
         if self._env is not None:
             self._counted = self.retries, self.waiting_seconds
             env, self._env = self._env, None

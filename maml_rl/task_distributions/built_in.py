@@ -257,7 +257,7 @@ def _values(name: str, parameter: TaskParameter, values: Any) -> NDArray[np.floa
     if isinstance(values, int) and not isinstance(values, bool):
         most = len(parameter.values) or _LARGEST_GRID
         if not 1 <= values <= most:
-            raise ValueError(f"the number of values of {name!r} must lie in [1, {most}], got {values}")
+            raise ValueError(f"the number of values of {name!r} must be in [1, {most}], got {values}")
         return parameter.at((np.arange(values) + 0.5) / values)
     try:
         array = np.array(values, np.float64)
@@ -328,7 +328,7 @@ def _within_parts(quantiles: NDArray[np.float64], parts: NDArray[Any], count: in
 class Split(TaskDistribution):
     """Training draws from some ranges of the parameters, evaluations from others.
 
-    Either side may lie outside of the family's own range, as far as the family allows it. A parameter that is not named
+    Either side may be outside of the family's own range, as far as the family allows it. A parameter that is not named
     has the family's range.
 
     Args:

@@ -42,7 +42,7 @@ def read_tasks(path: str | Path, env_name: str) -> list[Task]:
     """Read the tasks of a family; whether they are tasks of it, only its environment can tell: see `try_tasks`.
 
     Raises:
-        ConfigError: If the file cannot be read, is no file of tasks, or is of another family; in one line.
+        ConfigError: If the file cannot be read, is not a file of tasks, or is of another family; in one line.
     """
     if Path(path).is_char_device():
         raise ConfigError(f"{path} is a device, and no file of tasks; {_LOOKS_LIKE}")
@@ -55,7 +55,7 @@ def read_tasks(path: str | Path, env_name: str) -> list[Task]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no JSON that tasks can be read from ({error}); {_LOOKS_LIKE}") from error
     if not isinstance(content, dict) or set(content) != {_ENV_NAME, _TASKS}:
-        raise ConfigError(f"{path} is no file of tasks; {_LOOKS_LIKE}")
+        raise ConfigError(f"{path} is not a file of tasks; {_LOOKS_LIKE}")
     tasks = content[_TASKS]
     if content[_ENV_NAME] != env_name:
         raise ConfigError(f"{path} holds tasks of {content[_ENV_NAME]!r}, the policy is of {env_name!r}")

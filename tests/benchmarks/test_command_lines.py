@@ -272,8 +272,8 @@ def test_metaworld_steps_the_same_episodes_on_both_sides(files):
 
     _, rows = run(metaworld.main, files)
 
-    share = rows["maml_rl"]["median"] / rows["bare Meta-World"]["median"]
-    assert rows["maml_rl / bare Meta-World"]["median"] == pytest.approx(share)
+    share = rows["maml_rl"]["median"] / rows["plain Meta-World"]["median"]
+    assert rows["maml_rl / plain Meta-World"]["median"] == pytest.approx(share)
 
 
 @pytest.mark.nightly

@@ -257,8 +257,8 @@ ENVIRONMENT_CASES: list[Case] = [
         [raised_by("raise LookupError", "LookupError", ": ")],
     ),
     (train("--env-name", "wrong_envs:Base"), ["is no id", "gymnasium.register('Base-v0'"]),
-    (check_env("wrong_envs:function"), ["makes int, which is no gymnasium.Env", "derive"]),
-    (check_env("wrong_envs:NoEnv"), ["makes NoEnv, which is no gymnasium.Env", "derive"]),
+    (check_env("wrong_envs:function"), ["makes int, which is not a gymnasium.Env", "derive"]),
+    (check_env("wrong_envs:NoEnv"), ["makes NoEnv, which is not a gymnasium.Env", "derive"]),
     (check_env("wrong_envs:needs_an_argument"), ["cannot be made", "size"]),
     (
         check_env("wrong_envs:RaisesInInit"),
@@ -427,7 +427,7 @@ FILE_CASES: list[Case] = [
             (["loop"], ["there is no folder loop"]),
             (["x" * 300], ["too long for a file system"]),
             (["run", "--output", "folder"], ["folder is a folder"]),
-            (["run", "--output", "file"], ["file exists and is no report"]),
+            (["run", "--output", "file"], ["file exists and is not a report"]),
             (["run", "--output", "file/x"], ["there is no folder file"]),
             (["run", "--output", "loop"], ["loop is a link to nowhere"]),
             (["run", "--output", "/proc/x"], ["cannot write /proc/x"]),
@@ -445,12 +445,12 @@ ZOO_CASES: list[Case] = [
         for name, words in (
             ("rl2", ["'rl2' is above the policy 'rl2/"]),
             ("2d-navigation/mine", ["is below the policy '2d-navigation'"]),
-            ("2d-navigation/checkpoints", ["is no name for the zoo"]),
-            ("../mine", ["is no name for the zoo"]),
-            ("a/..", ["is no name for the zoo"]),
-            ("/tmp/mine", ["is no name for the zoo"]),
-            ("a//b", ["is no name for the zoo"]),
-            ("", ["is no name for the zoo"]),
+            ("2d-navigation/checkpoints", ["is not a name for the zoo"]),
+            ("../mine", ["is not a name for the zoo"]),
+            ("a/..", ["is not a name for the zoo"]),
+            ("/tmp/mine", ["is not a name for the zoo"]),
+            ("a//b", ["is not a name for the zoo"]),
+            ("", ["is not a name for the zoo"]),
             ("\udcff", ["--name", "UTF-8"]),
         )
     ],
@@ -479,19 +479,19 @@ ALTERED_CASES: list[Case] = [
 ]
 
 VALUE_CASES: list[Case] = [
-    (train("--num-workers", "x"), ["'num-workers' in the command line", "expected a whole number, got 'x'"]),
-    (train("--num-workers", "1.5"), ["'num-workers' in the command line", "expected a whole number, got 1.5"]),
-    *[(train("--seeds", seeds), ["--seeds", "a whole number"]) for seeds in ("0,x", "0,,1", ",", "1-3", "[0, 1]")],
+    (train("--num-workers", "x"), ["'num-workers' in the command line", "expected an integer, got 'x'"]),
+    (train("--num-workers", "1.5"), ["'num-workers' in the command line", "expected an integer, got 1.5"]),
+    *[(train("--seeds", seeds), ["--seeds", "an integer"]) for seeds in ("0,x", "0,,1", ",", "1-3", "[0, 1]")],
     (train("--seeds", "0,1,0"), ["--seeds names 0 more than once"]),
     (train("--seeds", "0,1", "--seed", "1"), ["--seed 1 contradicts --seeds"]),
     *[
         (train("--hidden-sizes", *sizes), ["hidden-sizes", *words])
         for sizes, words in (
-            (["x", "y"], ["entry 1", "a whole number", "'x'"]),
+            (["x", "y"], ["entry 1", "an integer", "'x'"]),
             (["64", "-1"], ["entry 2", "at least 1"]),
-            (["64.5"], ["entry 1", "a whole number"]),
-            (["[[64]]"], ["entry 1", "a whole number"]),
-            (["{}"], ["entry 1", "a whole number"]),
+            (["64.5"], ["entry 1", "an integer"]),
+            (["[[64]]"], ["entry 1", "an integer"]),
+            (["{}"], ["entry 1", "an integer"]),
             ([], ["at least one argument"]),
         )
     ],
@@ -563,8 +563,8 @@ VALUE_CASES: list[Case] = [
     (train("--num-batchs", "3"), ["--num-batchs", "did you mean '--num-batches'"]),
     (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
     (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
-    (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
-    (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
+    (["test.py", "nosuch", "--num-workers", "0"], ["there is not a run folder 'nosuch'", "no config of that name"]),
+    (["test.py", "2d-navigatoin"], ["there is not a run folder", "did you mean '2d-navigation'"]),
 ]
 
 

@@ -51,9 +51,9 @@ def test_mappings_in_a_list_may_share_keys() -> None:
 @pytest.mark.parametrize(
     ("line", "wanted", "got"),
     [
-        ("num-batches: ten", "a whole number", "'ten'"),
-        ("num-batches: 10.0", "a whole number", "10.0"),
-        ("num-batches: true", "a whole number", "True"),
+        ("num-batches: ten", "an integer", "'ten'"),
+        ("num-batches: 10.0", "an integer", "10.0"),
+        ("num-batches: true", "an integer", "True"),
         ("num-batches: -1", "at least 1", "-1"),
         ("num-batches: 9999999999", "at most", "9999999999"),
         ("meta-batch-size: 0", "at least 1", "0"),

@@ -232,7 +232,7 @@ def test_there_are_never_more_than_two_environments_for_each_slot(
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ([0.0, 0.65, 0.02, 0.0, 0.95, 0.1], "must lie between"),
+        ([0.0, 0.65, 0.02, 0.0, 0.95, 0.1], "must be between"),
         ([0.0, 0.7, 0.02, 0.0, 0.8, 0.1], "puts goal and object too close to each other"),
         ([0.0, 0.7, 0.02], r"must have the shape \(6,\)"),
     ],

@@ -116,7 +116,7 @@ def test_bandit_ids_have_their_number_of_arms() -> None:
         ("HalfCheetahDirection-v5", "unknown family 'HalfCheetahDirection-v5'; did you mean 'HalfCheetahDir-v5'?"),
         ("qqqqq", "unknown family 'qqqqq'; the families are Bandit-K5-v0, "),
         ("no_such_module:Thing-v0", "cannot import the module of 'no_such_module:Thing-v0'"),
-        ("tests.envs.third_party:WalkEnv", "'tests.envs.third_party:WalkEnv' is no id, but something that makes an"),
+        ("tests.envs.third_party:WalkEnv", "'tests.envs.third_party:WalkEnv' is not an id but something that makes an"),
     ],
 )
 def test_unknown_id_is_refused_with_the_closest(env_id: str, message: str) -> None:

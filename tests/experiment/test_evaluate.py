@@ -262,7 +262,7 @@ def test_repetitions_adapt_anew_and_the_first_is_the_same_for_any_number() -> No
     assert len(phases) == 4
     assert not np.isin(twice.returns[..., 4:], once.returns).any()
     np.testing.assert_allclose(twice.repetition_returns()[:, 0], once.task_returns())
-    with pytest.raises(ConfigError, match=r"repetitions must lie in \[1, 4095\], got 0"):
+    with pytest.raises(ConfigError, match=r"repetitions must be in \[1, 4095\], got 0"):
         small_evaluation(repetitions=0)
 
 

@@ -248,7 +248,7 @@ def test_tasks_of_a_file_go_with_the_run(tmp_path: Path, held_out: Callable[[str
     ("values", "words"),
     [
         ({"evaluate_every": 0}, "'evaluate-every' in x.yaml, line 1: expected at least 1, got 0"),
-        ({"evaluate_every": "often"}, "'evaluate-every' in x.yaml, line 1: expected a whole number, got 'often'"),
+        ({"evaluate_every": "often"}, "'evaluate-every' in x.yaml, line 1: expected an integer, got 'often'"),
         ({"evaluation_tasks": 0}, "'evaluation-tasks' in x.yaml, line 1: expected at least 1, got 0"),
         ({"evaluation_tasks": ""}, "'evaluation-tasks' in x.yaml, line 1: expected .* got ''.*a file of tasks"),
         ({"evaluation_tasks": "nowhere.json"}, "'evaluation-tasks' in x.yaml, line 1: cannot read .*nowhere.json: No"),

@@ -143,19 +143,19 @@ def test_policy_that_would_make_the_zoo_too_large_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("../elsewhere", "is no name for the zoo"),
-        ("a/b/c", "is no name for the zoo"),
-        ("a/../b", "is no name for the zoo"),
-        ("a..b", "is no name for the zoo"),
-        ("/tmp/a", "is no name for the zoo"),
-        ("a/", "is no name for the zoo"),
-        ("a//b", "is no name for the zoo"),
-        (".hidden", "is no name for the zoo"),
-        ("2d-navigation/checkpoints", "is no name for the zoo"),
-        ("checkpoints/a", "is no name for the zoo"),
+        ("../elsewhere", "is not a name for the zoo"),
+        ("a/b/c", "is not a name for the zoo"),
+        ("a/../b", "is not a name for the zoo"),
+        ("a..b", "is not a name for the zoo"),
+        ("/tmp/a", "is not a name for the zoo"),
+        ("a/", "is not a name for the zoo"),
+        ("a//b", "is not a name for the zoo"),
+        (".hidden", "is not a name for the zoo"),
+        ("2d-navigation/checkpoints", "is not a name for the zoo"),
+        ("checkpoints/a", "is not a name for the zoo"),
         ("rl2", "'rl2' is above the policy 'rl2/[a-z0-9-]+' of the zoo; choose another --name"),
         ("2d-navigation/mine", "'2d-navigation/mine' is below the policy '2d-navigation' of the zoo"),
-        ("", "is no name for the zoo"),
+        ("", "is not a name for the zoo"),
         ("2d-navigation", "the zoo has a policy '2d-navigation'; replace it with --overwrite"),
     ],
 )
@@ -191,7 +191,7 @@ def test_list_of_the_zoo_takes_no_run(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_policy_that_needs_code_of_the_user_is_refused(own_zoo: Path, tmp_path: Path) -> None:
     train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=1), tmp_path / "run", num_workers=0)
-    with pytest.raises(ConfigError, match=r"env-name 'tests.lamp_env:Lamp-v0' of .* is no part of the package"):
+    with pytest.raises(ConfigError, match=r"env-name 'tests.lamp_env:Lamp-v0' of .* is not part of the package"):
         add_to_zoo(tmp_path / "run", "lamp")
     assert not own_zoo.exists()
 

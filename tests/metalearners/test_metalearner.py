@@ -101,7 +101,7 @@ def test_settings_of_the_section_and_of_the_top_level_mean_the_same() -> None:
         ("max-kl: 0\n", "'max-kl' in x.yaml, line 2: expected more than 0.0, got 0 (trust region"),
         ("ls-backtrack-ratio: 1.0\n", "'ls-backtrack-ratio' in x.yaml, line 2: expected less than 1.0, got 1.0"),
         ("gamma: 0.9\nfirst-order: 1\n", "'first-order' in x.yaml, line 3: expected true or false, got 1"),
-        ("algorithm-settings:\n  cg-iters: ten\n", "'cg-iters' in x.yaml, line 3: expected a whole number, got 'ten'"),
+        ("algorithm-settings:\n  cg-iters: ten\n", "'cg-iters' in x.yaml, line 3: expected an integer, got 'ten'"),
         (
             "algorithm-settings:\n  cg-iter: 5\n",
             "unknown key 'cg-iter' in x.yaml, line 3; did you mean 'cg-iters'?",

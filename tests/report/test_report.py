@@ -41,7 +41,7 @@ def test_report_replaces_an_earlier_report_and_nothing_else(
     output.write_text("<p>somebody's work</p>")
     assert report(navigation_runs, "--output", output) == 2
     assert output.read_text() == "<p>somebody's work</p>"
-    assert "exists and is no report; choose another --output" in capsys.readouterr().err
+    assert "exists and is not a report; choose another --output" in capsys.readouterr().err
     output.unlink()
     assert report(navigation_runs, "--output", output) == 0
     assert report(navigation_runs, "--output", output, "--title", "a second time") == 0

@@ -193,7 +193,7 @@ def test_curriculum_continues_from_its_state_bit_for_bit() -> None:
         (Grid({"velocity": 0}), "HalfCheetahVel-v5", "number of values of 'velocity' must lie in"),
         (Grid({"velocity": []}), "HalfCheetahVel-v5", "must be a list of numbers, or how many"),
         (Grid({"velocity": ["x"]}), "HalfCheetahVel-v5", "must be a list of numbers"),  # type: ignore[list-item]
-        (Grid({"direction": 3}), "HalfCheetahDir-v5", r"number of values of 'direction' must lie in \[1, 2\]"),
+        (Grid({"direction": 3}), "HalfCheetahDir-v5", r"number of values of 'direction' must be in \[1, 2\]"),
         (
             Grid({"goal_0": 1000, "goal_1": 1000}),
             "2DNavigation-v0",

@@ -37,7 +37,7 @@ class Navigation2DVectorEnv(BatchedFamily):
         low: lowest coordinate of a sampled goal.
         high: highest.
         task: `{"goal": (2,)}`.
-        normalization_scale: actions lie in [-scale, scale], mapped linearly onto moves of [-0.1, 0.1]; None for
+        normalization_scale: actions are in [-scale, scale], mapped linearly onto moves of [-0.1, 0.1]; None for
             actions that are the moves themselves. Finn et al. trained with a scale of 1.
         max_episode_steps: steps after which an episode is truncated.
         render_mode: None or "rgb_array".

@@ -36,7 +36,7 @@ class PointFamily(BatchedFamily):
         num_envs: number of slots.
         task: one entry (2,), `{"goal": (2,)}` where the class has no other.
         max_episode_steps: steps after which an episode is truncated.
-        normalization_scale: actions lie in [-scale, scale], mapped linearly onto the moves; None for actions that are
+        normalization_scale: actions are in [-scale, scale], mapped linearly onto the moves; None for actions that are
             the moves themselves.
         render_mode: None or "rgb_array".
         autoreset_mode: see `BatchedFamily`.
@@ -157,7 +157,7 @@ class PointGoalVectorEnv(PointFamily):
 
 
 class SparsePointGoalVectorEnv(PointFamily):
-    """The reward is 1 - distance within 0.2 of the goal, else 0; goals lie on the half-circle around the start.
+    """The reward is 1 - distance within 0.2 of the goal, else 0; goals are on the half-circle around the start.
 
     See `PointFamily` for the arguments.
     """

@@ -101,7 +101,7 @@ class Arm:
         if rest.any() or (given < self.low).any() or (given > self.high).any():
             zeros = f", and {rest.size} zeros after them" if rest.size else ""
             raise TaskError(
-                f"entry 'rand_vec' of a task of {self.name} must lie between {self.low.tolist()} and "
+                f"entry 'rand_vec' of a task of {self.name} must be between {self.low.tolist()} and "
                 f"{self.high.tolist()}{zeros}, got {vector.tolist()}"
             )
         env, draws = self.env, 0

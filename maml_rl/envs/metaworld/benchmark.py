@@ -108,7 +108,7 @@ class MetaWorldVectorEnv(BatchedFamily):
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw training tasks: each environment as often as any other, and its goals without repetition.
 
-        Where `num_tasks` is no multiple of the number of environments, chance chooses those that have one task more.
+        Where `num_tasks` is not a multiple of the number of environments, chance chooses those that have one task more.
         """
         return self._draw("train", random, num_tasks)
 

@@ -50,7 +50,7 @@ class HumanoidDirVectorEnv(MujocoFamily):
         super()._bind_fields()
         self._centers = self.physics.bind("xipos")
         self._forces = self.physics.bind("cfrc_ext").reshape(self.num_envs, -1)
-        # All but the world, and in the actuators' forces all but the free joint.
+        # All except the world, and in the actuators' forces all except the free joint.
         bodies = [self.physics.bind(name)[:, 1:] for name in ("cinert", "cvel")]
         self._seen = [*bodies, self.physics.bind("qfrc_actuator")[:, 6:], self.physics.bind("cfrc_ext")[:, 1:]]
 

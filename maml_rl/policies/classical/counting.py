@@ -100,5 +100,5 @@ def check_fraction(name: str, number: Any) -> float:
     """
     value = check_number(name, number)
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], got {number}")
+        raise ValueError(f"{name} must be in [0, 1], got {number}")
     return value

@@ -48,21 +48,21 @@ class ProcessBackend(VectorEnvBackend):
 
     @property
     def pids(self) -> list[int]:
-        """See `RolloutBackend`."""
+        """Process ids of the children."""
         return self._env.pids if self._env is not None else []
 
     def start_phase(self) -> None:
-        """See `RolloutBackend`."""
+        """Count lost children from zero."""
         if self._env is not None:
             self._env.start_phase()
 
     def recover(self) -> None:
-        """See `RolloutBackend`."""
+        """Replace lost children and drop unfinished work."""
         if self._env is not None:
             self._env.recover()
 
     def kill(self) -> None:
-        """See `RolloutBackend`."""
+        """Kill all children without logging."""
         env = self._env
         if env is not None:
             env.kill()

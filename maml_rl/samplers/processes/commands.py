@@ -17,7 +17,7 @@ from maml_rl.samplers.processes.shared_phase import PhasePlan
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prepare the interpreter and import what the environment is made of; the reply is `Done`.
+    """Prepare the interpreter and import the modules of the environment; the reply is `Done`.
 
     Attributes:
         interpreter: import path, working folder and main module of the parent (see `process_setup.interpreter_state`).

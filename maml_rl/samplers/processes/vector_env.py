@@ -152,12 +152,12 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
 
     @property
     def retries(self) -> int:
-        """See `MetaVectorEnv`; of all workers."""
+        """How often episodes of all workers were begun anew so far."""
         return int(self._progress.retries.sum())
 
     @property
     def waiting_seconds(self) -> float:
-        """See `MetaVectorEnv`; of the worker that has waited longest."""
+        """Seconds for which no slot was ready, of the worker that has waited longest."""
         return float(self._progress.waiting_seconds.max())
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:

@@ -67,36 +67,36 @@ class RayBackend(RolloutBackend):
 
     @property
     def pids(self) -> list[int]:
-        """See `RolloutBackend`."""
+        """Process ids of the actors on this machine."""
         return self._pool.pids
 
     @property
     def retries(self) -> int:
-        """See `RolloutBackend`."""
+        """How often actors began episodes anew so far."""
         return self._retries
 
     @property
     def waiting_seconds(self) -> float:
-        """See `RolloutBackend`; the mean over actors."""
+        """Seconds for which no slot was ready, the mean over actors."""
         return self._waiting_seconds
 
     def prepare(self, num_tasks: int) -> None:
-        """See `RolloutBackend`."""
+        """Ask for actors for phases of `num_tasks` tasks."""
         self._pool.prepare(num_tasks)
 
     def describe(self) -> EnvDescription:
-        """See `RolloutBackend`."""
+        """Return what one slot looks like."""
         if self._slot is None:
             self._slot = self._ask(Unit("describe", ()), 1)
         return self._slot
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """See `RolloutBackend`."""
+        """Have an actor draw tasks."""
         tasks: list[Task] = self._ask(Unit("sample_tasks", (num_tasks, seed, evaluation)), num_tasks)
         return tasks
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
-        """See `RolloutBackend`."""
+        """Sample a phase in units of tasks, each by whichever actor is free."""
         num_tasks = len(phase.tasks)
         slot = self.describe()
         if not len(self._pool):
@@ -165,11 +165,11 @@ class RayBackend(RolloutBackend):
                 yield block, of_block
 
     def kill(self) -> None:
-        """See `RolloutBackend`."""
+        """Kill all actors without logging."""
         self._pool.kill()
 
     def close(self) -> None:
-        """See `RolloutBackend`."""
+        """End all actors."""
         self._pool.close()
 
     def _ask(self, unit: Unit, num_tasks: int) -> Any:

@@ -39,7 +39,7 @@ class RayCluster:
 
     Attributes:
         address: "host:port" of the head node.
-        cpus_per_actor: 1, but 0 for all but the first run of this process: they take turns, and share its CPUs.
+        cpus_per_actor: 1, but 0 for all except the first run of this process: they take turns, and share its CPUs.
 
     Raises:
         ConfigError: If the cluster cannot be reached.

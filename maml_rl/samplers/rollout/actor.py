@@ -23,7 +23,7 @@ from maml_rl.spaces import array_layout
 # Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to
 # stay in the cache.
 _NUMBERS_PER_BLOCK = 65_536
-# Slots in a trial of a policy's memory: a number that is no usual size of one.
+# Slots in a trial of a policy's memory: a number that is not a usual size of one.
 _TRIED = 3
 # Trials whose log-probabilities are computed at once.
 _TRIALS_PER_PASS = 128
@@ -315,7 +315,7 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
     """Refuse a policy with a memory of the wrong shape, before a phase is sampled.
 
     Args:
-        policy: acts once, on three slots, where it lies.
+        policy: acts once, on three slots, on its device.
         observation_space: of one slot.
 
     Raises:

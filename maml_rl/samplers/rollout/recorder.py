@@ -41,7 +41,7 @@ class EpisodeRecorder:
     def observe_in_place(self) -> bool:
         """From here on slots write their observations into `observation_slots`; return whether they can.
 
-        All episodes must run at once, and the observations of a step must lie together.
+        All episodes must run at once, and the observations of a step must be adjacent.
         """
         self._observed_in_place = self._observations[:, 0].flags.c_contiguous
         return self._observed_in_place
