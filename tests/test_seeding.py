@@ -129,7 +129,7 @@ def test_first_blocks_of_all_streams_of_some_iterations_differ() -> None:
     ],
 )
 def test_key_out_of_range_is_refused_by_name(entry: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"the {entry} of a random stream must lie in"):
+    with pytest.raises(ValueError, match=f"the {entry} of a random stream must be in"):
         generator(StreamKey(0, 0)._replace(**{entry: value}))
 
 
@@ -159,9 +159,9 @@ def test_generators_of_keys_that_differ_in_one_entry_differ() -> None:
 
 
 def test_phase_out_of_range_is_refused_when_drawing() -> None:
-    with pytest.raises(ValueError, match="the phase of a random stream must lie in"):
+    with pytest.raises(ValueError, match="the phase of a random stream must be in"):
         PhaseStreams(0, 0, 2**24).episode_seeds(1, range(1))
-    with pytest.raises(ValueError, match="the task of a random stream must lie in"):
+    with pytest.raises(ValueError, match="the task of a random stream must be in"):
         PhaseStreams(0, 0, 0, first_task=WORD - 1).episode_seeds(2, range(1))
 
 
