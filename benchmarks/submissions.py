@@ -4,7 +4,6 @@ A submission is a file that `maml-rl test --benchmark NAME --submit FILE` or `sa
 docs/results/submissions/. With `--classical` those of classical algorithms are measured anew first.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning.plan import ROOT
+from maml_rl.cli.console import Parser
 from maml_rl.experiment.certified import (
     Benchmark,
     benchmarks,
@@ -43,7 +43,7 @@ BEGIN, END = "<!-- submissions -->", "<!-- end of submissions -->"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the submissions")
     parser.add_argument("--page", type=Path, default=PAGE, help="whose tables are made anew")
     parser.add_argument("--classical", action="store_true", help="measure the classical algorithms first")

@@ -45,6 +45,7 @@ RUN_PAGES = (
     "gpu.md",
     "memory.md",
     "migrating.md",
+    "slow-environments.md",
     "task-distributions.md",
 )
 # Their blocks are scripts, and need packages that are no extras of ours; they are run where these are installed.

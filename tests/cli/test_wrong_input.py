@@ -256,7 +256,7 @@ ENVIRONMENT_CASES: list[Case] = [
         train("--env-name", "wrong_envs:WrongRaisesLate-v0"),
         [raised_by("raise LookupError", "LookupError", ": ")],
     ),
-    (train("--env-name", "wrong_envs:Base"), ["is no id", "gymnasium.register('Base-v0'"]),
+    (train("--env-name", "wrong_envs:Base"), ["is not an id", "gymnasium.register('Base-v0'"]),
     (check_env("wrong_envs:function"), ["makes int, which is not a gymnasium.Env", "derive"]),
     (check_env("wrong_envs:NoEnv"), ["makes NoEnv, which is not a gymnasium.Env", "derive"]),
     (check_env("wrong_envs:needs_an_argument"), ["cannot be made", "size"]),
@@ -283,7 +283,7 @@ ENVIRONMENT_CASES: list[Case] = [
     *[(train("--env-kwargs", value), ["finite"]) for value in ("{low: .nan}", "{low: 1e400}", "{low: [-.inf]}")],
     (train("--env-kwargs", "{1: 2}"), ["must be text"]),
     (train("--env-kwargs", "{low: 2020-01-01}"), ["plain data"]),
-    (check_env("wrong_envs:Base", "--env-kwargs", "{"), ["--env-kwargs", "no valid YAML"]),
+    (check_env("wrong_envs:Base", "--env-kwargs", "{"), ["--env-kwargs", "not valid YAML"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "[]"), ["must be a mapping"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{a: 1}"), ["cannot be made"]),
 ]
@@ -309,12 +309,12 @@ FILE_CASES: list[Case] = [
             ("wrong_envs.py", ["wrong_envs.py"]),
             ("empty.yaml", ["no mapping"]),
             ("list.yaml", ["no mapping"]),
-            ("binary.yaml", ["no valid YAML"]),
+            ("binary.yaml", ["not valid YAML"]),
             ("deep.yaml", ["nested too deeply"]),
-            ("latin.yaml", ["no valid YAML"]),
+            ("latin.yaml", ["not valid YAML"]),
             ("digits.yaml", ["cannot be read"]),
             ("overflow.yaml", ["fast-lr", "line 8", "finite"]),
-            ("broken_run", ["broken_run/config.json", "no valid YAML"]),
+            ("broken_run", ["broken_run/config.json", "not valid YAML"]),
         )
     ],
     *[
@@ -417,7 +417,10 @@ FILE_CASES: list[Case] = [
             ("/dev/zero", ["there is no checkpoint /dev/zero"]),
         )
     ],
-    (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "no run", "--checkpoint"]),
+    (
+        ["test.py", "--config", "small.yaml", "--output", "results.npz"],
+        ["small.yaml", "not a run", "--checkpoint"],
+    ),
     *[
         (["report", *arguments], words)
         for arguments, words in (
@@ -544,8 +547,8 @@ VALUE_CASES: list[Case] = [
         )
     ],
     (evaluate("--fast-lr", "1e308"), ["fast-lr", "at most"]),
-    (train("--fast-lr", "\udcff"), ["--fast-lr", "no valid YAML"]),
-    (train("--fast-lr", "["), ["--fast-lr", "no valid YAML"]),
+    (train("--fast-lr", "\udcff"), ["--fast-lr", "not valid YAML"]),
+    (train("--fast-lr", "["), ["--fast-lr", "not valid YAML"]),
     (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
     # One option is one value, whatever lines it has.
     (train("--gamma", "0.5\nseed: 3"), ["--gamma", "expected one value", "'seed'"]),

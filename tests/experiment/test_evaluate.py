@@ -60,7 +60,7 @@ def test_no_step_is_an_evaluation_without_adaptation() -> None:
 def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None:
     evaluation, again = small_evaluation(), small_evaluation(num_workers=2)
     assert np.array_equal(evaluation.returns, again.returns)
-    assert np.array_equal(evaluation.intervals(), again.intervals())
+    assert np.array_equal(evaluation.intervals(), again.intervals(), equal_nan=True)
 
 
 def test_evaluation_leaves_the_policy_as_it_was() -> None:
@@ -243,7 +243,7 @@ def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
     evaluation = small_evaluation(on_tasks=drawn.extend)
     # Who keeps the tasks that were drawn has not chosen them.
     assert not evaluation.fixed_tasks
-    assert np.array_equal(evaluation.intervals(), small_evaluation().intervals())
+    assert np.array_equal(evaluation.intervals(), small_evaluation().intervals(), equal_nan=True)
     again = small_evaluation(tasks=drawn, num_batches=1)
     assert again.fixed_tasks
     assert np.array_equal(again.returns, evaluation.returns)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
+from maml_rl.derivatives import ThreadHosts
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -36,8 +37,9 @@ def test_meta_gradient_has_the_slope_that_differences_show(cell: str) -> None:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(3))
     policy = experiment.policy.double()
     rule = AdaptationRule(0.5)
-    phases, device = (batch.train_episodes, batch.valid_episodes), torch.device("cpu")
-    with MetaObjective(policy, *phases, rule=rule, objective=surrogate, device=device) as meta:
+    device = torch.device("cpu")
+    hosts = ThreadHosts(batch.phases, policy, device)
+    with MetaObjective(policy, hosts, rule=rule, objective=surrogate, device=device) as meta:
         theta = meta.initial_parameters()
         meta.anchor(theta)
         _, gradient = meta.gradient(theta)

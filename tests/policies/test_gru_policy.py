@@ -111,8 +111,6 @@ def test_stacked_parameters_are_those_of_each_task(cell: str, actions: str) -> N
         for task, policy in enumerate(policies):
             own, _ = step_by_step(policy, observations[:, task : task + 1], noise[:, task : task + 1])
             torch.testing.assert_close(acted[:, task : task + 1], own, rtol=0.0, atol=1e-5)
-    with pytest.raises(ValueError, match="stacked"):
-        policies[0].unroll(observations[:, 0], params=stacked)
 
 
 def test_values_come_from_a_head_a_network_or_are_left_out() -> None:

@@ -40,7 +40,7 @@ def test_numbers_of_a_report_lie_beside_it(navigation_runs: Path, tmp_path: Path
 
 def test_file_of_another_kind_is_not_replaced(navigation_runs: Path, tmp_path: Path) -> None:
     (tmp_path / "report.returns.csv").write_text("my,own\n")
-    with pytest.raises(ConfigError, match=r"report\.returns\.csv exists and is not a report's"):
+    with pytest.raises(ConfigError, match=r"report\.returns\.csv exists and is not a table of a report"):
         write_report([navigation_runs], tmp_path / "report.html", num_tasks=0)
     assert [path.name for path in tmp_path.iterdir()] == ["report.returns.csv"]
 

@@ -149,7 +149,7 @@ def test_evaluation_of_another_family_is_a_notice(navigation_runs: Path, tmp_pat
     other.save(tmp_path / "run" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "run"])
     result, (notice,) = evaluate_group(group, num_tasks=0, num_workers=0)
-    assert "no evaluation of this run" in notice
+    assert "is not an evaluation of this run" in notice
     assert not result.evaluations
 
 
