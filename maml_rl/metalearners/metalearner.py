@@ -304,10 +304,19 @@ class MetaLearner(ABC):
 
     @classmethod
     def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes."""
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If there are no inner steps that the config's method could leave out.
+        """
+        rule = cls.make_rule(policy, config, settings)
+        if rule is None and config.method != "maml":
+            raise config.error(
+                f"{config.algorithm} adapts without gradient steps, in training as afterwards; leave it out", "method"
+            )
         return cls(
             policy,
-            cls.make_rule(policy, config, settings),
+            rule,
             settings=settings,
             collection=Collection(
                 num_steps=config.training_steps,
@@ -517,6 +526,29 @@ def infos_of(phases: Sequence[TaskEpisodes]) -> dict[str, Tensor]:
     """Return one number of each recorded info for every episode, (M, phases, B) by name."""
     of_phases = [episodes.episode_infos() for episodes in phases]
     return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
+
+
+def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:
+    """Refuse a replay that is smaller than what it keeps or drops as a whole.
+
+    Args:
+        config: says how long episodes are, if it says so.
+        env: of the config's family.
+        setting: key of `algorithm-settings` with the replay's size.
+        num_steps: its value.
+        num_episodes: of a trial.
+
+    Raises:
+        ConfigError: If a trial has more steps.
+    """
+    steps = (config.max_episode_steps or env.max_episode_steps or 1) * num_episodes
+    if num_steps < steps:
+        raise config.error(
+            f"a replay of {num_steps:,} steps has no room for {'a trial' if num_episodes > 1 else 'an episode'} of "
+            f"{steps:,}; use at least {steps}, better a hundred times as many",
+            "algorithm-settings",
+            setting,
+        )
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:

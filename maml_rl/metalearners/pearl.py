@@ -18,7 +18,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State
+from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     SACSettings,
     TwinMLP,
@@ -170,13 +170,7 @@ class PEARL(MetaLearner):
         Raises:
             ConfigError: If a space is not supported, or the replay is smaller than an episode.
         """
-        steps = config.max_episode_steps or env.max_episode_steps or 1
-        if settings.buffer_steps < steps:
-            raise config.error(
-                f"a replay of {settings.buffer_steps:,} steps has no room for an episode of {steps:,}; use more",
-                "algorithm-settings",
-                "buffer-steps",
-            )
+        refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps)
         spaces = env.single_observation_space, env.single_action_space
         try:
             return ContextActor(*spaces, settings.context_size, config.hidden_sizes, seed=config.seed)
@@ -197,8 +191,6 @@ class PEARL(MetaLearner):
         """
         if config.prefetch:
             raise config.error("pearl infers contexts while it samples; leave it out", "prefetch")
-        if config.method != "maml":
-            raise config.error("pearl adapts by its context, in training as afterwards; leave it out", "method")
         return super().from_config(policy, config, settings, device)
 
     @property

@@ -1,6 +1,6 @@
 """RL2: a recurrent policy that learns to learn, trained by PPO on whole trials."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field
@@ -8,8 +8,9 @@ from pydantic import Field
 from maml_rl.config import Config
 from maml_rl.config.config import Count
 from maml_rl.episode.trials import Trials
-from maml_rl.metalearners.metalearner import Batch
-from maml_rl.metalearners.trial_ppo import TrialLearner, TrialPPO, TrialPPOSettings
+from maml_rl.metalearners.metalearner import Batch, State
+from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
+from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, refuse_annealed_away
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
 from maml_rl.policies.memory_policy import PredictsRewards
 
@@ -83,8 +84,7 @@ class RL2(TrialLearner):
         Raises:
             ConfigError: If it would not observe its rewards, or a setting does not fit its kind of memory.
         """
-        if not config.observe_last:
-            raise config.error("rl2 learns from the last action and reward; add 'observe-last: true'", "algorithm")
+        refuse_hidden_rewards(config)
         spaces = env.single_observation_space, env.single_action_space
         options = {
             "value": settings.value,
@@ -109,6 +109,25 @@ class RL2(TrialLearner):
         except ValueError as error:
             raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
 
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the config does not fit to trials, or the step size falls to zero before the training ends.
+        """
+        refuse_annealed_away(config, settings)
+        return super().from_config(policy, config, settings, device)
+
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective; see `TrialPPO.update`."""
         return self._ppo.update(Trials.of(batch.phases[0].to(self.device)))
+
+    def state_dict(self) -> State:
+        """Return the state of Adam, and that of `TrialPPO`."""
+        return super().state_dict() | self._ppo.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._ppo.load_state_dict(state)

@@ -2,19 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count
-from maml_rl.envs.meta_env import Task
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, adapt_by_memory
+from maml_rl.metalearners.metalearner import Batch, State, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     SACSettings,
     TwinMLP,
@@ -26,6 +24,7 @@ from maml_rl.metalearners.soft_actor_critic import (
     soft_values,
     soft_values_of_choices,
 )
+from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
@@ -91,7 +90,7 @@ class RecurrentCritics(nn.Module):
         return values if self.num_choices else values.squeeze(-1)
 
 
-class RSAC(MetaLearner):
+class RSAC(TrialLearner):
     """Off-policy meta-RL as reinforcement learning of a partially observed task: SAC with a memory, on whole trials.
 
     Actor and critics have recurrent encoders of their own. An update goes through a batch of trials once with each of
@@ -116,8 +115,6 @@ class RSAC(MetaLearner):
             Count, Field(description="trials that the untrained policy samples before the first update")
         ] = 100
 
-    columns = "episode"
-    whole_trials = True
     settings: Settings
     policy: RecurrentActor
     optimizer: torch.optim.Optimizer
@@ -159,16 +156,8 @@ class RSAC(MetaLearner):
         Raises:
             ConfigError: If it would not observe its last step, or the replay is smaller than a trial.
         """
-        if not config.observe_last:
-            raise config.error("rsac learns from the last action and reward; add 'observe-last: true'", "algorithm")
-        steps = (config.max_episode_steps or env.max_episode_steps or 1) * config.fast_batch_size
-        if settings.buffer_steps < steps:
-            raise config.error(
-                f"a replay of {settings.buffer_steps:,} steps has no room for a trial of {steps:,}; use at least "
-                f"{steps}, better a hundred times as many",
-                "algorithm-settings",
-                "buffer-steps",
-            )
+        refuse_hidden_rewards(config)
+        refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
         return RecurrentActor(
             env.single_observation_space,
             env.single_action_space,
@@ -178,40 +167,6 @@ class RSAC(MetaLearner):
             embeddings=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
             seed=config.seed,
         )
-
-    @classmethod
-    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
-        """Return None: the memory is what adapts."""
-        return
-
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config asks for several slots of a task, or another method.
-        """
-        if config.slots_per_task not in (None, 1):
-            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
-        if config.method != "maml":
-            raise config.error("rsac adapts by its memory, in training as afterwards; leave it out", "method")
-        return super().from_config(policy, config, settings, device)
-
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample one trial of every task."""
-        return Batch([sampler.rollout_trials(tasks)])
-
-    def adapt(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Adapted:
-        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
-        return adapt_by_memory(sampler, tasks)
-
-    def test(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Batch:
-        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
-        return self.collect(sampler, tasks)
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Keep the trials, and take steps on batches of all that are kept, once there are enough.

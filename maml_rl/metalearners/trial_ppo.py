@@ -1,24 +1,21 @@
-"""PPO on whole trials: the steps of Adam that train a policy with a memory, and what all its learners share."""
+"""PPO on whole trials: the steps of Adam that train a policy with a memory."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl import functional
-from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
-from maml_rl.envs.meta_env import Task
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, adapt_by_memory
-from maml_rl.policies import Policy
+from maml_rl.metalearners.metalearner import State
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Unrolled
@@ -50,6 +47,20 @@ class TrialPPOSettings(SettingsModel):
         Field(description="meta-updates in which step size and weight of the entropy fall evenly to zero; null: never"),
     ] = None
     max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 0.5
+
+
+def refuse_annealed_away(config: Config, settings: TrialPPOSettings) -> None:
+    """Refuse a training that goes on after the step size has fallen to zero.
+
+    Raises:
+        ConfigError: If there are more meta-updates than `anneal_over`.
+    """
+    if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
+        raise config.error(
+            f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
+            f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
+            "num-batches",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,67 +308,3 @@ class TrialPPO:
 def _variance(values: Tensor, mask: Tensor) -> Tensor:
     """Return the variance () of the real steps' values."""
     return functional.masked_mean((values - functional.masked_mean(values, mask)).square(), mask)
-
-
-class TrialLearner(MetaLearner):
-    """Base of the learners that train a policy with a memory by `TrialPPO`. A trial is what adapts, and what is tested.
-
-    A subclass sets `_ppo` and `optimizer`, and writes `make_policy` and `update`.
-    """
-
-    Settings: ClassVar[type[TrialPPOSettings]] = TrialPPOSettings
-    columns = "episode"
-    whole_trials = True
-    optimizer: torch.optim.Optimizer
-    _ppo: TrialPPO
-
-    @classmethod
-    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
-        """Return None: the memory is what adapts."""
-        return
-
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config asks for several slots of a task, or another method.
-        """
-        if config.slots_per_task not in (None, 1):
-            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
-        if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
-            raise config.error(
-                f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
-                f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
-                "num-batches",
-            )
-        if config.method != "maml":
-            raise config.error(
-                f"{config.algorithm} adapts by its memory, in training as afterwards; leave it out", "method"
-            )
-        return super().from_config(policy, config, settings, device)
-
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample one trial of every task."""
-        return Batch([sampler.rollout_trials(tasks)])
-
-    def adapt(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Adapted:
-        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
-        return adapt_by_memory(sampler, tasks)
-
-    def test(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Batch:
-        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
-        return self.collect(sampler, tasks)
-
-    def state_dict(self) -> State:
-        """Return the state of Adam, and that of `TrialPPO`."""
-        return super().state_dict() | self._ppo.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        self._ppo.load_state_dict(state)

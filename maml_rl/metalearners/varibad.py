@@ -19,8 +19,9 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.metalearner import Batch, State
-from maml_rl.metalearners.trial_ppo import TrialLearner, TrialPPO, TrialPPOSettings
+from maml_rl.metalearners.metalearner import Batch, State, refuse_small_replay
+from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
+from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, refuse_annealed_away
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.mlp import Perceptron
@@ -114,18 +115,11 @@ class VariBAD(TrialLearner):
         """Make a policy of state and belief.
 
         Raises:
-            ConfigError: If it would not observe its rewards, or a grid's reward decoder is wanted elsewhere.
+            ConfigError: If it would not observe its rewards, the replay is smaller than a trial, or a grid's reward
+                decoder is wanted elsewhere.
         """
-        if not config.observe_last:
-            raise config.error("varibad learns from the last action and reward; add 'observe-last: true'", "algorithm")
-        trial = config.fast_batch_size * (env.max_episode_steps or 0)
-        if settings.replay_steps < trial:
-            raise config.error(
-                f"a trial has up to {trial:,} steps, and the replay keeps {settings.replay_steps:,}; let it keep many "
-                "trials",
-                "algorithm-settings",
-                "replay-steps",
-            )
+        refuse_hidden_rewards(config)
+        refuse_small_replay(config, env, "replay-steps", settings.replay_steps, config.fast_batch_size)
         policy = BeliefPolicy(
             env.single_observation_space,
             env.single_action_space,
@@ -142,6 +136,16 @@ class VariBAD(TrialLearner):
             except ValueError as error:
                 raise config.error(str(error), "algorithm-settings", "reward-decoder") from None
         return policy
+
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the config does not fit to trials, or the step size falls to zero before the training ends.
+        """
+        refuse_annealed_away(config, settings)
+        return super().from_config(policy, config, settings, device)
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective, then on the evidence bound of trials from the replay.
@@ -220,7 +224,7 @@ class VariBAD(TrialLearner):
         """Return the state of both optimizers, of PPO's units, the decoder, and what observations are normalized by."""
         decoder = {f"{_DECODER}.{name}": value for name, value in self.decoder.state_dict().items()}
         observed = {f"{_OBSERVED}.{name}": value for name, value in self._observed.state_dict().items()}
-        return super().state_dict() | decoder | observed
+        return super().state_dict() | self._ppo.state_dict() | decoder | observed
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned.
@@ -229,6 +233,7 @@ class VariBAD(TrialLearner):
             ValueError: If it does not fit.
         """
         super().load_state_dict(state)
+        self._ppo.load_state_dict(state)
         try:
             self.decoder.load_state_dict(_under(_DECODER, state))
         except RuntimeError as error:

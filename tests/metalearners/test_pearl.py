@@ -191,8 +191,8 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
     [
         ({"env_name": "TabularMDP-v0"}, "pearl needs vectors and actions in a bounded Box"),
         ({"prefetch": 1}, "'prefetch'.*pearl infers contexts while it samples; leave it out"),
-        ({"method": "pretrain"}, "'method'.*pearl adapts by its context"),
-        ({"settings": {"buffer-steps": 5}}, "a replay of 5 steps has no room for an episode of 10; use more"),
+        ({"method": "pretrain"}, "'method'.*pearl adapts without gradient steps"),
+        ({"settings": {"buffer-steps": 5}}, "a replay of 5 steps has no room for an episode of 10; use at least 10"),
     ],
 )
 def test_what_pearl_cannot_do_is_refused_in_one_line(values: dict[str, Any], message: str) -> None:

@@ -288,7 +288,7 @@ def test_policies_are_refused_that_the_learner_cannot_train() -> None:
     [
         ({"slots-per-task": 4}, "'slots-per-task' in .*: the episodes of a trial follow each other in one slot"),
         ({"observe-last": False}, "'algorithm' in .*: rl2 learns from the last action and reward; add 'observe-last"),
-        ({"method": "oracle"}, "'method' in .*: rl2 adapts by its memory"),
+        ({"method": "oracle"}, "'method' in .*: rl2 adapts without gradient steps"),
         (
             {"num-batches": 3, "algorithm-settings": {"anneal-over": 2}},
             "'num-batches' in .*: rl2 learns nothing after meta-update 2, .*; use at most 2, or a longer anneal-over",

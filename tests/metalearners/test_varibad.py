@@ -202,7 +202,7 @@ def test_belief_learns_where_the_goal_is_and_the_policy_goes_there() -> None:
     ("settings", "values", "message"),
     [
         ({}, {"observe-last": False}, "'algorithm' in .*varibad learns from the last action and reward; add 'observe-"),
-        ({"replay-steps": 7}, {}, "replay-steps' in .*a trial has up to 8 steps, and the replay keeps 7"),
+        ({"replay-steps": 7}, {}, "a replay of 7 steps has no room for a trial of 8"),
         (
             {"reward-decoder": "cells"},
             {"env-name": "2DNavigation-v0", "env-kwargs": {}},
@@ -214,7 +214,7 @@ def test_belief_learns_where_the_goal_is_and_the_policy_goes_there() -> None:
             "reward-decoder' in .*a grid of 4e.04 cells is too large for an output for each",
         ),
         ({}, {"slots-per-task": 2}, "'slots-per-task' in .*follow each other in one slot"),
-        ({}, {"method": "oracle"}, "'method' in .*varibad adapts by its memory"),
+        ({}, {"method": "oracle"}, "'method' in .*varibad adapts without gradient steps"),
         ({"anneal-over": 2}, {}, "'num-batches' in .*varibad learns nothing after meta-update 2"),
         ({"reward-prediction-coefficient": 1.0}, {}, "reward-prediction-coefficient.*it is a setting of rl2"),
         ({}, {"policy": "tests.metalearners.test_varibad:recurrent"}, "a policy of state and belief, and got a GRUP"),

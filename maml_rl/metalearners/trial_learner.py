@@ -1,0 +1,66 @@
+"""Learners of whole trials: a memory is what adapts, and the episodes of a trial are what is tested."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.config import Config
+from maml_rl.envs.meta_env import Task
+from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, adapt_by_memory
+from maml_rl.policies import Policy
+
+
+class TrialLearner(MetaLearner):
+    """Base of the learners that train a policy with a memory on trials: all episodes of a task, in one slot.
+
+    A subclass writes `make_policy` and `update`.
+    """
+
+    columns = "episode"
+    whole_trials = True
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
+        """Return None: the memory is what adapts."""
+        return
+
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the config asks for several slots of a task, or another method.
+        """
+        if config.slots_per_task not in (None, 1):
+            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
+        return super().from_config(policy, config, settings, device)
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        """Sample one trial of every task."""
+        return Batch([sampler.rollout_trials(tasks)])
+
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
+        return adapt_by_memory(sampler, tasks)
+
+    def test(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Batch:
+        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
+        return self.collect(sampler, tasks)
+
+
+def refuse_hidden_rewards(config: Config) -> None:
+    """Refuse a config whose policy would not observe what its memory is to learn from.
+
+    Raises:
+        ConfigError: If the last action and reward are not observed.
+    """
+    if not config.observe_last:
+        raise config.error(
+            f"{config.algorithm} learns from the last action and reward; add 'observe-last: true'", "algorithm"
+        )
