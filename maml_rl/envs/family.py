@@ -164,6 +164,15 @@ class BatchedFamily(MetaVectorEnv):
         """Draw tasks for evaluations: from the same distribution, unless the family keeps test tasks apart."""
         return self.draw_tasks(random, num_tasks)
 
+    def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the best actions (K, *act), for learners from experts; a family overrides this where it knows them.
+
+        Args:
+            observations: (K, *obs), from which the best action follows once the task is known.
+            slots: (K,) whose tasks count.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not know its best actions")
+
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from `np_random`; see `MetaVectorEnv`."""
         if num_tasks < 0:

@@ -6,6 +6,7 @@ A family declares its `TaskSpace`, so that its tasks can be put on grids, into s
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -18,6 +19,11 @@ Task = dict[str, Any]
 Floats = NDArray[np.float64]
 # What of a number is uniform: itself, its logarithm, or its square (as the distance from the center of a disk).
 Scale = Literal["linear", "log", "square"]
+
+
+def task_key(task: Task) -> str:
+    """Return a task as JSON, the same for arrays and lists: equal tasks have equal keys."""
+    return json.dumps(task, sort_keys=True, default=lambda value: value.tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Experience: trials that outlive the iteration in which they were sampled."""
 
+from maml_rl.experience.histories import Contexts, Histories, Sequences
 from maml_rl.experience.replay import Replay, Steps
 
-__all__ = ["Replay", "Steps"]
+__all__ = ["Contexts", "Histories", "Replay", "Sequences", "Steps"]
 
 
 def __dir__() -> list[str]:

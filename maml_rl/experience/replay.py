@@ -23,6 +23,7 @@ from torch import Tensor
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import CheckpointError, ConfigError
@@ -168,7 +169,7 @@ class Replay:
         trials = Trials.of(episodes, slots_per_task)
         real = trials.mask.mT.bool()
         lengths = real.sum(1).numpy().astype(np.int64)
-        tasks = [_key(task) for task in episodes.tasks] or [_NO_TASK] * len(episodes)
+        tasks = [task_key(task) for task in episodes.tasks] or [_NO_TASK] * len(episodes)
         keys = [key for key in tasks for _ in range(slots_per_task)]
         self._check_lengths(lengths)
         # More in one batch than there is room for: only its newest are kept.
@@ -408,9 +409,11 @@ class Replay:
         if task is None:
             places = np.arange(self.num_trials)
         else:
-            found = self._trials_of_tasks().get(_key(task))
+            found = self._trials_of_tasks().get(task_key(task))
             if found is None:
-                raise ValueError(f"the replay has no trials of the task {_key(task)}; append some, or draw from others")
+                raise ValueError(
+                    f"the replay has no trials of the task {task_key(task)}; append some, or draw from others"
+                )
             places = found
         return places if newest is None else places[-check_count("newest", newest) :]
 
@@ -495,11 +498,6 @@ def _mapped(folder: Path, size: int, shape: tuple[int, ...], dtype: np.dtype[Any
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
         return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
-
-
-def _key(task: Task) -> str:
-    """Return a task as JSON, the same for arrays and lists."""
-    return json.dumps(task, sort_keys=True, default=lambda value: value.tolist())
 
 
 def _layout(values: NDArray[Any] | None) -> str:

@@ -72,6 +72,11 @@ class _BanditFamily(BatchedFamily):
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = 0.0
 
+    def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the arms of the largest means; see `BatchedFamily`."""
+        arms: NDArray[np.int64] = self.tasks["mean"][slots].argmax(1)
+        return arms
+
 
 class BernoulliBanditVectorEnv(_BanditFamily):
     """Arms that pay 1 with probability `mean`, else 0.

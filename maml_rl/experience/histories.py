@@ -1,0 +1,428 @@
+"""Learning histories: what learners of single tasks did from their first to their last episode, as data to learn from.
+
+Whoever learns from them draws sequences of steps, as a policy with a memory would have seen them, or contexts of single
+transitions. What is drawn depends on the histories and on the generator that is passed in, and on nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from maml_rl.arguments import check_count
+from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.make_env import make_vector_env
+from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import task_key
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ConfigError, TaskError
+from maml_rl.spaces import write_flat
+
+# Of observations that repeat, the different ones are kept once, and a number for each step.
+_MOST_DIFFERENT = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """L consecutive steps of N histories.
+
+    Attributes:
+        observations: (L, N, size) float32, as with `observe_last`: the environment's own, the last action, the last
+            reward, and whether the last step ended an episode; see `LastStepParts`. What comes before the first step of
+            a sequence is shown, too; before the first step of a history are zeros.
+        actions: (L, N, *action shape), taken there.
+        rewards: (L, N) float32, of these actions.
+        ends: (L, N) bool, whether a step ended its episode, by termination or truncation.
+        episodes: (L, N) int64 number of the episode within its history, all episodes counted.
+        histories: (N,) int64 number of the history.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    ends: Tensor
+    episodes: Tensor
+    histories: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """L transitions of each of N tasks in random order, and a state with the best action there.
+
+    Attributes:
+        observations: (L, N, *observation shape), the environment's own.
+        actions: (L, N, *action shape).
+        rewards: (L, N) float32.
+        next_observations: (L, N, *observation shape).
+        queries: (N, *observation shape), observations of the same tasks.
+        optimal_actions: (N, *action shape), the best ones for the queries.
+        histories: (N,) int64 number of the history.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_observations: Tensor
+    queries: Tensor
+    optimal_actions: Tensor
+    histories: Tensor
+
+
+class _Strands(NamedTuple):
+    """Histories with every k-th episode, in k ways: from the first on, from the second on, ...
+
+    Attributes:
+        order: (E,) the episodes, strand after strand.
+        bounds: (E + 1,) at which step of all strands each of these episodes begins.
+        starts: (strands + 1,) at which step each strand begins.
+    """
+
+    order: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+
+class Histories:
+    """Learning histories of tasks of one family, in memory.
+
+    Arrays are those of all E episodes one after the other, history after history, S steps in all.
+
+    Args:
+        tasks: H, of each history.
+        num_episodes: (H,) of each history.
+        lengths: (E,) steps of each episode.
+        observations: (S, *observation shape), seen before each action; or (S,) integers, which of `distinct`.
+        final_observations: (E, *observation shape), seen after the last step of an episode; or (E,) integers.
+        actions: (S, *action shape).
+        rewards: (S,).
+        observation_space: of one environment, which does not show the last step.
+        action_space: of one environment.
+        env_id: of the family; empty for one that is not registered.
+        env_kwargs: of its environments.
+        horizon: steps of the longest possible episode; None for that of the longest one here.
+        distinct: (D, *observation shape), the different observations, where the others are integers.
+
+    Raises:
+        ValueError: If the shapes do not fit each other, or there is no step.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        num_episodes: ArrayLike,
+        lengths: ArrayLike,
+        observations: ArrayLike,
+        final_observations: ArrayLike,
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        *,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        env_id: str = "",
+        env_kwargs: Mapping[str, Any] | None = None,
+        horizon: int | None = None,
+        distinct: NDArray[Any] | None = None,
+    ) -> None:
+        self.tasks = list(tasks)
+        self.num_episodes, self.lengths = np.asarray(num_episodes, np.int64), np.asarray(lengths, np.int64)
+        self.rewards, self.actions = np.asarray(rewards, np.float32), np.asarray(actions, action_space.dtype)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.env_id, self.env_kwargs = env_id, dict(env_kwargs or {})
+        self._seen, self._final, self._distinct = np.asarray(observations), np.asarray(final_observations), distinct
+        self._check_shapes()
+        self.horizon = int(self.lengths.max()) if horizon is None else check_count("horizon", horizon)
+        self._strands = lru_cache(maxsize=4)(self._make_strands)
+        self._family: BatchedFamily | None = None
+        self._starts = np.cumsum(self.lengths) - self.lengths
+
+    def _check_shapes(self) -> None:
+        num_steps, num_episodes = int(self.lengths.sum()), int(self.num_episodes.sum())
+        if not num_steps or not len(self.tasks) or self.lengths.min() < 1 or self.num_episodes.min() < 1:
+            raise ValueError("expected at least one history, one episode in each and one step in every episode")
+        of_observation = () if self._distinct is not None else self.observation_space.shape or ()
+        expected = {
+            "num_episodes": (self.num_episodes, (len(self.tasks),)),
+            "lengths": (self.lengths, (num_episodes,)),
+            "observations": (self._seen, (num_steps, *of_observation)),
+            "final_observations": (self._final, (num_episodes, *of_observation)),
+            "actions": (self.actions, (num_steps, *(self.action_space.shape or ()))),
+            "rewards": (self.rewards, (num_steps,)),
+        }
+        for name, (array, shape) in expected.items():
+            if array.shape != shape:
+                raise ValueError(f"{name} must have the shape {shape}, got {array.shape}")
+
+    @classmethod
+    def of(
+        cls,
+        iterations: Sequence[TaskEpisodes],
+        *,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        env_id: str = "",
+        env_kwargs: Mapping[str, Any] | None = None,
+        horizon: int | None = None,
+    ) -> Self:
+        """Return the histories of learners whose episodes were sampled together, iteration by iteration.
+
+        Args:
+            iterations: (M, T, B, ...) of the same M tasks each, in the order of time.
+            observation_space: see the class, as for the others.
+            action_space: of one environment.
+            env_id: of the family.
+            env_kwargs: of its environments.
+            horizon: steps of the longest possible episode.
+        """
+        gathered: dict[str, list[NDArray[Any]]] = {}
+        for task in range(len(iterations[0])):
+            for episodes in iterations:
+                real = episodes.mask[task].mT.bool()
+                rows = {
+                    "lengths": episodes.lengths[task],
+                    "final_observations": episodes.final_observations[task],
+                    "observations": episodes.observations[task].transpose(0, 1)[real],
+                    "actions": episodes.actions[task].transpose(0, 1)[real],
+                    "rewards": episodes.rewards[task].mT[real],
+                }
+                for name, values in rows.items():
+                    gathered.setdefault(name, []).append(values.detach().cpu().numpy())
+        return cls(
+            iterations[0].tasks,
+            [sum(episodes.lengths.shape[1] for episodes in iterations)] * len(iterations[0]),
+            **{name: np.concatenate(parts) for name, parts in gathered.items()},
+            observation_space=observation_space,
+            action_space=action_space,
+            env_id=env_id,
+            env_kwargs=env_kwargs,
+            horizon=horizon,
+        )
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __repr__(self) -> str:
+        name = self.env_id or "a family of one's own"
+        return f"Histories({name}, {len(self):,} of {len(self.lengths):,} episodes, {self.num_steps:,} steps)"
+
+    @property
+    def num_histories(self) -> int:
+        """H, number of histories."""
+        return len(self)
+
+    @property
+    def num_steps(self) -> int:
+        """S, steps of all histories."""
+        return len(self.rewards)
+
+    def returns(self) -> list[NDArray[np.float64]]:
+        """Return the undiscounted return of every episode, for each history."""
+        of_episodes = np.add.reduceat(self.rewards.astype(np.float64), self._starts)
+        return np.split(of_episodes, np.cumsum(self.num_episodes)[:-1])
+
+    def sequences(self, rng: np.random.Generator, batch_size: int, length: int, *, keep: int = 1) -> Sequences:
+        """Draw sequences that begin anywhere in histories, all histories alike, with replacement.
+
+        Args:
+            rng: what is drawn depends on it.
+            batch_size: N.
+            length: L, steps of a sequence.
+            keep: leave out all except every keep-th episode, so that a sequence shows more progress; with which one to
+                begin is drawn, too. Of a learner with B episodes in an iteration, `keep=B` takes one of each.
+
+        Raises:
+            ValueError: If a number is not positive, or a history is shorter than `length`.
+
+        Source: Laskin et al. 2022, section 4, https://arxiv.org/abs/2210.14215
+        """
+        check_count("batch_size", batch_size)
+        strands = self._strands(check_count("keep", keep))
+        room = np.diff(strands.starts) - check_count("length", length)
+        if (room < 0).any():
+            raise ValueError(
+                f"a history with every {keep}th episode has {length + int(room.min())} steps, fewer than length="
+                f"{length}; lower length or keep, or record longer histories"
+            )
+        histories = rng.integers(len(self), size=batch_size)
+        chosen = histories * keep + rng.integers(keep, size=batch_size)
+        firsts = strands.starts[chosen] + rng.integers(room[chosen] + 1)
+        places = firsts + np.arange(length)[:, None]
+        steps, episodes, ends = self._locate(strands, places)
+        # What came before; of the first step of a history, itself, which is then blanked.
+        has_past = places > strands.starts[chosen]
+        past, _, past_ends = self._locate(strands, places - has_past)
+        parts = LastStepParts.of(self.observation_space, self.action_space)
+        shown = np.zeros((length * batch_size, parts.size), np.float32)
+        write_flat(self.observation_space, self._observations(steps.ravel()), shown[:, parts.observation])
+        write_flat(self.action_space, self.actions[past.ravel()], shown[:, parts.last_action])
+        shown[:, parts.last_reward] = self.rewards[past].reshape(-1, 1)
+        shown[:, parts.last_termination] = past_ends.reshape(-1, 1)
+        shown[~has_past.ravel(), parts.last_action.start :] = 0.0
+        first_episodes = np.concatenate(([0], np.cumsum(self.num_episodes)))[histories]
+        return Sequences(
+            observations=torch.from_numpy(shown).unflatten(0, (length, batch_size)),
+            actions=torch.from_numpy(self.actions[steps]),
+            rewards=torch.from_numpy(self.rewards[steps]),
+            ends=torch.from_numpy(ends),
+            episodes=torch.from_numpy(episodes - first_episodes),
+            histories=torch.from_numpy(histories),
+        )
+
+    def contexts(self, rng: np.random.Generator, batch_size: int, length: int) -> Contexts:
+        """Draw transitions of one history each, in random order, and an observation with the best action for it.
+
+        Args:
+            rng: what is drawn depends on it.
+            batch_size: N.
+            length: L, transitions of a context, with replacement only where a history has fewer.
+
+        Raises:
+            ValueError: If a number is not positive, or the family does not know its best actions.
+
+        Source: Lee et al. 2023, section 3, https://arxiv.org/abs/2306.14892
+        """
+        check_count("batch_size", batch_size)
+        check_count("length", length)
+        bounds = self._strands(1).starts
+        histories = rng.integers(len(self), size=batch_size)
+        counts = np.diff(bounds)[histories]
+        chosen = [rng.choice(count, length, replace=count < length) for count in counts]
+        steps = bounds[histories] + np.stack(chosen, axis=1)
+        queries = self._observations(bounds[histories] + rng.integers(counts))
+        episodes = np.searchsorted(self._strands(1).bounds, steps, side="right") - 1
+        ends = self._strands(1).bounds[episodes + 1] == steps + 1
+        following = self._observations(np.minimum(steps + 1, self.num_steps - 1))
+        following[ends] = self._decode(self._final[episodes[ends]])
+        return Contexts(
+            observations=torch.from_numpy(self._observations(steps)),
+            actions=torch.from_numpy(self.actions[steps]),
+            rewards=torch.from_numpy(self.rewards[steps]),
+            next_observations=torch.from_numpy(following),
+            queries=torch.from_numpy(queries),
+            optimal_actions=torch.from_numpy(self._optimal_actions(queries, histories)),
+            histories=torch.from_numpy(histories),
+        )
+
+    def check_fits(
+        self,
+        env_id: str,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        env_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Refuse to learn from these histories for environments of another kind.
+
+        Args:
+            env_id: of the family that the learner is for.
+            observation_space: of one environment, without the last step.
+            action_space: of one environment.
+            env_kwargs: of its environments; None does not compare them.
+
+        Raises:
+            ConfigError: If family, arguments or spaces are others; in one line.
+        """
+        pairs: dict[str, tuple[Any, Any]] = {
+            "the family": (self.env_id, env_id),
+            "the arguments": (self.env_kwargs, env_kwargs),
+            "observations": (self.observation_space, observation_space),
+            "actions": (self.action_space, action_space),
+        }
+        for name, (mine, theirs) in pairs.items():
+            if theirs is not None and mine != theirs:
+                raise ConfigError(
+                    f"these histories are of {name} {mine}, and the learner is for {theirs}; record histories of its "
+                    "own environments with maml-rl record"
+                )
+
+    def check_apart(self, tasks: Sequence[Task]) -> None:
+        """Refuse tasks for a test that are among those of the histories.
+
+        Raises:
+            TaskError: If one is; in one line.
+        """
+        known = {task_key(task) for task in self.tasks}
+        found = [number for number, task in enumerate(tasks) if task_key(task) in known]
+        if found:
+            raise TaskError(
+                f"{len(found)} of {len(tasks)} test tasks are among those of the histories, the first is "
+                f"{task_key(tasks[found[0]])}; test on other tasks"
+            )
+
+    def _make_strands(self, keep: int) -> _Strands:
+        if (self.num_episodes < keep).any():
+            raise ValueError(
+                f"a history has {self.num_episodes.min()} episodes, of which keep={keep} leaves none; lower keep"
+            )
+        firsts = np.cumsum(self.num_episodes) - self.num_episodes
+        strands = [
+            np.arange(first + offset, first + count, keep)
+            for first, count in zip(firsts, self.num_episodes, strict=True)
+            for offset in range(keep)
+        ]
+        order = np.concatenate(strands)
+        bounds = np.concatenate(([0], np.cumsum(self.lengths[order])))
+        ends = np.cumsum([len(strand) for strand in strands])
+        return _Strands(order, bounds, bounds[np.concatenate(([0], ends))])
+
+    def _locate(
+        self, strands: _Strands, places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return where steps of strands are among all steps, their episodes, and whether they end these."""
+        position = np.searchsorted(strands.bounds, places, side="right") - 1
+        episodes, within = strands.order[position], places - strands.bounds[position]
+        ends = strands.bounds[position + 1] == places + 1
+        return self._starts[episodes] + within, episodes, ends
+
+    def _observations(self, steps: NDArray[np.int64]) -> NDArray[Any]:
+        return self._decode(self._seen[steps])
+
+    def _decode(self, kept: NDArray[Any]) -> NDArray[Any]:
+        return kept if self._distinct is None else self._distinct[kept]
+
+    def _optimal_actions(self, observations: NDArray[Any], histories: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the best actions (N, *action shape) of the family, one slot for each history.
+
+        Raises:
+            ValueError: If the family does not know them.
+        """
+        if self._family is None:
+            env = make_vector_env(self.env_id, self.env_kwargs, len(self)) if self.env_id else None
+            if not isinstance(env, BatchedFamily) or type(env).optimal_actions is BatchedFamily.optimal_actions:
+                raise ValueError(
+                    f"{self.env_id or 'the family'} does not know its best actions, which contexts are learned with; "
+                    "a family that does has a method optimal_actions"
+                )
+            env.reset_task(self.tasks)
+            self._family = env
+        return self._family.optimal_actions(observations, histories).astype(self.action_space.dtype)
+
+
+class Distinct:
+    """Numbers observations that repeat, as those of grids do, so that each is kept once.
+
+    Args:
+        space: of the observations.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        self._shape, self._dtype = space.shape or (), np.dtype(space.dtype)
+        self._numbers: dict[bytes, int] = {}
+
+    def encode(self, observations: NDArray[Any]) -> NDArray[np.int64] | None:
+        """Return which observation each of (n, *shape) is; None as soon as there are too many different ones."""
+        rows = np.ascontiguousarray(observations, self._dtype).reshape(len(observations), -1)
+        as_bytes: list[Any] = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel().tolist()
+        numbers = self._numbers
+        found = np.fromiter((numbers.setdefault(row, len(numbers)) for row in as_bytes), np.int64, len(rows))
+        return None if len(numbers) > _MOST_DIFFERENT else found
+
+    def table(self) -> NDArray[Any]:
+        """Return the different observations, (D, *shape)."""
+        rows = np.frombuffer(b"".join(self._numbers), self._dtype)
+        return rows.reshape(len(self._numbers), *self._shape)

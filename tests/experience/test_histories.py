@@ -1,0 +1,193 @@
+"""Learning histories in memory: sequences as a policy would have seen them, and contexts."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from maml_rl import MultiTaskSampler
+from maml_rl.envs.last_step import LastStepParts
+from maml_rl.errors import ConfigError, TaskError
+from maml_rl.experience import Histories
+from maml_rl.experience.histories import Distinct
+from maml_rl.policies.classical import RandomPolicy
+
+OBSERVATIONS, ACTIONS = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(3)
+
+
+def small_histories() -> Histories:
+    """Two histories of four and three episodes; a step's observation and reward are its number among all."""
+    lengths = [2, 3, 1, 2, 4, 2, 3]
+    steps = np.arange(sum(lengths), dtype=np.float32)
+    return Histories(
+        [{"goal": np.array([0.0])}, {"goal": np.array([1.0])}],
+        [4, 3],
+        lengths,
+        steps[:, None],
+        100.0 + np.arange(7, dtype=np.float32)[:, None],
+        steps.astype(np.int64) % 3,
+        steps,
+        observation_space=OBSERVATIONS,
+        action_space=ACTIONS,
+    )
+
+
+def dark_room(num_tasks: int = 6, policy: RandomPolicy | None = None) -> tuple[Histories, list[Tensor]]:
+    """Return histories of two iterations in the dark room, and the observations with the last step of one slot each."""
+    policy = policy or RandomPolicy(5)
+    options = {"policy": policy, "num_workers": 0, "seed": 0}
+    with MultiTaskSampler("DarkRoom-v0", {}, batch_size=3, **options) as sampler:
+        tasks = sampler.sample_tasks(num_tasks)
+        episodes = [sampler.rollout(tasks), sampler.rollout(tasks)]
+        spaces_of = {"observation_space": sampler.env.observation_space, "action_space": sampler.env.action_space}
+    histories = Histories.of(episodes, **spaces_of, env_id="DarkRoom-v0", horizon=20)
+    return histories, [each.rewards.transpose(1, 2).flatten(1) for each in episodes]
+
+
+def test_sequence_of_all_episodes_is_the_history() -> None:
+    drawn = small_histories().sequences(np.random.default_rng(0), 50, 8)
+    first = drawn.histories == 0
+    assert first.any()
+    assert drawn.rewards[:, first][:, 0].tolist() == list(range(8))
+    assert drawn.ends[:, first][:, 0].tolist() == [False, True, False, False, True, True, False, True]
+    assert drawn.episodes[:, first][:, 0].tolist() == [0, 0, 1, 1, 1, 2, 3, 3]
+    assert set(drawn.rewards[0, ~first].tolist()) == {8.0, 9.0}
+    assert torch.equal(drawn.actions, drawn.rewards.long() % 3)
+
+
+def test_kept_episodes_are_every_second_one_from_either_of_the_first_two() -> None:
+    drawn = small_histories().sequences(np.random.default_rng(0), 200, 2, keep=2)
+    windows = {tuple(window) for window in drawn.rewards.T.tolist()}
+    # 0 1 | 5 and 2 3 4 | 6 7 of the first history; 8 to 11 | 14 15 16 and 12 13 of the second.
+    assert windows == {
+        *((0.0, 1.0), (1.0, 5.0), (2.0, 3.0), (3.0, 4.0), (4.0, 6.0), (6.0, 7.0)),
+        *((8.0, 9.0), (9.0, 10.0), (10.0, 11.0), (11.0, 14.0), (14.0, 15.0), (15.0, 16.0), (12.0, 13.0)),
+    }
+
+
+def test_last_step_is_that_of_the_step_before_and_zero_where_a_history_begins() -> None:
+    histories = small_histories()
+    parts = LastStepParts.of(OBSERVATIONS, ACTIONS)
+    drawn = histories.sequences(np.random.default_rng(0), 100, 3, keep=1)
+    for column in range(100):
+        for row in range(3):
+            step = int(drawn.rewards[row, column])
+            seen = drawn.observations[row, column]
+            assert seen[parts.observation].tolist() == [step]
+            if step in (0, 8):
+                assert not seen[1:].any()
+                continue
+            assert seen[parts.last_action].tolist() == [float((step - 1) % 3 == action) for action in range(3)]
+            assert seen[parts.last_reward].item() == step - 1
+            assert seen[parts.last_termination].item() == (step - 1 in {1, 4, 5, 7, 11, 13, 16})
+
+
+def test_observations_are_those_that_a_policy_sees_with_observe_last() -> None:
+    # The same streams give the same episodes with and without the last step among the observations.
+    options = {"batch_size": 3, "policy": RandomPolicy(5), "num_workers": 0, "seed": 0, "slots_per_task": 1}
+    found = []
+    for observe_last in (False, True):
+        with MultiTaskSampler("DarkRoom-v0", {}, observe_last=observe_last, **options) as sampler:
+            found.append(sampler.rollout(sampler.sample_tasks(4)))
+            space = sampler.env.observation_space
+    assert space.shape == (81 + 5 + 2,)
+    env = gymnasium.make("DarkRoom-v0")
+    histories = Histories.of([found[0]], observation_space=env.observation_space, action_space=env.action_space)
+    drawn = histories.sequences(np.random.default_rng(0), 5, 60)
+    seen = found[1].observations.transpose(1, 2).flatten(1, 2)
+    for column, history in enumerate(drawn.histories):
+        assert torch.equal(drawn.observations[:, column], seen[history])
+
+
+def test_what_is_drawn_depends_on_the_generator_alone() -> None:
+    histories = small_histories()
+    histories.sequences(np.random.default_rng(5), 3, 2, keep=2)
+    one, other = (source.sequences(np.random.default_rng(1), 4, 3) for source in (histories, small_histories()))
+    assert torch.equal(one.observations, other.observations)
+
+
+def test_contexts_are_transitions_of_one_history_with_the_best_action() -> None:
+    histories, _ = dark_room()
+    drawn = histories.contexts(np.random.default_rng(0), 8, 100)
+    goals = np.stack([histories.tasks[int(history)]["goal"] for history in drawn.histories])
+    moves = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
+
+    def cells(observations: Tensor) -> np.ndarray:
+        return np.stack(np.divmod(observations.argmax(-1).numpy(), 9), -1)
+
+    after = np.clip(cells(drawn.observations) + moves[drawn.actions.numpy()], 0, 8)
+    assert (after == cells(drawn.next_observations)).all()
+    assert ((after == goals).all(-1) == drawn.rewards.numpy()).all()
+    queries = cells(drawn.queries)
+    distance = np.abs(queries - goals).sum(-1)
+    closer = np.abs(queries + moves[drawn.optimal_actions.numpy()] - goals).sum(-1)
+    assert (closer == np.maximum(distance - 1, 0)).all()
+
+
+def test_best_arm_is_that_of_the_largest_mean() -> None:
+    with MultiTaskSampler("Bandit-K5-v0", {}, 5, RandomPolicy(5), num_workers=0, seed=0) as sampler:
+        episodes = sampler.rollout(sampler.sample_tasks(4))
+        env = sampler.env
+    histories = Histories.of(
+        [episodes],
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        env_id="Bandit-K5-v0",
+    )
+    drawn = histories.contexts(np.random.default_rng(0), 10, 5)
+    best = [int(np.argmax(histories.tasks[int(history)]["mean"])) for history in drawn.histories]
+    assert drawn.optimal_actions.tolist() == best
+
+
+def test_returns_are_those_of_the_episodes() -> None:
+    histories, rewards = dark_room(num_tasks=2)
+    returns = histories.returns()
+    assert np.allclose(
+        returns[1], [*rewards[0].unflatten(1, (3, 20)).sum(2)[1], *rewards[1].unflatten(1, (3, 20)).sum(2)[1]]
+    )
+
+
+def test_distinct_observations_are_kept_once() -> None:
+    rows = np.eye(5, dtype=np.float32)[[3, 1, 3, 3, 0]]
+    distinct = Distinct(spaces.Box(0.0, 1.0, (5,), np.float32))
+    assert distinct.encode(rows).tolist() == [0, 1, 0, 0, 2]
+    assert (distinct.table()[distinct.encode(rows)] == rows).all()
+    many = Distinct(spaces.Box(-np.inf, np.inf, (1,), np.float32))
+    assert many.encode(np.arange(70_000, dtype=np.float32)[:, None]) is None
+
+
+def test_wrong_requests_are_refused_in_one_line() -> None:
+    histories = small_histories()
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="has 8 steps, fewer than length=9; lower length or keep"):
+        histories.sequences(rng, 2, 9)
+    with pytest.raises(ValueError, match="has 3 episodes, of which keep=4 leaves none"):
+        histories.sequences(rng, 2, 1, keep=4)
+    with pytest.raises(ValueError, match="does not know its best actions"):
+        histories.contexts(rng, 2, 1)
+    with pytest.raises(ValueError, match=r"rewards must have the shape \(2,\), got \(3,\)"):
+        Histories(
+            [{}],
+            [1],
+            [2],
+            [[0.0], [0.0]],
+            [[0.0]],
+            [0, 0],
+            [0] * 3,
+            observation_space=OBSERVATIONS,
+            action_space=ACTIONS,
+        )
+
+
+def test_another_family_other_spaces_and_known_tasks_are_refused_in_one_line() -> None:
+    histories, _ = dark_room()
+    histories.check_fits("DarkRoom-v0", histories.observation_space, histories.action_space, {})
+    with pytest.raises(ConfigError, match="of the family DarkRoom-v0, and the learner is for GridNavi-v0"):
+        histories.check_fits("GridNavi-v0", histories.observation_space, histories.action_space)
+    with pytest.raises(ConfigError, match=r"of actions Discrete\(5\), and the learner is for Discrete\(3\)"):
+        histories.check_fits("DarkRoom-v0", histories.observation_space, ACTIONS)
+    histories.check_apart([{"goal": np.array([0.5, 0.5])}])
+    with pytest.raises(TaskError, match="1 of 2 test tasks are among those of the histories"):
+        histories.check_apart([{"goal": np.array([0.5, 0.5])}, {"goal": histories.tasks[2]["goal"].tolist()}])
