@@ -17,7 +17,7 @@ from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.episode.trials import Trials
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.classical import RandomPolicy
-from maml_rl.policies.gru_policy import Cell
+from maml_rl.policies.recurrent import Cell
 
 FAMILY, EPISODES, SPAN = "TabularMDP-v0", 10, 100
 CONTENDERS: tuple[tuple[Cell, int, float], ...] = (

@@ -28,8 +28,9 @@ from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewar
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
+from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.recurrent_actor import RecurrentActor
-from maml_rl.policies.trial_encoder import Cell, TrialEncoder, action_unit, affine, encode, make_linear
+from maml_rl.policies.trial_encoder import TrialEncoder, action_unit, encode, make_linear, through
 
 _CRITIC, _TARGET, _TEMPERATURE = "critic.", "target.", "log_temperature"
 Units = Annotated[int, Field(ge=0, le=2**31)]
@@ -83,7 +84,7 @@ class RecurrentCritics(nn.Module):
         params: dict[str, Tensor] = dict(self.present.named_parameters(prefix="present"))
         if fixed:
             params, entered = {name: param.detach() for name, param in params.items()}, entered.detach()
-        present = affine(seen, params, "present").relu_()
+        present = through(seen, params, "present").relu_()
         summed = self.heads.enter(present, self.encoder.hidden_size, entered, fixed=fixed)
         values = self.heads.leave(summed, fixed=fixed)
         values = values.reshape(2, *observations.shape[:2], -1)

@@ -21,6 +21,7 @@ from maml_rl.policies.gru_kernel import gru
 from maml_rl.policies.heads import Params
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.policies.recurrent import make_recurrent, weights_of, zero_state
 from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, row_product
 
 # No deviation of an observation counts as smaller.
@@ -98,19 +99,14 @@ class BeliefPolicy(SequencePolicy):
         make = partial(nn.utils.skip_init, nn.Linear)
         for name, (part, size) in self._embeddings.items():
             self.add_module(name, make(part.stop - part.start, size))
-        # The constructor itself would draw from the global random state.
-        self.core = nn.GRU(sum(embedding_sizes), encoder_size, device="meta").to_empty(device="cpu")
-        self.latent = make(encoder_size, 2 * latent_size)
-        for layer in (*(self.get_submodule(name) for name in self._embeddings), self.latent):
+        latent = make(encoder_size, 2 * latent_size)
+        for layer in (*(self.get_submodule(name) for name in self._embeddings), latent):
             assert isinstance(layer, nn.Linear)
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
-        for name, weights in self.core.named_parameters():
-            if name.startswith("bias"):
-                nn.init.zeros_(weights)
-                continue
-            for gate in weights.detach().split(encoder_size):
-                nn.init.orthogonal_(gate, generator=generator)
+        # In the order of all checkpoints.
+        self.core = make_recurrent("gru", sum(embedding_sizes), encoder_size, generator)
+        self.latent = latent
         inputs = self.own_size + 2 * latent_size
         self._actor, self._critic = (
             Perceptron(
@@ -149,7 +145,7 @@ class BeliefPolicy(SequencePolicy):
 
     def initial_memory(self, num: int) -> Memory:
         """Return zeros (num, H)."""
-        return (self.head.weight.new_zeros(num, self.hidden_size),)
+        return zero_state("gru", num, self.hidden_size, self.head.weight)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
@@ -241,9 +237,7 @@ class BeliefPolicy(SequencePolicy):
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         seen = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         embedded = linear(seen, *self._embedding(params)).relu()
-        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        of_inputs, of_hidden, input_bias, hidden_bias = (params[f"core.{name}"] for name in names)
-        units = gru(embedded, memory[0], (of_inputs, of_hidden, input_bias, hidden_bias))
+        units = gru(embedded, memory[0], weights_of(params, "core"))
         mean, log_variance = linear(units, params["latent.weight"], params["latent.bias"]).chunk(2, -1)
         return mean, log_variance, (units[-1],)
 

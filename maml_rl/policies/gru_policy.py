@@ -4,19 +4,18 @@ Trials are sampled cell by cell, in one product for all gates and a few element-
 own kernels go through whole sequences. The two agree to rounding.
 """
 
-import copy
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, get_args
 
 import gymnasium
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, weights_of, zero_state
 from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, ValueKind, affine, row_product
-
-Cell = Literal["gru", "lstm"]
 
 
 class GRUPolicy(SequencePolicy):
@@ -73,43 +72,18 @@ class GRUPolicy(SequencePolicy):
             predict_rewards=predict_rewards,
         )
         self.cell = cell
-        layer = nn.GRU if cell == "gru" else nn.LSTM
-        # The constructors themselves would draw from the global random state.
-        self.core = layer(self.input_size, hidden_size, device="meta").to_empty(device="cpu")
-        # In the order of all checkpoints.
-        self.head, value_head, reward_head = self._make_heads()
-        self.value_core = copy.deepcopy(self.core) if value == "network" else None
-        self.value_head, self.reward_head = value_head, reward_head
         generator = torch.Generator().manual_seed(seed)
-        for recurrent in (self.core, self.value_core):
-            if recurrent is not None:
-                for name, weights in recurrent.named_parameters():
-                    if name.startswith("bias"):
-                        nn.init.zeros_(weights)
-                        continue
-                    for gate in weights.detach().split(hidden_size):
-                        nn.init.orthogonal_(gate, generator=generator)
-                if memory_span is not None:
-                    self._hold(recurrent.get_parameter("bias_ih_l0"), memory_span, generator)
+        make = partial(make_recurrent, cell, self.input_size, hidden_size, generator, memory_span)
+        # In the order of all checkpoints.
+        self.core = make()
+        self.head, value_head, reward_head = self._make_heads()
+        self.value_core = make() if value == "network" else None
+        self.value_head, self.reward_head = value_head, reward_head
         self._initialize_heads(generator, of_values=1.0 if memory_span is None else 0.01)
-
-    def _hold(self, bias: Tensor, span: int, generator: torch.Generator) -> None:
-        """Set the gates' biases (gates * H,) such that a unit keeps what it holds for 1 to `span` steps.
-
-        Source: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188
-        """
-        # With a bias of log(s) a gate keeps s / (1 + s) of the unit at each step.
-        steps = 1.0 + (span - 1.0) * torch.rand(self.hidden_size, generator=generator)
-        gates = bias.detach().unflatten(0, (-1, self.hidden_size))
-        # torch's order is (reset, keep, new) in a GRU, and (enter, keep, new, leave) in an LSTM.
-        gates[1] = steps.log()
-        if self.cell == "lstm":
-            gates[0] = -steps.log()
 
     def initial_memory(self, num: int) -> Memory:
         """Return zeros (num, H), twice for an LSTM."""
-        zeros = self.head.weight.new_zeros(num, self.hidden_size)
-        return (zeros,) if self.cell == "gru" else (zeros, zeros.clone())
+        return zero_state(self.cell, num, self.hidden_size, self.head.weight)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
@@ -177,8 +151,7 @@ class GRUPolicy(SequencePolicy):
         Those of a GRU are (reset, keep, new from the inputs, new from the memory); of an LSTM, (enter, keep, leave,
         new).
         """
-        from_input, from_memory = params["core.weight_ih_l0"], params["core.weight_hh_l0"]
-        input_bias, memory_bias = params["core.bias_ih_l0"], params["core.bias_hh_l0"]
+        from_input, from_memory, input_bias, memory_bias = weights_of(params, "core")
         size = self.hidden_size
         if self.cell == "gru":
             both, new = slice(0, 2 * size), slice(2 * size, None)
@@ -202,24 +175,12 @@ class GRUPolicy(SequencePolicy):
             return self.unroll_tasks(observations, params, memory)
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
-        state = tuple(tensor.unsqueeze(0).contiguous() for tensor in memory)
-        units, last = self._run("core", params, inputs, state)
+        units, last = run(self.cell, inputs, memory, weights_of(params, "core"))
         of_values = None if self.value_head is None else units
         if self.value_core is not None:
-            of_values, _ = self._run("value_core", params, inputs, tuple(torch.zeros_like(old) for old in state))
-        return self._through_heads(units, of_values, params, tuple(tensor.squeeze(0) for tensor in last))
-
-    def _run(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
-        """Return the units (L, N, H) of a recurrent layer, and its last state, by the functions of nn.GRU, nn.LSTM."""
-        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        weights = [params[f"{core}.{name}"] for name in names]
-        # With biases, one layer, no dropout, differentiable, in one direction, steps first.
-        options = True, 1, 0.0, True, False, False
-        if self.cell == "gru":
-            units, last = torch.gru(inputs, state[0], weights, *options)
-            return units, (last,)
-        units, *lasts = torch.lstm(inputs, state, weights, *options)
-        return units, tuple(lasts)
+            empty = tuple(torch.zeros_like(old) for old in memory)
+            of_values, _ = run(self.cell, inputs, empty, weights_of(params, "value_core"))
+        return self._through_heads(units, of_values, params, last)
 
     def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
         """Go through sequences (M, L, N, ...) of all tasks at once; see `Policy.unroll_tasks`.
@@ -239,24 +200,9 @@ class GRUPolicy(SequencePolicy):
 
     def _run_tasks(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
         """Return the units (M, L, N, H) of a recurrent layer, and its last state (M, N, H)."""
-        from_input, from_memory, input_bias, memory_bias = (
-            params[f"{core}.{name}"] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        )
-        of_inputs = affine(inputs, from_input, input_bias)
-        hidden, units = state[0], []
-        for of_input in of_inputs.unbind(1):
-            of_memory = affine(hidden, from_memory, memory_bias)
-            if self.cell == "gru":
-                reset, keep, new = of_input.chunk(3, -1)
-                memory_reset, memory_keep, memory_new = of_memory.chunk(3, -1)
-                reset, keep = torch.sigmoid(reset + memory_reset), torch.sigmoid(keep + memory_keep)
-                new = torch.tanh(new + reset * memory_new)
-                hidden = new + keep * (hidden - new)
-                state = (hidden,)
-            else:
-                enter, keep, new, leave = (of_input + of_memory).chunk(4, -1)
-                carried = torch.sigmoid(keep) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-                hidden = torch.sigmoid(leave) * torch.tanh(carried)
-                state = hidden, carried
-            units.append(hidden)
+        from_input, from_memory, input_bias, memory_bias = weights_of(params, core)
+        units = []
+        for of_input in affine(inputs, from_input, input_bias).unbind(1):
+            state = next_state(self.cell, of_input, affine(state[0], from_memory, memory_bias), state)
+            units.append(state[0])
         return torch.stack(units, 1), state

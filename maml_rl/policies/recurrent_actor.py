@@ -12,8 +12,9 @@ from torch import Tensor
 from maml_rl.policies.heads import CategoricalHead, DistributionParams, Head, Params, SquashedGaussianHead
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.sequence_policy import ROWS
-from maml_rl.policies.trial_encoder import Cell, TrialEncoder, affine, make_linear
+from maml_rl.policies.trial_encoder import TrialEncoder, make_linear, through
 
 # Of the last layer: actions are near the middle of their range at first, and noise as large as the range.
 _LAST_LAYER = 3e-3
@@ -140,10 +141,10 @@ class RecurrentActor(MemoryPolicy):
         """Return the distribution parameters at units (..., H) of the encoder and observations (..., size)."""
         own: dict[str, Tensor] = dict(self.named_parameters())
         params = own if params is None else params
-        hidden = torch.cat((units, affine(self.encoder.see(observations), params, "present").relu_()), -1)
+        hidden = torch.cat((units, through(self.encoder.see(observations), params, "present").relu_()), -1)
         for name in self.layers:
-            hidden = affine(hidden, params, name).relu_()
-        return self.distributions.parametrize(affine(hidden, params, "head"), params)
+            hidden = through(hidden, params, name).relu_()
+        return self.distributions.parametrize(through(hidden, params, "head"), params)
 
     @cached_property
     def _encoder_names(self) -> dict[str, str]:

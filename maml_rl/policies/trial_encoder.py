@@ -5,7 +5,7 @@ episode has ended; see `LastStepParts`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
@@ -15,18 +15,14 @@ from torch import Tensor, nn
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
+from maml_rl.policies.policy import Memory
+from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, weights_of, zero_state
+from maml_rl.policies.sequence_policy import affine
 
-Cell = Literal["gru", "lstm"]
-# What an encoder remembers: (num, H), twice for an LSTM.
-State = tuple[Tensor, ...]
 
-
-def affine(inputs: Tensor, params: Params, name: str) -> Tensor:
-    """Return inputs (..., I) through the linear layer `name`; (M, S, I) under stacked parameters (M, O, I)."""
-    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    if weight.dim() == 2:
-        return nn.functional.linear(inputs, weight, bias)
-    return torch.baddbmm(bias.unsqueeze(-2), inputs, weight.mT)
+def through(inputs: Tensor, params: Params, name: str) -> Tensor:
+    """Return inputs (..., I) through the linear layer `name`; see `affine`."""
+    return affine(inputs, params[f"{name}.weight"], params[f"{name}.bias"])
 
 
 def make_linear(inputs: int, outputs: int, generator: torch.Generator, bound: float | None = None) -> nn.Linear:
@@ -36,19 +32,6 @@ def make_linear(inputs: int, outputs: int, generator: torch.Generator, bound: fl
     for weights in layer.parameters():
         nn.init.uniform_(weights, -bound, bound, generator=generator)
     return layer
-
-
-def make_recurrent(cell: Cell, inputs: int, hidden: int, generator: torch.Generator) -> nn.GRU | nn.LSTM:
-    """Return a recurrent layer whose gates are orthogonal and whose biases are zero; from the generator alone."""
-    layer = nn.GRU if cell == "gru" else nn.LSTM
-    core = layer(inputs, hidden, device="meta").to_empty(device="cpu")
-    for name, weights in core.named_parameters():
-        if name.startswith("bias"):
-            nn.init.zeros_(weights)
-            continue
-        for gate in weights.detach().split(hidden):
-            nn.init.orthogonal_(gate, generator=generator)
-    return core
 
 
 class TrialEncoder(nn.Module):
@@ -104,15 +87,15 @@ class TrialEncoder(nn.Module):
         # In units of half of the range: as the actions of a squashed Gaussian are.
         seen["did"] = observations[..., self.parts.last_action] * self.unit
         seen["got"] = observations[..., self.parts.last_reward]
-        return torch.cat([affine(seen[name], params, name).relu_() for name in self.embedded], -1)
+        return torch.cat([through(seen[name], params, name).relu_() for name in self.embedded], -1)
 
-    def forward(self, observations: Tensor, state: State | None = None, params: Params | None = None) -> Tensor:
+    def forward(self, observations: Tensor, state: Memory | None = None, params: Params | None = None) -> Tensor:
         """Return the units (L, N, H) of sequences (L, N, size) of observations; see `run`."""
         return self.run(observations, state, params)[0]
 
     def run(
-        self, observations: Tensor, state: State | None = None, params: Params | None = None
-    ) -> tuple[Tensor, State]:
+        self, observations: Tensor, state: Memory | None = None, params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
         """Go through sequences (L, N, size), differentiably, by the kernels of torch.
 
         Args:
@@ -126,18 +109,9 @@ class TrialEncoder(nn.Module):
         params = self.own_params() if params is None else params
         inputs = self.embed(observations, params)
         state = self.initial_state(observations.shape[1], inputs) if state is None else state
-        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-        weights = [params[f"core.{name}"] for name in names]
-        # With biases, one layer, no dropout, differentiable, in one direction, steps first.
-        options = True, 1, 0.0, True, False, False
-        before = tuple(each.unsqueeze(0).contiguous() for each in state)
-        if self.cell == "gru":
-            units, last = torch.gru(inputs, before[0], weights, *options)
-            return units, (last.squeeze(0),)
-        units, *lasts = torch.lstm(inputs, before, weights, *options)
-        return units, tuple(last.squeeze(0) for last in lasts)
+        return run(self.cell, inputs, state, weights_of(params, "core"))
 
-    def step(self, observations: Tensor, state: State, params: Params) -> State:
+    def step(self, observations: Tensor, state: Memory, params: Params) -> Memory:
         """Return the state after one more step, without the kernels of sequences.
 
         Args:
@@ -145,26 +119,13 @@ class TrialEncoder(nn.Module):
             state: of those shapes.
             params: by name.
         """
-        inputs, size = self.embed(observations, params), self.hidden_size
-        weights = {
-            f"{side}.{kind}": params[f"core.{kind}_{short}_l0"]
-            for side, short in (("in", "ih"), ("own", "hh"))
-            for kind in ("weight", "bias")
-        }
-        entering, held = affine(inputs, weights, "in"), affine(state[0], weights, "own")
-        if self.cell == "gru":
-            gates = torch.sigmoid(entering[..., : 2 * size] + held[..., : 2 * size])
-            reset, keep = gates.split(size, -1)
-            new = torch.tanh(entering[..., 2 * size :] + reset * held[..., 2 * size :])
-            return (new + keep * (state[0] - new),)
-        enter, keep, new, leave = (entering + held).split(size, -1)
-        inside = torch.sigmoid(keep) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-        return torch.sigmoid(leave) * torch.tanh(inside), inside
+        of_input, of_memory, input_bias, memory_bias = weights_of(params, "core")
+        entering = affine(self.embed(observations, params), of_input, input_bias)
+        return next_state(self.cell, entering, affine(state[0], of_memory, memory_bias), state)
 
-    def initial_state(self, num: int, like: Tensor) -> State:
+    def initial_state(self, num: int, like: Tensor) -> Memory:
         """Return zeros (num, H), twice for an LSTM, of the type and on the device of `like`."""
-        zeros = like.new_zeros(num, self.hidden_size)
-        return (zeros,) if self.cell == "gru" else (zeros, zeros.clone())
+        return zero_state(self.cell, num, self.hidden_size, like)
 
 
 def encode(encoders: Sequence[TrialEncoder], observations: Tensor, sequences: GRUSequences) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from maml_rl.policies.gru_sequences import GRUSequences
-from maml_rl.policies.trial_encoder import make_recurrent
+from maml_rl.policies.recurrent import make_recurrent
 
 
 def test_units_and_gradients_are_those_of_torch() -> None:
