@@ -7,14 +7,17 @@ The same network, HalfCheetah's with two hidden layers, acts and is differentiat
 - acting for 40 tasks x 20 slots, each task under its own parameters: one turn is `--steps` steps;
 - the update of `--tasks` tasks, 2,000 samples each, one after the other: one turn is the gradient of the inner loss,
   and a product with Hessian, Fisher matrix and Hessian for each iteration of conjugate gradients;
-- whole phases of 20 tasks x 20 episodes x 100 steps, of HalfCheetahDir with its physics and of 2D navigation.
+- whole phases of 20 tasks x 20 episodes x 100 steps, of HalfCheetahDir with its physics and of 2D navigation;
+- the whole meta-update of MAML-TRPO on 40 tasks x 20 episodes x 100 steps of HalfCheetahDir, on torch's
+  number of threads. All else runs on one.
 
-All ways run on one thread. Ratios are taken round by round.
+Ratios are taken round by round.
 """
 
 import argparse
+import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -27,16 +30,18 @@ from benchmarks.contenders.transforms import JVPLinearization, TracedLinearizati
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, chosen, common_options, finish, progress
 from maml_rl import MultiTaskSampler, functional
+from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
 from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
 from maml_rl.machine import intra_op_threads
+from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import Memory, MLPPolicy, NormalMLPPolicy, Params, Policy, as_policy, get_policy_for_env
 
 OBSERVATION_SIZE, ACTION_SIZE = 20, 6
 # Whole phases, of a family with physics and of one without.
 FAMILIES = {"cheetah": "HalfCheetahDir-v5", "navigation": "2DNavigation-v0"}
-PARTS = ("acting", "update", *FAMILIES)
+PARTS = ("acting", "update", *FAMILIES, "meta-update")
 UNITS = {"acting": "ms"}
 BY_HAND, DEFAULT = "by hand", "plain module"
 
@@ -65,9 +70,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
     report = Report("kernels", machine(), chosen(options))
-    with intra_op_threads(1):
-        for part in options.only:
-            for hidden in options.hidden:
+    for part in options.only:
+        for hidden in options.hidden:
+            with nullcontext() if part == "meta-update" else intra_op_threads(1):
                 _measure(report, options, part, hidden)
     finish(report, options)
 
@@ -79,6 +84,8 @@ def _measure(report: Report, options: argparse.Namespace, part: str, hidden: int
             turns = _acting(policy, options)
         case "update":
             turns = _updating(policy, options)
+        case "meta-update":
+            turns = _meta_updating(hidden, options)
         case _:
             turns = _sampling(FAMILIES[part], hidden, options)
     with turns as works:
@@ -172,19 +179,8 @@ def _updating(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[
 
 @contextmanager
 def _sampling(env_name: str, hidden: int, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield samplers of whole phases."""
+    """Yield ways to sample whole phases."""
     tasks, episodes, horizon = (2, 2, 5) if options.quick else (20, 20, 100)
-    env = make_vector_env(env_name)
-    policy = get_policy_for_env(env, (hidden, hidden), "tanh", seed=options.seed)
-    env.close()
-    assert isinstance(policy, MLPPolicy)
-    policies: dict[str, nn.Module] = {BY_HAND: policy, DEFAULT: PlainModule(policy)}
-    samplers = {
-        name: MultiTaskSampler(
-            env_name, {}, episodes, each, seed=options.seed, num_workers=0, max_episode_steps=horizon
-        )
-        for name, each in policies.items()
-    }
 
     def phase(sampler: MultiTaskSampler) -> Callable[[], None]:
         drawn = sampler.sample_tasks(tasks)
@@ -195,11 +191,57 @@ def _sampling(env_name: str, hidden: int, options: argparse.Namespace) -> Iterat
 
         return run
 
-    try:
+    with _samplers(env_name, hidden, episodes, horizon, options) as samplers:
         yield {name: phase(sampler) for name, sampler in samplers.items()}
-    finally:
-        for sampler in samplers.values():
-            sampler.close()
+
+
+@contextmanager
+def _meta_updating(hidden: int, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
+    """Yield ways to compute whole meta-updates, each time from the same parameters."""
+    tasks, episodes, horizon = (2, 2, 5) if options.quick else (40, 20, 100)
+
+    def update(sampler: MultiTaskSampler) -> Callable[[], None]:
+        learner = MAMLTRPO(sampler.policy)
+        batch = learner.collect(sampler, sampler.sample_tasks(tasks))
+        initial = copy.deepcopy(sampler.policy.state_dict())
+
+        def run() -> None:
+            sampler.policy.load_state_dict(initial)
+            learner.update(batch)
+
+        return run
+
+    with _samplers(FAMILIES["cheetah"], hidden, episodes, horizon, options) as samplers:
+        yield {name: update(sampler) for name, sampler in samplers.items()}
+
+
+@contextmanager
+def _samplers(
+    env_name: str, hidden: int, episodes: int, horizon: int, options: argparse.Namespace
+) -> Iterator[dict[str, MultiTaskSampler]]:
+    """Yield a sampler with the policy of the package, and one with a module that has the same parameters."""
+    env = make_vector_env(env_name)
+    policy = get_policy_for_env(env, (hidden, hidden), "tanh", seed=options.seed)
+    baseline = LinearFeatureBaseline.for_space(env.single_observation_space)
+    env.close()
+    assert isinstance(policy, MLPPolicy)
+    policies: dict[str, nn.Module] = {BY_HAND: policy, DEFAULT: PlainModule(policy)}
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                MultiTaskSampler(
+                    env_name,
+                    {},
+                    episodes,
+                    each,
+                    baseline,
+                    seed=options.seed,
+                    num_workers=0,
+                    max_episode_steps=horizon,
+                )
+            )
+            for name, each in policies.items()
+        }
 
 
 def _different(policy: Policy, num_tasks: int, generator: torch.Generator) -> dict[str, Tensor]:
