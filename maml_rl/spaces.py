@@ -1,10 +1,12 @@
 """Spaces as arrays: which ones there are, and how observations of several parts become one vector.
 
 Every observation and action is one array with the type of its space. Observations of several parts are flattened by the
-rules of `gymnasium.spaces.utils.flatten`, so that code outside of a sampler may use those.
+rules of `gymnasium.spaces.utils.flatten`, so that code outside of a sampler may use those. What has text in it is an
+array of bytes; see `PackedSpace`.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -17,7 +19,7 @@ Space = spaces.Space[Any]
 # The types that arrays may have: those that torch computes with.
 _DTYPES = frozenset(["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"])
 _ARRAYS = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-_PARTS = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+_PARTS = "Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these"
 
 
 def array_layout(space: Space) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -67,12 +69,7 @@ class _Part:
 
     def write(self, observation: Any, vector: NDArray[Any]) -> None:
         """Write the part of an observation into the vector of the whole."""
-        value = observation
-        try:
-            for key in self.path:
-                value = value[key]
-        except (LookupError, TypeError):
-            raise ValueError(f"an observation without {_name(self.path)}: {observation!r}") from None
+        value = _value_at(observation, self.path)
         array, out = np.asarray(value), vector[self.place]
         if not fits(array, self.shape, self.dtype):
             raise ValueError(
@@ -146,7 +143,194 @@ def write_flat(space: Space, values: NDArray[Any], out: NDArray[Any]) -> None:
     out[np.arange(len(values))[:, None], chosen + counts.cumsum() - counts] = 1
 
 
-def flattener_for(space: Space) -> ObservationFlattener | None:
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One part of an element of a `PackedSpace`.
+
+    Attributes:
+        path: keys and indices that lead to it.
+        space: of it.
+        place: its bytes in the row.
+    """
+
+    path: tuple[Any, ...]
+    space: Space
+    place: slice
+
+    def write(self, value: Any, row: NDArray[Any]) -> None:
+        """Write the part of an element `value` into the row of the whole."""
+        value, out = _value_at(value, self.path), row[self.place]
+        if isinstance(self.space, spaces.Text):
+            if fault := _text_fault(self.space, value):
+                raise ValueError(f"{fault}{self._where()}")
+            encoded = value.encode()
+            out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+            out[len(encoded) :] = 0
+            return
+        array, (shape, dtype) = np.asarray(value), array_layout(self.space)
+        if not fits(array, shape, dtype):
+            raise ValueError(
+                f"an array of shape {array.shape} and dtype {array.dtype}{self._where()}; its space is {self.space}"
+            )
+        array = array.astype(dtype)
+        # Nobody sees the numbers among the bytes later.
+        if dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"numbers that are not finite{self._where()}: {array}")
+        out[:] = np.frombuffer(array.tobytes(), np.uint8)
+
+    def read(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Return the part of each of `rows` (N, D), (N, ...)."""
+        own = np.ascontiguousarray(rows[:, self.place])
+        if not isinstance(self.space, spaces.Text):
+            shape, dtype = array_layout(self.space)
+            return own.view(dtype).reshape(len(rows), *shape)
+        texts = np.full(len(rows), None, object)
+        for number in range(len(rows)) if where is None else np.flatnonzero(where).tolist():
+            texts[number] = own[number].tobytes().rstrip(b"\0").decode()
+        return texts
+
+    def _where(self) -> str:
+        return f" at {_name(self.path)}" if self.path else ""
+
+
+class PackedSpace(spaces.Box):
+    """Elements with text in them as bytes (D,), which is what arrays, shared memory and tensors hold.
+
+    A text is UTF-8 with zeros after it, in as many bytes as the longest may take. Other parts are the bytes of their
+    arrays. Policies that compute with numbers are refused; see `require_numbers`.
+
+    Args:
+        own: `Text`, or a Dict or Tuple with one in it.
+
+    Attributes:
+        own: the same.
+
+    Raises:
+        TypeError: If a part is not supported.
+    """
+
+    def __init__(self, own: Space) -> None:
+        fields, start = [], 0
+        for path, part in _leaves(own, ()):
+            size = _text_bytes(part) if isinstance(part, spaces.Text) else _array_bytes(part)
+            fields.append(_Field(path, part, slice(start, start + size)))
+            start += size
+        self.own, self._fields = own, tuple(fields)
+        super().__init__(0, 255, (start,), np.uint8)
+
+    def __repr__(self) -> str:
+        return f"PackedSpace({_shown(self.own)})"
+
+    @property
+    def flat_space(self) -> "PackedSpace":
+        """The space of the rows: this one."""
+        return self
+
+    def write(self, element: Any, row: NDArray[Any]) -> None:
+        """Write an element of `own` into `row` (D,).
+
+        Raises:
+            ValueError: If it is not in `own`; the message continues after "returned".
+        """
+        for each in self._fields:
+            each.write(element, row)
+
+    def read(self, rows: Any, where: NDArray[np.bool_] | None = None) -> Any:
+        """Return what rows hold, as recorded episodes have them.
+
+        Args:
+            rows: array or tensor (..., D) of bytes.
+            where: (...) bool; other texts are None. None for all.
+
+        Returns:
+            For Text an object array (...) of strings, for others arrays (..., *shape of one); in dicts and tuples, as
+            `own` is. Texts of padding are empty.
+        """
+        array = np.asarray(rows)
+        flat, lead = array.reshape(-1, array.shape[-1]), array.shape[:-1]
+        of_rows = None if where is None else where.reshape(-1)
+        parts = {each.path: each.read(flat, of_rows) for each in self._fields}
+        return _gather(self.own, (), {path: part.reshape(*lead, *part.shape[1:]) for path, part in parts.items()})
+
+    def element(self, row: NDArray[np.uint8]) -> Any:
+        """Return what a single row (D,) holds, an element of `own`."""
+        return _gather(self.own, (), {each.path: each.read(row[None], None)[0] for each in self._fields})
+
+
+def _gather(space: Space, path: tuple[Any, ...], parts: dict[tuple[Any, ...], Any]) -> Any:
+    """Return parts, by the keys that lead to them, in dicts and tuples as a space has them."""
+    if isinstance(space, spaces.Dict):
+        return {key: _gather(part, (*path, key), parts) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_gather(part, (*path, index), parts) for index, part in enumerate(space.spaces))
+    return parts[path]
+
+
+def _array_bytes(space: Space) -> int:
+    shape, dtype = array_layout(space)
+    return math.prod(shape) * dtype.itemsize
+
+
+def _text_bytes(space: spaces.Text) -> int:
+    """Return how many bytes the longest text of a space takes."""
+    if "\0" in space.character_set:
+        raise TypeError(f"unsupported space {_shown(space)}: its charset has the character 0; leave it out")
+    return space.max_length * max(len(character.encode()) for character in space.character_set)
+
+
+def _text_fault(space: spaces.Text, value: Any) -> str:
+    """Say why a value is not in a space of texts; "" if it is."""
+    if not isinstance(value, str):
+        return f"{value!r} instead of a text"
+    if not space.min_length <= len(value) <= space.max_length:
+        return f"a text of {len(value)} characters, and its space has {space.min_length} to {space.max_length}"
+    if unknown := sorted(set(value) - space.character_set):
+        return (
+            f"a text with {unknown[0]!r}, which is not in the charset of its space; make that "
+            "Text(max_length, charset=string.printable), say"
+        )
+    return ""
+
+
+def _shown(space: Space) -> str:
+    """Return a space for messages, without the characters that a text may have."""
+    return f"Text({space.min_length}, {space.max_length})" if isinstance(space, spaces.Text) else str(space)
+
+
+def has_text(space: Space) -> bool:
+    """Tell whether elements of a space have text in them."""
+    return isinstance(space, PackedSpace) or any(isinstance(part, spaces.Text) for _, part in _leaves(space, ()))
+
+
+def packed(space: Space) -> Space:
+    """Return the space of the actions as arrays: of bytes if they have text in them.
+
+    Raises:
+        TypeError: If they are not supported.
+    """
+    flat = PackedSpace(space) if has_text(space) and not isinstance(space, PackedSpace) else space
+    array_layout(flat)
+    return flat
+
+
+def require_numbers(who: str, *given: Space) -> None:
+    """Refuse spaces with text in them where numbers are needed.
+
+    Args:
+        who: needs numbers.
+        *given: the spaces.
+
+    Raises:
+        TypeError: If one has text.
+    """
+    if any(has_text(space) for space in given):
+        raise TypeError(
+            f"{who} computes with numbers, and the environment has text; evaluate a policy of your own that reads it "
+            "(ExternalPolicy), or turn it into numbers with a wrapper"
+        )
+
+
+def flattener_for(space: Space) -> ObservationFlattener | PackedSpace | None:
     """Return what makes vectors of the observations of a space; None where they are arrays that are used as they are.
 
     Raises:
@@ -155,15 +339,16 @@ def flattener_for(space: Space) -> ObservationFlattener | None:
     if isinstance(space, spaces.Box | spaces.Discrete):
         array_layout(space)
         return None
-    return ObservationFlattener(space)
+    return PackedSpace(space) if has_text(space) else ObservationFlattener(space)
 
 
 def flat_observation_space(space: Space) -> Space:
-    """Return the space of the observations as arrays.
+    """Return the space of the observations as arrays of numbers.
 
     Raises:
-        TypeError: If they are not supported; see `ObservationFlattener`.
+        TypeError: If they are not supported (see `ObservationFlattener`), or have text in them.
     """
+    require_numbers("the package", space)
     flattener = flattener_for(space)
     return space if flattener is None else flattener.flat_space
 
@@ -189,5 +374,20 @@ def _leaves(space: Space, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ..
         yield from _leaves(part, (*path, key))
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _value_at(element: Any, path: Sequence[Any]) -> Any:
+    """Return a part of an element.
+
+    Raises:
+        ValueError: If it is missing.
+    """
+    value = element
+    try:
+        for key in path:
+            value = value[key]
+    except (LookupError, TypeError):
+        raise ValueError(f"an observation without {_name(path)}: {element!r}") from None
+    return value
+
+
+def _name(path: Sequence[Any]) -> str:
     return "".join(f"[{key!r}]" for key in path)

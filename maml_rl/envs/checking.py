@@ -16,7 +16,7 @@ import numpy as np
 from maml_rl.envs.meta_env import check_flags
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ConfigError, explain
-from maml_rl.spaces import array_layout, flattener_for
+from maml_rl.spaces import flattener_for, packed
 
 _DUTIES = {
     "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",
@@ -81,7 +81,7 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             yield f"it lacks the attribute {kind}_space, a Box or Discrete of gymnasium.spaces, for example"
             continue
         try:
-            flattener_for(space) if kind == "observation" else array_layout(space)
+            flattener_for(space) if kind == "observation" else packed(space)
         except TypeError as error:
             yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, read_reset_mask
 from maml_rl.envs.observing import ObservingVectorEnv
-from maml_rl.spaces import write_flat
+from maml_rl.spaces import PackedSpace, write_flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class LastStepVectorEnv(ObservingVectorEnv):
     """Slots whose observations are vectors of float32: the environment's own, then the last step's outcome.
 
     The further numbers are all zero at the first step of a trial, which begins with `reset_task`. At the first step of
-    a later episode they are those of the last step of the episode before it. See `LastStepParts`.
+    a later episode they are those of the last step of the episode before it. See `LastStepParts`. Where observations
+    have text in them, the further numbers are the last reward and termination alone.
 
     Args:
         env: steps its slots in this process.
@@ -71,8 +72,12 @@ class LastStepVectorEnv(ObservingVectorEnv):
 
     def __init__(self, env: MetaVectorEnv) -> None:
         self.last_step_parts = LastStepParts.of(env.single_observation_space, env.single_action_space)
+        self._has_text = isinstance(env.single_observation_space, PackedSpace)
         action = spaces.utils.flatten_space(env.single_action_space)
         assert isinstance(action, spaces.Box)
+        if self._has_text:
+            # A policy that reads knows what it has answered.
+            action = spaces.Box(0.0, 0.0, (0,))
         self._last = np.zeros((env.num_envs, action.shape[0] + 2), np.float32)
         self._sent: dict[int, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
         low, high = np.append(action.low, [-np.inf, 0.0]), np.append(action.high, [np.inf, 1.0])
@@ -137,7 +142,8 @@ class LastStepVectorEnv(ObservingVectorEnv):
         everywhere = bool(stepped.all())
         which = slice(None) if everywhere else stepped
         outcome = self._last[part] if everywhere else np.empty((int(stepped.sum()), self._last.shape[1]), np.float32)
-        write_flat(self.single_action_space, actions[which], outcome[:, :-2])
+        if not self._has_text:
+            write_flat(self.single_action_space, actions[which], outcome[:, :-2])
         outcome[:, -2] = self.buffers.rewards[part][which]
         outcome[:, -1] = (self.buffers.terminated[part] | self.buffers.truncated[part])[which]
         if not everywhere:
@@ -145,4 +151,4 @@ class LastStepVectorEnv(ObservingVectorEnv):
         self._begun[part] |= stepped
 
     def _write_further(self, out: NDArray[Any]) -> None:
-        out[:] = self._last
+        out[:] = self._last.view(np.uint8) if self._has_text else self._last

@@ -11,13 +11,14 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task
-from maml_rl.spaces import is_image, write_flat
+from maml_rl.spaces import PackedSpace, is_image, write_flat
 
 
 class ObservingVectorEnv(MetaVectorEnv):
     """Slots whose observations are vectors: the environment's own, flattened, then further numbers.
 
-    A Discrete observation becomes a one-hot vector, an image numbers in [0, 1]. Everything else is as the environment
+    A Discrete observation becomes a one-hot vector, an image numbers in [0, 1]. What has text in it becomes the first
+    part of a `PackedSpace`, the numbers the second. Everything else is as the environment
     has it, so that the same seeds give the same tasks and, for the same actions, the same episodes.
 
     Args:
@@ -33,18 +34,22 @@ class ObservingVectorEnv(MetaVectorEnv):
         self.recorded_infos, self.task_space = env.recorded_infos, env.task_space
         self.advances_by_slot = env.advances_by_slot
         self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
-        flat = spaces.utils.flatten_space(env.single_observation_space)
+        space = env.single_observation_space
+        flat = spaces.utils.flatten_space(space)
         assert isinstance(flat, spaces.Box)
         self._own_size = flat.shape[0]
         # A policy sees that a vector is one, and not what its numbers were.
-        space = env.single_observation_space
         self._scale = dtype.type(1.0 / float(space.high.max())) if is_image(space) else None
         own_high = flat.high if self._scale is None else np.ones(flat.shape)
-        self.single_observation_space = spaces.Box(
-            np.concatenate([flat.low, low]).astype(dtype),
-            np.concatenate([own_high, high]).astype(dtype),
-            dtype=dtype.type,
-        )
+        if isinstance(space, PackedSpace):
+            further = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
+            self.single_observation_space: spaces.Box = PackedSpace(spaces.Tuple((space.own, further)))
+        else:
+            self.single_observation_space = spaces.Box(
+                np.concatenate([flat.low, low]).astype(dtype),
+                np.concatenate([own_high, high]).astype(dtype),
+                dtype=dtype.type,
+            )
         self.single_action_space = env.single_action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = env.action_space
@@ -52,7 +57,7 @@ class ObservingVectorEnv(MetaVectorEnv):
 
     @abstractmethod
     def _write_further(self, out: NDArray[Any]) -> None:
-        """Write the further numbers of all slots, (N, numbers)."""
+        """Write the further numbers of all slots, (N, numbers), or where there is text their bytes."""
 
     @property
     def buffers(self) -> StepBuffers:

@@ -28,7 +28,7 @@ from maml_rl.envs.meta_env import (
     slot_seeds,
 )
 from maml_rl.errors import ChildEnvError, TaskError, UsersCode, explain
-from maml_rl.spaces import fits, flattener_for
+from maml_rl.spaces import PackedSpace, fits, flattener_for, packed
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class SerialVectorEnv(MetaVectorEnv):
         first = self.envs[0]
         self._flattener = flattener_for(first.observation_space)
         flat = first.observation_space if self._flattener is None else self._flattener.flat_space
-        self.single_observation_space, self.single_action_space = flat, first.action_space
+        self.single_observation_space, self.single_action_space = flat, packed(first.action_space)
         self.observation_space = batch_space(flat, num_envs)
-        self.action_space = batch_space(first.action_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
         self.spec, self.render_mode = first.spec, first.render_mode
         self.max_episode_steps, self.recorded_infos = time_limit(first), _recorded_infos(first)
         self.task_space = declared_task_space(first)
@@ -304,6 +304,8 @@ class SerialVectorEnv(MetaVectorEnv):
     def _action(self, action: Any) -> Any:
         """Return the policy's output as an element of the action space: clipped where that has bounds."""
         space = self.single_action_space
+        if isinstance(space, PackedSpace):
+            return space.element(action)
         if isinstance(space, spaces.Box):
             return np.minimum(np.maximum(action, space.low), space.high).astype(space.dtype)
         if isinstance(space, spaces.Discrete):

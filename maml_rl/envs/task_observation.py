@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.errors import TaskError
+from maml_rl.spaces import require_numbers
 
 # What the first task is drawn with, which tells of how many numbers the tasks are made.
 _LAYOUT_SEED = 0
@@ -26,9 +27,11 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
 
     Raises:
         TaskError: If its tasks are no dicts of numbers and arrays.
+        TypeError: If observations or actions have text in them.
     """
 
     def __init__(self, env: MetaVectorEnv) -> None:
+        require_numbers("what observes its task", env.single_observation_space, env.single_action_space)
         (task,) = env.sample_tasks(1, seed=_LAYOUT_SEED)
         self._layout = _layout(task)
         unbounded = np.full(sum(map(int, map(np.prod, self._layout.values()))), np.inf)

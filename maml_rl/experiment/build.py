@@ -35,7 +35,7 @@ from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.placement import Placement, Update
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
-from maml_rl.spaces import array_layout, is_image
+from maml_rl.spaces import array_layout, is_image, require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
 from maml_rl.task_distributions.built_in import as_text
 from maml_rl.task_distributions.task_distribution import TaskSplit
@@ -290,6 +290,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         in_child = workers != 0 and config.backend != "in-process" and spec.id not in FAMILIES and os.name == "posix"
         env = _make_env(config, in_child=in_child)
     try:
+        require_numbers("training", env.single_observation_space, env.single_action_space)
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
         if config.policy is None:

@@ -17,18 +17,17 @@ import torch
 
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
-from maml_rl.envs.make_env import ObservedLastStep, make_vector_env
+from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
-from maml_rl.experiment.evaluate import Evaluation
+from maml_rl.experiment.evaluate import Evaluation, evaluate_trials
 from maml_rl.policies import Policy
-from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
+from maml_rl.policies.external_policy import ForeignPolicy
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.checkpoint import find_checkpoint
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
 from maml_rl.runs.system import package_versions
-from maml_rl.samplers import MultiTaskSampler
 from maml_rl.task_distributions.built_in import as_text
 from maml_rl.task_distributions.task_files import read_tasks
 
@@ -194,37 +193,15 @@ def measure(
     num_episodes = most if num_episodes is None else num_episodes
     if not 1 <= num_episodes <= most:
         raise ConfigError(f"{rules.name} has trials of 1 to {most} episodes, got {num_episodes}")
-    tasks = rules.tasks()
-    env = make_vector_env(rules.env_name, dict(rules.env_kwargs), max_episode_steps=rules.max_episode_steps)
-    if not isinstance(policy, Policy):
-        policy = ExternalPolicy(policy, env.single_observation_space, env.single_action_space)
-    env.close()
-    returns, infos = [], []
-    with MultiTaskSampler(
-        ObservedLastStep(rules.env_name),
-        dict(rules.env_kwargs),
-        batch_size=num_episodes,
-        policy=policy,
-        seed=seed,
-        num_workers=0,
-        slots_per_task=1,
-        max_episode_steps=rules.max_episode_steps,
-        evaluation=True,
-    ) as sampler:
-        for _ in range(rules.repetitions):
-            trials = sampler.rollout_trials(tasks)
-            returns.append(trials.episode_returns().numpy())
-            infos.append({name: info.numpy() for name, info in trials.episode_infos().items()})
-    return Evaluation(
+    return evaluate_trials(
+        policy,
         rules.env_name,
-        seed,
-        tasks,
-        (),
-        np.stack(returns, axis=2),
-        fixed_tasks=True,
-        infos={name: np.stack([each[name] for each in infos], axis=2) for name in infos[0]},
+        rules.tasks(),
+        num_episodes,
+        env_kwargs=rules.env_kwargs,
+        max_episode_steps=rules.max_episode_steps,
         repetitions=rules.repetitions,
-        columns="episode",
+        seed=seed,
     )
 
 

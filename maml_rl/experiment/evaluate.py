@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.adaptation import AdaptationRule, StepSize
+from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
@@ -33,8 +34,11 @@ from maml_rl.experiment.statistics import (
 )
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.metalearners.metalearner import Batch
+from maml_rl.policies import Policy
+from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.describing import describe_env
 
 # Of the adaptation to fixed tasks, without which their intervals are unknown.
 REPETITIONS = 3
@@ -268,6 +272,80 @@ def evaluate(
         infos={name: _joined([[each[name] for each in repeated] for repeated in infos]) for name in infos[0][0]},
         repetitions=repetitions,
         columns=metalearner.columns,
+    )
+
+
+def evaluate_trials(
+    policy: ForeignPolicy | Policy,
+    env: EnvMaker,
+    tasks: Sequence[Task] | int,
+    num_episodes: int,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    repetitions: int = 1,
+    seed: int = 0,
+    num_workers: int = 0,
+    **settings: Any,
+) -> Evaluation:
+    """Measure a policy of any other package, one that calls a language model say, in trials of several episodes.
+
+    What the policy keeps from episode to episode of a trial is its own affair: `reset` tells it when trials begin.
+
+    Args:
+        policy: has `reset(num_tasks)` and `act(observations, rewards, dones)`, see `ForeignPolicy`; or a `Policy` that
+            observes the last step, as the classical ones do.
+        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
+        tasks: what to measure on, or how many to draw from the streams of evaluations.
+        num_episodes: of a trial.
+        env_kwargs: of the environment.
+        max_episode_steps: of an episode; None for the environment's own.
+        repetitions: trials of each task.
+        seed: of tasks and episodes.
+        num_workers: processes, each of which has a copy of the policy and its share of the tasks; 0 for none.
+        **settings: further arguments of `MultiTaskSampler`, as `stepping`.
+
+    Returns:
+        Returns of every episode of the trials.
+
+    Raises:
+        TypeError: If the policy or the spaces of the environment are not supported.
+        ValueError: If the policy returns actions that do not fit.
+        ChildEnvError: If an environment fails.
+    """
+    if not isinstance(policy, Policy):
+        made = make_vector_env(env, env_kwargs, max_episode_steps=max_episode_steps)
+        policy = ExternalPolicy(policy, made.single_observation_space, made.single_action_space)
+        made.close()
+    returns, infos = [], []
+    with MultiTaskSampler(
+        env,
+        env_kwargs,
+        batch_size=num_episodes,
+        policy=policy,
+        seed=seed,
+        num_workers=num_workers,
+        slots_per_task=1,
+        max_episode_steps=max_episode_steps,
+        observe_last=True,
+        evaluation=True,
+        **settings,
+    ) as sampler:
+        given = sampler.sample_tasks(tasks) if isinstance(tasks, int) else list(tasks)
+        for _ in range(repetitions):
+            trials = sampler.rollout_trials(given)
+            returns.append(trials.episode_returns().numpy())
+            infos.append({name: info.numpy() for name, info in trials.episode_infos().items()})
+    return Evaluation(
+        env_id(env) or describe_env(env),
+        seed,
+        given,
+        (),
+        np.stack(returns, axis=2),
+        fixed_tasks=not isinstance(tasks, int),
+        infos={name: np.stack([each[name] for each in infos], axis=2) for name in infos[0]},
+        repetitions=repetitions,
+        columns="episode",
     )
 
 

@@ -3,6 +3,7 @@
 from maml_rl.policies.belief_policy import BeliefPolicy
 from maml_rl.policies.cnn import CNNPolicy
 from maml_rl.policies.distributions import MultiCategorical
+from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.policies.get_policy import get_policy_for_env
 from maml_rl.policies.gru_policy import GRUPolicy
 from maml_rl.policies.heads import (
@@ -37,6 +38,8 @@ __all__ = [
     "CategoricalMLPPolicy",
     "DistributionParams",
     "Distributions",
+    "ExternalPolicy",
+    "ForeignPolicy",
     "GRUPolicy",
     "GaussianHead",
     "Head",

@@ -1,18 +1,19 @@
 """A policy of another package, behind two methods: it is told when trials begin, and asked for actions."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory
-from maml_rl.spaces import array_layout
+from maml_rl.spaces import PackedSpace, array_layout, flattener_for, packed
 
 
 class ForeignPolicy(Protocol):
@@ -21,33 +22,44 @@ class ForeignPolicy(Protocol):
     def reset(self, num_tasks: int) -> object:
         """Forget everything: trials of so many new tasks begin."""
 
-    def act(self, observations: NDArray[Any], rewards: NDArray[np.float32], dones: NDArray[np.bool_]) -> ArrayLike:
+    def act(self, observations: Any, rewards: NDArray[np.float32], dones: NDArray[np.bool_]) -> Any:
         """Choose an action for each of the M tasks.
 
+        Tasks that wait, as for their environment, have a row nevertheless, whose action is not used.
+
         Args:
-            observations: (M, *observation shape), as the environment gives them.
+            observations: (M, *observation shape), as the environment gives them. Of a Text space an object array (M,)
+                of strings, and of Dict and Tuple spaces with one in them dicts and tuples of such arrays. Instead of
+                the texts of tasks that wait there is None.
             rewards: (M,) of the last step; zero at the first step of a trial.
             dones: (M,) whether the last step ended an episode; the observation is then the first of the next one.
 
         Returns:
-            (M, *action shape).
+            (M, *action shape). Where actions have text in them, a sequence of M elements of the action space; those of
+            tasks that wait may be anything.
         """
 
 
 class ExternalPolicy(MemoryPolicy):
     """Has a `ForeignPolicy` act in a sampler, with one slot for each task, and environments that show the last step.
 
+    The sampler is made with `slots_per_task=1` and `observe_last=True`. In workers a copy of the policy acts for the
+    tasks of each: what it answers to a task must not depend on the others.
+
     Args:
-        policy: keeps whatever it needs itself, so that it acts in the process of the sampler.
+        policy: keeps whatever it needs itself. Where environments raise `Retry` it also has `begin_anew(tasks)`, which
+            takes back what it knows of the present episodes of these tasks, an array of their numbers.
         observation_space: of one environment, without the last step.
         action_space: of one environment.
 
     Raises:
-        TypeError: If the policy has no `reset` and `act`.
+        TypeError: If the policy has no `reset` and `act`, or a space is not supported.
     """
 
     # What the policy keeps itself begins anew with a trial, of which the memory tells.
     stateless = True
+    reads_text = True
+    told_who_acts = True
     noise_kind = "uniform"
     noise_size = 1
 
@@ -61,8 +73,11 @@ class ExternalPolicy(MemoryPolicy):
                     f"{type(policy).__name__} has no method {name}; a policy has reset(num_tasks) and "
                     "act(observations, rewards, dones)"
                 )
-        self._policy, self._observation_space, self._action_space = policy, observation_space, action_space
-        self._own = spaces.flatdim(observation_space)
+        flattener = flattener_for(observation_space)
+        self._seen = observation_space if flattener is None else flattener.flat_space
+        self._policy, self._chosen = policy, packed(action_space)
+        # How many steps of its trial each task has been asked for.
+        self._asked = np.zeros(0, np.int64)
 
     def initial_memory(self, num: int) -> Memory:
         """Return zeros (num, 1), the number of steps of the trial."""
@@ -71,28 +86,75 @@ class ExternalPolicy(MemoryPolicy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Ask the policy for actions (M, 1, ...); see `Policy.act`.
+        """Ask the policy for the actions of all tasks (M, 1, ...); see `Policy.act`.
 
         Raises:
-            ValueError: If they are not one for each task, or not numbers that the action space holds.
+            ValueError: If they are not one for each task, or not in the action space; or if an episode was begun anew,
+                and the policy has no `begin_anew`.
         """
+        return self._ask(observations, memory, np.ones(observations.shape[:2], np.bool_))
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
+        """Return what asks the policy for the actions of some tasks; see `Policy.actor`."""
+        return lambda observations, noise, memory, acting: self._ask(observations, memory, acting.numpy())
+
+    def _ask(self, observations: Tensor, memory: Memory, acting: NDArray[np.bool_]) -> tuple[Tensor, Memory]:
         (steps,) = memory
-        rows = observations.flatten(0, 1).numpy()
-        if not steps.any():
+        rows, taken, acting = observations.flatten(0, 1).numpy(), steps.flatten().numpy(), acting.ravel()
+        if not taken.any():
             self._policy.reset(len(rows))
-        shape, dtype = array_layout(self._observation_space)
-        own = rows[:, : self._own]
-        if isinstance(self._observation_space, spaces.Discrete):
-            seen = own.argmax(1) + self._observation_space.start
+            self._asked = np.zeros(len(rows), np.int64)
+        if (anew := acting & (taken < self._asked)).any():
+            self._begin_anew(np.flatnonzero(anew))
+        self._asked[acting] = taken[acting] + 1
+        answers = self._policy.act(*self._observed(rows, acting))
+        return torch.from_numpy(self._actions(answers, acting)).unflatten(0, observations.shape[:2]), (steps + 1,)
+
+    def _begin_anew(self, tasks: NDArray[np.intp]) -> None:
+        begin_anew = getattr(self._policy, "begin_anew", None)
+        if begin_anew is None:
+            raise ValueError(
+                f"the episode of task {tasks[0]} was begun anew, since its environment raised Retry, and "
+                f"{type(self._policy).__name__} may remember what came to nothing; give it a method begin_anew(tasks)"
+            )
+        begin_anew(tasks)
+
+    def _observed(
+        self, rows: NDArray[Any], acting: NDArray[np.bool_]
+    ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_]]:
+        """Return observations, rewards and dones of rows that show the last step."""
+        if isinstance(self._seen, PackedSpace):
+            further = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+            seen, last = PackedSpace(spaces.Tuple((self._seen.own, further))).read(rows, acting)
+            return seen, last[:, 0].copy(), last[:, 1] > 0.0
+        shape, dtype = array_layout(self._seen)
+        own = rows[:, : spaces.flatdim(self._seen)]
+        if isinstance(self._seen, spaces.Discrete):
+            seen = own.argmax(1) + self._seen.start
         else:
             seen = own.reshape(len(rows), *shape).astype(dtype)
-        chosen = np.asarray(self._policy.act(seen, rows[:, -2].copy(), rows[:, -1] > 0.0))
-        shape, dtype = array_layout(self._action_space)
+        return seen, rows[:, -2].copy(), rows[:, -1] > 0.0
+
+    def _actions(self, answers: Any, acting: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return what the policy answered as rows of actions."""
+        shape, dtype = array_layout(self._chosen)
         name = type(self._policy).__name__
-        if chosen.shape != (len(rows), *shape):
+        if isinstance(self._chosen, PackedSpace):
+            if isinstance(answers, str) or len(answers) != len(acting):
+                given = "a single text" if isinstance(answers, str) else f"{len(answers)} actions"
+                raise ValueError(f"{name} returned {given}; expected {len(acting)} actions, one for each task")
+            rows = np.zeros((len(acting), *shape), dtype)
+            for task in np.flatnonzero(acting).tolist():
+                try:
+                    self._chosen.write(answers[task], rows[task])
+                except ValueError as error:
+                    raise ValueError(f"{name} returned {error}, as the action of task {task}") from error
+            return rows
+        chosen = np.asarray(answers)
+        if chosen.shape != (len(acting), *shape):
             raise ValueError(
-                f"{name} returned actions of the shape {chosen.shape}; expected {(len(rows), *shape)}, a row for each"
+                f"{name} returned actions of the shape {chosen.shape}; expected {(len(acting), *shape)}, a row for each"
             )
         if not np.can_cast(chosen.dtype, dtype, "same_kind"):
             raise ValueError(f"{name} returned actions of the type {chosen.dtype}; expected {dtype}")
-        return torch.from_numpy(chosen.astype(dtype)).unflatten(0, noise.shape[:2]), (steps + 1,)
+        return chosen.astype(dtype)

@@ -61,6 +61,9 @@ class Policy(nn.Module, ABC):
         distributions: what the distribution parameters mean: log-probability, entropy, divergence; see `heads`.
         stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
             it. A copy of such a policy in another process acts the same.
+        reads_text: whether it takes and returns the bytes of what has text in it; see `spaces.PackedSpace`.
+        told_who_acts: whether what `actor` returns takes a fourth argument, (M, S) bool: which slots take a step. Their
+            actions alone count. For a policy that keeps something itself of every slot, it is always asked for all.
         is_greedy: whether it is from `greedy`.
         origin: what `load_policy` knows of the run that the policy is from, its learner above all; None for another.
     """
@@ -69,6 +72,8 @@ class Policy(nn.Module, ABC):
     noise_size: int
     distributions: Distributions
     stateless: ClassVar[bool] = False
+    reads_text: ClassVar[bool] = False
+    told_who_acts: ClassVar[bool] = False
     is_greedy: bool = False
     origin: Any = None
 
@@ -117,7 +122,7 @@ class Policy(nn.Module, ABC):
             raise TypeError(f"{type(self).__name__} does not say how it acts; write its method act")
         return head.act(self.distribution_parameters(observations, params), noise), ()
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
         """Return `act` as a function of observations, noise and memory, for many calls under the same parameters.
 
         A policy may compute once what depends only on the parameters. The actions are those that `act` computes for

@@ -35,6 +35,7 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.placement import Inference, Placement, Update
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_after, memory_of, try_memory
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
+from maml_rl.spaces import require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 from maml_rl.task_distributions.task_distribution import TaskSplit
 
@@ -396,6 +397,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         """Have workers ready for a phase, and return it."""
         self._backend.prepare(len(tasks))
         slot = self._backend.describe()
+        if not self.policy.reads_text:
+            require_numbers(type(self.policy).__name__, slot.observation_space, slot.action_space)
         self.policy.check_spaces(slot.observation_space, slot.action_space)
         if not self._memory_tried:
             try_memory(self.policy, slot.observation_space)

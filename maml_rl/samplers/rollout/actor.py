@@ -124,7 +124,7 @@ class Actor:
         of_phase, self._is_stacked = phase_parameters(policy, num_tasks, params)
         self._params = {name: value.detach().to(self._device) for name, value in of_phase.items()}
         # By range of tasks: with `recv_timeout` or groups, the policy acts for some workers at a time.
-        self._actors: dict[tuple[int, int], Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {}
+        self._actors: dict[tuple[int, int], Callable[..., tuple[Tensor, Memory]]] = {}
         self._memory: Memory = ()
         # What it is where a trial begins, and what it was in every slot when its episode began.
         self._initial: Memory = ()
@@ -178,7 +178,9 @@ class Actor:
             for old, new in zip(memory, other, strict=True)
         )
 
-    def act_for(self, slots: NDArray[np.intp], noise: NDArray[np.float32]) -> NDArray[np.generic]:
+    def act_for(
+        self, slots: NDArray[np.intp], noise: NDArray[np.float32], running: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.generic]:
         """Return the actions of slots anywhere, (len(slots), *act), as those of a pass over all slots.
 
         The pass always has the shape of all slots, so that an action does not depend on who else is ready. The memory
@@ -187,10 +189,11 @@ class Actor:
         Args:
             slots: numbers of slots.
             noise: (len(slots), noise_size).
+            running: see `act`.
         """
         num_slots = self._num_tasks * self._slots_per_task
         rows, ready = np.zeros((num_slots, noise.shape[1]), np.float32), np.zeros(num_slots, np.bool_)
-        rows[slots], ready[slots] = noise, True
+        rows[slots], ready[slots] = noise, True if running is None else running
         return self.act(slice(0, num_slots), rows, ready)[slots]
 
     @property
@@ -212,6 +215,8 @@ class Actor:
             ValueError: If the policy returns a memory of another shape than it got.
         """
         per_task = self._slots_per_task
+        if self._policy.told_who_acts and slots.stop - slots.start < self._num_tasks * per_task:
+            return self.act_for(np.arange(slots.start, slots.stop), noise, running)
         tasks = slice(slots.start // per_task, -(-slots.stop // per_task))
         rows = slice(slots.start - tasks.start * per_task, slots.stop - tasks.start * per_task)
         num_rows = (tasks.stop - tasks.start) * per_task
@@ -222,15 +227,19 @@ class Actor:
             noise = padded
         policy_act = self._actor_of(tasks)
         before = tuple(tensor[tasks] for tensor in self._memory)
+        acting: tuple[Tensor, ...] = ()
+        if self._policy.told_who_acts:
+            whose = np.ones(num_rows, np.bool_) if running is None else running
+            acting = (torch.from_numpy(whose).unflatten(0, (-1, per_task)),)
         if self._link is None:
             noise_rows = torch.from_numpy(noise).unflatten(0, (-1, per_task))
-            actions, after = policy_act(self._observations[tasks], noise_rows, before)
+            actions, after = policy_act(self._observations[tasks], noise_rows, before, *acting)
             self._remember(tasks, rows, running, before, after)
             result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
             return result
         whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
         there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
-        actions, after = policy_act(there, noise_there, before)
+        actions, after = policy_act(there, noise_there, before, *acting)
         self._remember(tasks, rows, running, before, after)
         return self._link.fetch(actions.flatten(0, 1)[rows])
 
@@ -271,7 +280,7 @@ class Actor:
             kept.append(torch.cat((whole[: tasks.start], part, whole[tasks.stop :])))
         self._memory = tuple(kept)
 
-    def _actor_of(self, tasks: slice) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def _actor_of(self, tasks: slice) -> Callable[..., tuple[Tensor, Memory]]:
         """Return what acts for a range of tasks."""
         key = (tasks.start, tasks.stop)
         if key not in self._actors:
@@ -330,7 +339,8 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
             f"initial_memory({_TRIED}) of {type(policy).__name__} returned {shown}; return a tuple of tensors of the "
             f"shape ({_TRIED}, ...), one row for each slot"
         )
-    if not memory:
+    # One that asks another policy is not to ask it about zeros.
+    if not memory or policy.told_who_acts:
         return
     shape, dtype = array_layout(observation_space)
     zeros = np.zeros(shape, dtype)

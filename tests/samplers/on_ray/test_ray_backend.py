@@ -16,13 +16,14 @@ pytest.importorskip("ray")
 import psutil
 import ray
 import slow_env
+import text_env
 import torch
 from cluster_on_this_machine import STORE, actor_processes, cluster_of, connected_to
 from faulty_sampler import digests, faulty_sampler
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
-from maml_rl.policies import MemoryPolicy, NormalMLPPolicy
+from maml_rl.policies import ExternalPolicy, MemoryPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers import PopulationEvaluator
 from maml_rl.samplers.ray.backend import split_tasks
@@ -101,6 +102,20 @@ def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here(
             retries = sampler.retries
     assert found[0] == found[1] == found[2]
     assert retries > 0
+
+
+def test_texts_are_the_bytes_of_one_process_here() -> None:
+    found = []
+    for settings in (
+        {"env": text_env.GuessingEnv, "num_workers": 0},
+        {"env": partial(text_env.GuessingEnv, wait=0.004), "num_workers": 2, "backend": "ray", "stepping": "threads"},
+    ):
+        env = text_env.GuessingEnv
+        policy = ExternalPolicy(text_env.Reader(), env.observation_space, env.action_space)
+        options: dict[str, Any] = {"max_episode_steps": 5, "seed": 0, "slots_per_task": 1, "observe_last": True}
+        with MultiTaskSampler(None, {}, 2, policy, **options, **settings) as sampler:
+            found.append(sampler.rollout_trials(sampler.sample_tasks(NUM_TASKS)).digest())
+    assert found[0] == found[1]
 
 
 def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
