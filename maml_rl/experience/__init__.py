@@ -1,9 +1,9 @@
 """Experience: trials that outlive the iteration in which they were sampled."""
 
-from maml_rl.experience.histories import Contexts, Histories, Sequences
+from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.replay import Replay, Steps
 
-__all__ = ["Contexts", "Histories", "Replay", "Sequences", "Steps"]
+__all__ = ["Histories", "Replay", "Sequences", "Steps"]
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """Learning histories: what learners of single tasks did from their first to their last episode, as data to learn from.
 
-Whoever learns from them draws sequences of steps, as a policy with a memory would have seen them, or contexts of single
-transitions. What is drawn depends on the histories and on the generator that is passed in, and on nothing else.
+Whoever learns from them draws sequences of steps, as a policy with a memory would have seen them. What is drawn depends
+on the histories and on the generator that is passed in, and on nothing else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,8 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ConfigError, TaskError
+from maml_rl.errors import ConfigError
 from maml_rl.spaces import write_flat
 
 # Of observations that repeat, the different ones are kept once, and a number for each step.
@@ -49,29 +48,6 @@ class Sequences:
     rewards: Tensor
     ends: Tensor
     episodes: Tensor
-    histories: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Contexts:
-    """L transitions of each of N tasks in random order, and a state with the best action there.
-
-    Attributes:
-        observations: (L, N, *observation shape), the environment's own.
-        actions: (L, N, *action shape).
-        rewards: (L, N) float32.
-        next_observations: (L, N, *observation shape).
-        queries: (N, *observation shape), observations of the same tasks.
-        optimal_actions: (N, *action shape), the best ones for the queries.
-        histories: (N,) int64 number of the history.
-    """
-
-    observations: Tensor
-    actions: Tensor
-    rewards: Tensor
-    next_observations: Tensor
-    queries: Tensor
-    optimal_actions: Tensor
     histories: Tensor
 
 
@@ -274,40 +250,29 @@ class Histories:
             histories=torch.from_numpy(histories),
         )
 
-    def contexts(self, rng: np.random.Generator, batch_size: int, length: int) -> Contexts:
-        """Draw transitions of one history each, in random order, and an observation with the best action for it.
-
-        Args:
-            rng: what is drawn depends on it.
-            batch_size: N.
-            length: L, transitions of a context, with replacement only where a history has fewer.
+    def optimal_actions(self, sequences: Sequences) -> Tensor:
+        """Return the best actions (L, N, *action shape) at every step of sequences that were drawn here.
 
         Raises:
-            ValueError: If a number is not positive, or the family does not know its best actions.
+            ValueError: If the family does not know them.
 
         Source: Lee et al. 2023, section 3, https://arxiv.org/abs/2306.14892
         """
-        check_count("batch_size", batch_size)
-        check_count("length", length)
-        bounds = self._strands(1).starts
-        histories = rng.integers(len(self), size=batch_size)
-        counts = np.diff(bounds)[histories]
-        chosen = [rng.choice(count, length, replace=count < length) for count in counts]
-        steps = bounds[histories] + np.stack(chosen, axis=1)
-        queries = self._observations(bounds[histories] + rng.integers(counts))
-        episodes = np.searchsorted(self._strands(1).bounds, steps, side="right") - 1
-        ends = self._strands(1).bounds[episodes + 1] == steps + 1
-        following = self._observations(np.minimum(steps + 1, self.num_steps - 1))
-        following[ends] = self._decode(self._final[episodes[ends]])
-        return Contexts(
-            observations=torch.from_numpy(self._observations(steps)),
-            actions=torch.from_numpy(self.actions[steps]),
-            rewards=torch.from_numpy(self.rewards[steps]),
-            next_observations=torch.from_numpy(following),
-            queries=torch.from_numpy(queries),
-            optimal_actions=torch.from_numpy(self._optimal_actions(queries, histories)),
-            histories=torch.from_numpy(histories),
-        )
+        if self._family is None:
+            env = make_vector_env(self.env_id, self.env_kwargs, len(self)) if self.env_id else None
+            if not isinstance(env, BatchedFamily) or type(env).optimal_actions is BatchedFamily.optimal_actions:
+                raise ValueError(
+                    f"{self.env_id or 'the family'} does not know its best actions, which are to be learned; a family "
+                    "that does has a method optimal_actions"
+                )
+            env.reset_task(self.tasks)
+            self._family = env
+        own = LastStepParts.of(self.observation_space, self.action_space).observation
+        seen = sequences.observations[..., own].numpy().reshape(-1, *(self.observation_space.shape or ()))
+        # One slot for each history.
+        slots = sequences.histories.repeat(len(sequences.observations)).numpy()
+        best = self._family.optimal_actions(seen, slots).astype(self.action_space.dtype)
+        return torch.from_numpy(best.reshape(*sequences.rewards.shape, *best.shape[1:]))
 
     def check_fits(
         self,
@@ -340,20 +305,6 @@ class Histories:
                     "own environments with maml-rl record"
                 )
 
-    def check_apart(self, tasks: Sequence[Task]) -> None:
-        """Refuse tasks for a test that are among those of the histories.
-
-        Raises:
-            TaskError: If one is; in one line.
-        """
-        known = {task_key(task) for task in self.tasks}
-        found = [number for number, task in enumerate(tasks) if task_key(task) in known]
-        if found:
-            raise TaskError(
-                f"{len(found)} of {len(tasks)} test tasks are among those of the histories, the first is "
-                f"{task_key(tasks[found[0]])}; test on other tasks"
-            )
-
     def _make_strands(self, keep: int) -> _Strands:
         if (self.num_episodes < keep).any():
             raise ValueError(
@@ -384,23 +335,6 @@ class Histories:
 
     def _decode(self, kept: NDArray[Any]) -> NDArray[Any]:
         return kept if self._distinct is None else self._distinct[kept]
-
-    def _optimal_actions(self, observations: NDArray[Any], histories: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the best actions (N, *action shape) of the family, one slot for each history.
-
-        Raises:
-            ValueError: If the family does not know them.
-        """
-        if self._family is None:
-            env = make_vector_env(self.env_id, self.env_kwargs, len(self)) if self.env_id else None
-            if not isinstance(env, BatchedFamily) or type(env).optimal_actions is BatchedFamily.optimal_actions:
-                raise ValueError(
-                    f"{self.env_id or 'the family'} does not know its best actions, which contexts are learned with; "
-                    "a family that does has a method optimal_actions"
-                )
-            env.reset_task(self.tasks)
-            self._family = env
-        return self._family.optimal_actions(observations, histories).astype(self.action_space.dtype)
 
 
 class Distinct:
