@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from maml_rl.envs.make_env import make_vector_env
+from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.certified import FOLDER, REGISTRY
 from maml_rl.task_distributions.task_files import save_tasks
@@ -114,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
         tasks = env.sample_tasks(_MANY if count == "all" else int(count), seed=seed, evaluation=True)
         env.close()
         if count == "all":
-            different = {json.dumps(task, default=lambda value: value.tolist(), sort_keys=True): task for task in tasks}
+            different = {task_key(task): task for task in tasks}
             tasks = [different[key] for key in sorted(different)]
         path = FOLDER / f"{name}.json"
         save_tasks(path, env_name, tasks)

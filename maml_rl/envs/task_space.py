@@ -21,8 +21,8 @@ Floats = NDArray[np.float64]
 Scale = Literal["linear", "log", "square"]
 
 
-def task_key(task: Task) -> str:
-    """Return a task as JSON, the same for arrays and lists: equal tasks have equal keys."""
+def task_key(task: Task | Sequence[Task]) -> str:
+    """Return a task or several as JSON, the same for arrays and lists: equal tasks have equal keys."""
     return json.dumps(task, sort_keys=True, default=lambda value: value.tolist())
 
 

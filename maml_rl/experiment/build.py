@@ -21,6 +21,7 @@ from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
 from maml_rl.machine import refuse_if_too_large
@@ -37,7 +38,6 @@ from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import array_layout, is_image, require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
-from maml_rl.task_distributions.built_in import as_text
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
@@ -166,9 +166,9 @@ class Experiment:
             try_tasks(tasks, env, path)
         finally:
             env.close()
-        trained = [as_text(task) for task in self.fixed_tasks("training") or []]
+        trained = [task_key(task) for task in self.fixed_tasks("training") or []]
         for index, task in enumerate(tasks):
-            if as_text(task) in trained:
+            if task_key(task) in trained:
                 raise ConfigError(
                     f"task {index + 1} in {path} is among the training tasks of the run; leave it out, or test on them "
                     "all with --training-tasks"

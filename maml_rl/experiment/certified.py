@@ -19,6 +19,7 @@ from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate_trials
@@ -28,7 +29,6 @@ from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.checkpoint import find_checkpoint
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
 from maml_rl.runs.system import package_versions
-from maml_rl.task_distributions.built_in import as_text
 from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"
@@ -93,8 +93,8 @@ class Benchmark:
             ConfigError: If one is among them; see also `tasks`.
         """
         tasks = self.tasks()
-        trained = {as_text(task) for task in experiment.fixed_tasks("training") or []}
-        among = sum(as_text(task) in trained for task in tasks)
+        trained = {task_key(task) for task in experiment.fixed_tasks("training") or []}
+        among = sum(task_key(task) in trained for task in tasks)
         if among:
             raise ConfigError(
                 f"{among} of the {len(tasks)} tasks of {self.name} are among the {len(trained)} training tasks of the "

@@ -1,7 +1,6 @@
 """How fast a meta-policy adapts to tasks it never saw: returns after 0 ... K gradient steps, with their intervals."""
 
 import io
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from maml_rl.adaptation import AdaptationRule, StepSize
 from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.statistics import (
@@ -155,7 +155,7 @@ class Evaluation:
             seed=np.array(self.seed),
             columns=np.array(self.columns),
             env_name=np.array(self.env_name),
-            tasks=np.array(json.dumps(self.tasks, default=_as_list)),
+            tasks=np.array(task_key(self.tasks)),
         )
         replace_file(Path(path), buffer.getvalue())
 
@@ -546,8 +546,7 @@ def _fixed(evaluations: Sequence[Evaluation]) -> bool:
 
 def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> bool:
     """Return whether the tasks are the same, one by one; lists are as good as arrays."""
-    one, other = (json.dumps(tasks, default=_as_list, sort_keys=True) for tasks in (first, second))
-    return one == other
+    return task_key(first) == task_key(second)
 
 
 def _number(step_size: StepSize) -> float:
@@ -555,8 +554,3 @@ def _number(step_size: StepSize) -> float:
     sizes = set(step_size.values()) if isinstance(step_size, Mapping) else {step_size}
     size = sizes.pop()
     return math.nan if sizes or not isinstance(size, float) else size
-
-
-def _as_list(value: Any) -> Any:
-    """Turn what NumPy holds into what JSON can write."""
-    return value.tolist()

@@ -2,12 +2,12 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from maml_rl.envs.task_space import task_key
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.runs import RunGroup
 
@@ -42,7 +42,7 @@ def returns_table(results: Sequence[GroupResult]) -> str:
             FIRST_COLUMN: name,
             "policy": policy,
             "task": task,
-            "parameters": json.dumps(evaluation.tasks[task], default=lambda array: array.tolist()),
+            "parameters": task_key(evaluation.tasks[task]),
             "repetition": repetition,
             "gradient_steps": step,
             "return": value,

@@ -1,7 +1,6 @@
 """Distributions of tasks: a list, a grid, strata, the sides of a split, a curriculum."""
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Self
@@ -14,7 +13,7 @@ from maml_rl.arguments import check_count
 from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Fraction
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.task_space import TaskParameter, TaskSpace, task_key
 from maml_rl.seeding import Purpose, StreamKey, generator
 from maml_rl.task_distributions.task_distribution import FamilyTasks, TaskDistribution, TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks
@@ -176,7 +175,7 @@ class FixedTasks(TaskDistribution):
             found: list[Task] = drawn.setdefault(side, [])
             for _ in range(_DRAWS):
                 for task in draw(count, int(rng.integers(2**63))):
-                    text = as_text(task)
+                    text = task_key(task)
                     if text not in taken and len(found) < count:
                         taken.add(text)
                         found.append(task)
@@ -190,13 +189,8 @@ class FixedTasks(TaskDistribution):
         self._sets = drawn
 
 
-def as_text(tasks: Task | Sequence[Task]) -> str:
-    """Return a task or several as text, the same for the same numbers, whether they are in lists or arrays."""
-    return json.dumps(tasks, sort_keys=True, default=lambda value: value.tolist())
-
-
 def _digest(tasks: Sequence[Task]) -> str:
-    return hashlib.sha256(as_text(tasks).encode()).hexdigest()
+    return hashlib.sha256(task_key(tasks).encode()).hexdigest()
 
 
 class Grid(TaskDistribution):

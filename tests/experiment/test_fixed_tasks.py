@@ -9,12 +9,12 @@ import pytest
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.config import load_config
 from maml_rl.envs import make_vector_env
+from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.task_distributions import FixedTasks
-from maml_rl.task_distributions.built_in import as_text
 from maml_rl.task_distributions.task_files import read_tasks, save_tasks
 from tests.small_runs import config_of, untimed
 
@@ -26,7 +26,7 @@ def fixed(**values: Any) -> dict[str, Any]:
 
 
 def texts(tasks: Any) -> set[str]:
-    return {as_text(task) for task in tasks}
+    return {task_key(task) for task in tasks}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_batches_are_distinct_tasks_of_the_set_and_tests_take_all_of_theirs_what
             assert batch <= texts(training)
     for options, expected in (({}, test), ({"training_tasks": True}, training)):
         evaluation = evaluate(experiment, meta_batch_size=3, num_workers=0, **options)
-        assert [as_text(task) for task in evaluation.tasks] == [as_text(task) for task in expected]
+        assert [task_key(task) for task in evaluation.tasks] == [task_key(task) for task in expected]
         assert not evaluation.fixed_tasks, "the set is a sample of the family"
     during = evaluate(experiment, meta_batch_size=3, num_workers=0, validation=True)
     assert texts(during.tasks) <= texts(training)
