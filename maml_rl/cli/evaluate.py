@@ -200,8 +200,6 @@ def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
     Raises:
         ConfigError: If there is none of this name, or an option contradicts it.
     """
-    from maml_rl.experiment.certified import find_benchmark
-
     if options.benchmark is None:
         if options.submit is not None:
             raise ConfigError("--submit writes the result of a benchmark; give --benchmark, too")
@@ -209,6 +207,8 @@ def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
     for name in ("tasks", "training_tasks", "save_tasks", "num_batches", "repetitions"):
         if getattr(options, name):
             raise ConfigError(f"--benchmark decides on tasks and repetitions; leave out --{name.replace('_', '-')}")
+    from maml_rl.experiment.certified import find_benchmark
+
     return find_benchmark(options.benchmark)
 
 

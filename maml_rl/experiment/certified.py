@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,14 +118,21 @@ class Benchmark:
             raise ConfigError(f"an oracle observes its task, and {self.name} measures adaptation; test another policy")
         if config.env_name != self.env_name:
             raise ConfigError(f"{self.name} is of the family {self.env_name}, and the policy of {config.env_name}")
-        mine, theirs = (_all_kwargs(self.env_name, kwargs) for kwargs in (self.env_kwargs, config.env_kwargs))
+        defaults = _defaults(self.env_name, self.env_kwargs)
+        mine, theirs = (
+            {**defaults, **kwargs, "num_envs": None, "render_mode": None}
+            for kwargs in (self.env_kwargs, config.env_kwargs)
+        )
         if mine != theirs:
             key = min(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
             raise ConfigError(
                 f"{self.name} has environments with {key}: {mine.get(key)!r}, and the policy was trained with "
                 f"{theirs.get(key)!r}; train it with --env-kwargs {json.dumps(dict(self.env_kwargs))!r}"
             )
-        steps = config.max_episode_steps or experiment.make_env().max_episode_steps
+        steps = config.max_episode_steps
+        if steps is None:
+            with closing(experiment.make_env()) as env:
+                steps = env.max_episode_steps
         if steps != self.max_episode_steps:
             raise ConfigError(
                 f"{self.name} has episodes of {self.max_episode_steps} steps, and the policy was trained with {steps}; "
@@ -320,12 +328,8 @@ def _vector(task: Task) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.concatenate([np.asarray(task[name], np.float64).ravel() for name in sorted(task)])
 
 
-def _all_kwargs(env_name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of an environment with the defaults of those that are not given."""
-    env = make_vector_env(env_name, dict(kwargs))
-    try:
-        parameters = inspect.signature(type(env).__init__).parameters.values()
-    finally:
-        env.close()
-    defaults = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
-    return {name: value for name, value in {**defaults, **kwargs}.items() if name not in ("num_envs", "render_mode")}
+def _defaults(env_name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of a family's keyword arguments; those of `kwargs` are enough to make an environment."""
+    with closing(make_vector_env(env_name, dict(kwargs))) as env:
+        parameters = inspect.signature(type(env).__init__).parameters
+    return {name: each.default for name, each in parameters.items() if each.default is not inspect.Parameter.empty}

@@ -17,7 +17,7 @@ from maml_rl.cli.main import main
 from maml_rl.envs import SampleTaskOnReset, make_vector_env
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import certified
-from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.certified import (
     benchmarks,
     find_benchmark,
@@ -90,6 +90,15 @@ NAVIGATION: dict[str, Any] = {
 def test_arguments_that_are_defaults_need_not_be_given() -> None:
     config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": 1.0}})
     BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
+
+
+def test_a_check_leaves_no_environment_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = make_experiment(config_of().override(NAVIGATION | {"max-episode-steps": None}))
+    made = [experiment.make_env()]
+    monkeypatch.setattr(Experiment, "make_env", lambda self: made[0])
+    monkeypatch.setattr(certified, "make_vector_env", lambda *given: made.append(make_vector_env(*given)) or made[-1])
+    BENCHMARKS["2d-navigation-v1"].check(experiment, 1)
+    assert [env.closed for env in made] == [True, True]
 
 
 @pytest.mark.parametrize(
