@@ -16,6 +16,8 @@ METAWORLD_VENV ?= .venv-metaworld
 METAWORLD_RUN := $(METAWORLD_VENV)/bin/python
 METAWORLD_READY := $(METAWORLD_VENV)/.ready
 RAY_READY := $(VENV)/.ready-ray
+# Files with tests of a kind: to collect those of all files takes longer than some kinds do.
+FILES_WITH = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests)
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(ARGS)
 
 .DEFAULT_GOAL := help
@@ -50,7 +52,7 @@ train: $(TRAIN_READY) ## meta-train the default experiment (2D navigation) and p
 test: $(READY) ## run the test suite
 	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not nightly and not ray' $(ARGS)
 
-test-fast: $(READY) ## run the tests that take little time, in less than a minute
+test-fast: $(READY) ## run the tests that take little time each, in some minutes
 	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not nightly and not ray' $(ARGS)
 
 $(METAWORLD_READY): pyproject.toml constraints-metaworld.txt
@@ -63,7 +65,7 @@ install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of
 
 test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
 	$(METAWORLD_RUN) -c 'import metaworld'
-	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal -m metaworld $(ARGS)
+	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld) -m metaworld $(ARGS)
 
 $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[ray]'
@@ -72,10 +74,10 @@ $(RAY_READY): $(READY)
 # One after the other: two clusters on a few cores are in each other's way.
 test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to .venv for them
 	$(RUN) -c 'import ray'
-	$(RUN) -m pytest -m 'ray and not nightly' $(ARGS)
+	$(RUN) -m pytest $(call FILES_WITH,ray) -m 'ray and not nightly' $(ARGS)
 
 test-nightly: $(RAY_READY) ## run the tests that repeat others at a larger scale
-	$(RUN) -m pytest -m nightly $(ARGS)
+	$(RUN) -m pytest $(call FILES_WITH,nightly) -m nightly $(ARGS)
 
 lint: $(READY) ## check the style
 	$(RUN) -m ruff check .
