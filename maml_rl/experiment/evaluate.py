@@ -26,7 +26,9 @@ from maml_rl.experiment.statistics import (
     jackknife_variance,
     mean,
     mean_reach,
+    performance_profile,
     pooled,
+    probability_of_improvement,
     rate_difference_reach,
     rate_reach,
     without_each,
@@ -431,6 +433,30 @@ def difference_interval(
         rate, other_rate = ((each - low) / (high - low) for each in (one, other))
         sources.append((high - low) * rate_difference_reach(rate, other_rate, episodes))
     return np.asarray(interval(estimate, *sources)[0])
+
+
+def improvement_interval(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> NDArray[np.float64]:
+    """Return the probability that a policy has a higher return on a task than another, and its 95 % interval, (3,).
+
+    What counts is the return of the last step, or of the last episode of a trial. An interval with one policy on either
+    side is about that very policy.
+
+    Args:
+        evaluations: of one or several policies, which differ in the seed of training.
+        others: of the policies that they are compared with, on the same tasks.
+    """
+    ours, theirs = (np.stack([each.task_returns()[:, -1] for each in group]) for group in (evaluations, others))
+    return probability_of_improvement(ours, theirs, drawn_tasks=not _fixed([*evaluations, *others]))
+
+
+def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of policies and tasks with a return above each threshold (K,), and its 95 % interval, (K, 3).
+
+    What counts is the return of the last step, or of the last episode of a trial.
+    """
+    scores = [evaluation.task_returns()[:, -1] for evaluation in evaluations]
+    drawn = not _fixed(evaluations) and _share_tasks(evaluations)
+    return performance_profile(scores, thresholds, drawn_tasks=drawn)
 
 
 def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float] | None:

@@ -11,7 +11,11 @@ above it; the squares of what independent sources reach add up. How far one sour
   bootstrap. From 20 tasks on, the two together cover the mean of lognormal returns in 93 to 96 % of all cases, the t
   interval alone in 87 %. Below 20 tasks no method does, and there is no interval;
 - rates of success: Wilson's interval for as many independent episodes as their variance tells, and Newcombe's for
-  the difference of two rates on the same tasks.
+  the difference of two rates on the same tasks;
+- performance profiles and probabilities of improvement: the jackknife over whole trainings and over tasks. The
+  stratified bootstrap of Agarwal et al. draws the trainings of each task by themselves, as suits games that are trained
+  one by one. Here one training is measured on all tasks, so that its luck is in all of them: with three trainings of
+  moderate luck that bootstrap covers the truth in about half of all cases, and this interval in 94 to 97 %.
 
 SciPy has none of it for nested samples: scipy.stats.bootstrap knows neither strata nor a studentized interval, and its
 binomial intervals take episodes of one task for independent.
@@ -92,6 +96,51 @@ def without_each_row(groups: Sequence[Values], statistic: Statistic) -> Values:
     return np.stack(
         [pooled([np.delete(group, row, axis=0) for group in groups], statistic) for row in range(len(groups[0]))]
     )
+
+
+def performance_profile(scores: Sequence[Values], thresholds: Values, *, drawn_tasks: bool) -> Values:
+    """Return the share of trainings and tasks with a score above each threshold, and its 95 % interval, (K, 3).
+
+    Args:
+        scores: of each training, (N,) on the same N tasks; of other numbers where tasks are not drawn.
+        thresholds: (K,).
+        drawn_tasks: whether the tasks are a sample of their family, which all trainings share.
+
+    Returns:
+        Shares and bounds within [0, 1]; the bounds are NaN where nothing was drawn more than once.
+
+    Source: Agarwal et al. 2021, section 4.2, https://arxiv.org/abs/2108.13264
+    """
+    above = [(each[:, None] > thresholds).astype(np.float64) for each in scores]
+    reaches = [jackknife_reach([without_each(above, mean)])] if len(above) > 1 else []
+    if drawn_tasks:
+        reaches.append(jackknife_reach([_without_each(np.mean(above, axis=0))]))
+    if not reaches:
+        reaches.append(np.full((2, len(thresholds)), np.nan))
+    return np.clip(interval(pooled(above, mean), *reaches), 0.0, 1.0)
+
+
+def probability_of_improvement(scores: Values, others: Values, *, drawn_tasks: bool) -> Values:
+    """Return the probability that a training beats one of the others on a task, and its 95 % interval, (3,).
+
+    Args:
+        scores: (R, N) of R trainings on N tasks; equal scores count half.
+        others: (S, N) of the trainings that they are compared with, on the same tasks.
+        drawn_tasks: whether the tasks are a sample of their family.
+
+    Returns:
+        Probability and bounds within [0, 1]; the bounds are NaN where nothing was drawn more than once, and where all
+        comparisons have one outcome, which does not tell how sure it is.
+
+    Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
+    """
+    wins = (np.sign(scores[:, None] - others[None]) + 1.0) / 2.0
+    # Each source of chance: the means of one of its units over all of the others.
+    sources = [wins.mean(axis=(1, 2)), wins.mean(axis=(0, 2)), *([wins.mean(axis=(0, 1))] if drawn_tasks else [])]
+    reaches = [jackknife_reach([_without_each(units[:, None])]) for units in sources if len(units) > 1]
+    if not reaches or np.ptp(wins) == 0.0:
+        reaches = [np.full((2, 1), np.nan)]
+    return np.asarray(np.clip(interval(wins.mean(keepdims=True)[0, 0], *reaches)[0], 0.0, 1.0))
 
 
 def jackknife_intervals(estimate: Values, *sources: Sequence[Values]) -> Values:

@@ -147,6 +147,6 @@ def _results(evaluation: Evaluation, experiment: Experiment, trained_with: dict[
         "intervals": evaluation.intervals().tolist(),
         "task-returns": evaluation.task_returns().tolist(),
         "digest": returns_digest(evaluation),
-        "evaluated-with": {key: value for key, value in describe_system().items() if key != "commit"},
+        "evaluated-with": {key: value for key, value in describe_system().items() if key not in ("commit", "command")},
         "trained-with": trained_with,
     }

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
+    improvement_interval,
     interval_scope,
     pooled_intervals,
+    profile_intervals,
     same_tasks,
 )
 from maml_rl.experiment.statistics import ENOUGH_TASKS, interquartile_mean, mean
@@ -21,6 +24,8 @@ from maml_rl.report.scales import Span, decimals, readable, readable_interval
 
 # Numbers below an axis, and no more.
 _MOST_NAMES = 12
+# Returns at which a profile is drawn.
+_THRESHOLDS = 81
 _CHANCE = "probability of improvement"
 
 Line = tuple[str, str, Sequence[Evaluation]]
@@ -151,27 +156,64 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
             for info in (None, *infos)
         ]
         if shared:
-            found.insert(1, (f"{improvement(result.evaluations, base.evaluations):.0%}", ""))
+            found.insert(1, _in_percent(improvement_interval(result.evaluations, base.evaluations)))
         cells = [element("td", value, element("small", f" {bounds}")) for value, bounds in found]
         rows.append(element("tr", element("th", element("b", name, class_=group_css(result.group))), cells))
     title = f"Difference to {names[place]}"
     head = element("tr", element("th"), [element("th", label) for label in heads])
     how = "task by task" if shared else "on different tasks"
     note = (
-        f"After adaptation, {how}. In brackets are 95 % intervals of the "
-        "difference: one that excludes 0 tells the two apart, even where the intervals of their means overlap. An "
-        f"interval that is missing is unknown; it takes {ENOUGH_TASKS} tasks, or several adaptations to fixed tasks."
+        f"After adaptation, {how}. In brackets are 95 % intervals: one of the difference that excludes 0 tells the two "
+        "apart, even where the intervals of their means overlap, as does one of the probability that excludes 50 %. "
+        f"An interval that is missing is unknown; it takes {ENOUGH_TASKS} tasks, or several adaptations to fixed tasks."
     )
     return figure(title, note, scrolling(title, element("table", head, rows, class_="facts numbers")), css="wide")
 
 
-def improvement(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> float:
-    """Return the probability that a policy beats one of the others on a task, which all have; equal returns count half.
+def _in_percent(shares: NDArray[np.float64]) -> tuple[str, str]:
+    """Return a share and its interval; nothing for an interval that is unknown."""
+    value, low, high = shares.tolist()
+    return f"{value:.0%}", f"[{low:.0%}, {high:.0%}]" if np.isfinite(low) else ""
 
-    Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
+
+def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
+    """Return the chart of the share of trainings and tasks above each return; None for a single policy.
+
+    Source: Agarwal et al. 2021, section 4.2, https://arxiv.org/abs/2108.13264
     """
-    ours, theirs = (np.stack([each.task_returns()[:, -1] for each in group]) for group in (evaluations, others))
-    return float((np.sign(ours[:, None] - theirs[None]).mean() + 1.0) / 2.0)
+    lines = _lines(results)
+    if sum(len(evaluations) for css, _, evaluations in lines if css != "untrained") < 2:
+        return None
+    returns = np.concatenate([each.task_returns()[:, -1] for _, _, evaluations in lines for each in evaluations])
+    span = Span.of(returns)
+    thresholds = np.linspace(span.low, span.high, _THRESHOLDS)
+    profiles = [profile_intervals(evaluations, thresholds).T for _, _, evaluations in lines]
+    middles = [float(np.median([each.task_returns()[:, -1] for each in evaluations])) for _, _, evaluations in lines]
+    plot = Plot(
+        span,
+        Span(0.0, 1.04),
+        "Performance profiles. Half of the returns are above "
+        + ", ".join(f"{readable(middle)} ({name})" for (_, name, _), middle in zip(lines, middles, strict=True))
+        + ".",
+        x_label="return on a new task after adaptation",
+        y_label="share of trainings and tasks above it",
+    )
+    for (css, _, evaluations), (shares, low, high) in zip(lines, profiles, strict=True):
+        # The interval of two seeds would fill the chart.
+        if len(evaluations) != 2:
+            plot.band(thresholds, low, high, css)
+        plot.line(thresholds, shares, css)
+    plot.readings(
+        thresholds,
+        [f"above {readable(threshold)}" for threshold in thresholds],
+        [(css, name, 100.0 * shares) for (css, name, _), (shares, *_) in zip(lines, profiles, strict=True)],
+        unit=" %",
+    )
+    note = (
+        f"{_which_tasks(lines)} A line above another one is better at every return; a steep one has tasks of like "
+        f"returns. Bands are 95 % intervals: {interval_scope(lines[0][2])}."
+    )
+    return figure("Performance profiles", note, legend([(css, name) for css, name, _ in lines]), plot.svg())
 
 
 def _lines(results: Sequence[GroupResult]) -> list[Line]:

@@ -5,14 +5,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.report.markup import Markup, element
+from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.plot import Plot
 from maml_rl.report.runs import Curve, RunGroup
-from maml_rl.report.scales import Span, decimals, readable
+from maml_rl.report.scales import Span, decimals, readable, readable_count
 
 _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colors for gradient steps and for groups.
 _STEP_COLORS, _GROUP_COLORS = 6, 6
+# Of how many iterations the mean is drawn; the reader chooses.
+_SMOOTHINGS = 1, 5, 25
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
 _ON_TRAINING_TASKS = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
 _ON_HELD_OUT_TASKS = "Mean over held-out tasks, which are the same in every evaluation."
@@ -82,28 +84,53 @@ def scrolling(title: str, table: Markup) -> Markup:
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=title)
 
 
+def smoothing_choices() -> list[Markup]:
+    """Return what the labels below the curves switch between; it must stand before all charts. It needs no script."""
+    return [
+        element(
+            "input",
+            type="radio",
+            name="smoothing",
+            id=f"smoothing-{width}",
+            class_="smoothing",
+            checked=width == 1,
+            aria_label=f"curves smoothed over {width} iterations" if width > 1 else "curves not smoothed",
+        )
+        for width in _SMOOTHINGS
+    ]
+
+
+def _smoothing_labels() -> Markup:
+    names = [element("label", str(width) if width > 1 else "none", for_=f"smoothing-{width}") for width in _SMOOTHINGS]
+    words = "Smoothing, the mean of the last iterations:"
+    return element("p", words, [join([" ", name]) for name in names], class_="note choices")
+
+
 def learning_curve(group: RunGroup) -> Markup | None:
     """Return the training returns of one group, one line per inner step; None without an iteration."""
-    return _curves_by_step("Learning curve", "return", group, group.returns())
+    return _curves_by_step("Learning curve", "return", group, [group.returns(width) for width in _SMOOTHINGS])
 
 
 def evaluation_curve(group: RunGroup) -> Markup | None:
     """Return the returns of the evaluations during training, one line per inner step; None without an evaluation."""
     curves = group.evaluations()
-    return _curves_by_step("Evaluations", "return", group, curves, _ON_HELD_OUT_TASKS) if curves else None
+    return _curves_by_step("Evaluations", "return", group, [curves], _ON_HELD_OUT_TASKS) if curves else None
 
 
 def info_curves(group: RunGroup) -> Iterator[Markup | None]:
     """Yield the means of each recorded info over training, one line per inner step."""
     keys = group.keys("info/")
     for name in dict.fromkeys(key.split("/", 1)[1].rpartition("/")[0] for key in keys):
-        curves = [group.curve(key) for key in keys if key.rpartition("/")[0] == f"info/{name}"]
+        mine = [key for key in keys if key.rpartition("/")[0] == f"info/{name}"]
+        curves = [[group.curve(key, width) for key in mine] for width in _SMOOTHINGS]
         yield _curves_by_step(f"Mean {name}", name, group, curves)
 
 
 def _curves_by_step(
-    title: str, what: str, group: RunGroup, curves: Sequence[Curve], note: str = _ON_TRAINING_TASKS
+    title: str, what: str, group: RunGroup, smoothed: Sequence[Sequence[Curve]], note: str = _ON_TRAINING_TASKS
 ) -> Markup | None:
+    """Return the chart of curves, one for each inner step; of each smoothing, the first of which is none."""
+    curves = smoothed[0]
     last, columns = len(curves) - 1, group.columns
     if not len(curves[0].iterations):
         return None
@@ -114,9 +141,11 @@ def _curves_by_step(
         f"{after(0, columns)} in the first to {readable(curves[last].mean[-1])} {after(last, columns)} in the last.",
         x_label="iteration",
         y_label=f"mean {what}",
+        x_counts=True,
     )
-    for step, curve in enumerate(curves):
-        _draw(plot, curve, step_css(step, last))
+    names = [after(step, columns) for step in range(last + 1)]
+    styles = [step_css(step, last) for step in range(last + 1)]
+    _draw_all(plot, smoothed, styles, names if last else [what])
     entries = [(step_css(step, last), after(step, columns)) for step in range(last + 1)]
     if len(entries) > _STEP_COLORS and columns != "step":
         # Those between the first ones and the last have one color.
@@ -124,23 +153,28 @@ def _curves_by_step(
         entries = [*entries[: _STEP_COLORS - 2], (step_css(last - 1, last), middle), entries[-1]]
     if last == 0 and columns == "step":
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
-    return figure(title, _seeds_note([group], note), legend(entries), plot.svg())
+    return figure(title, _seeds_note([group], note), legend(entries), plot.svg(), _choices(smoothed))
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns of several groups of one family, each after its own inner steps, over what they cost."""
-    return _compared("Learning curves", groups, [group.returns() for group in groups], _ON_TRAINING_TASKS)
+    smoothed = [[group.returns(width) for group in groups] for width in _SMOOTHINGS]
+    return _compared("Learning curves", groups, smoothed, _ON_TRAINING_TASKS)
 
 
 def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns on held-out tasks of those groups that were evaluated during training, over what they cost."""
     known = {group.index: curves for group in groups if (curves := group.evaluations())}
     evaluated = [group for group in groups if group.index in known]
-    return _compared("Evaluations", evaluated, list(known.values()), _ON_HELD_OUT_TASKS)
+    return _compared("Evaluations", evaluated, [list(known.values())], _ON_HELD_OUT_TASKS)
 
 
-def _compared(title: str, groups: Sequence[RunGroup], by_step: Sequence[Sequence[Curve]], note: str) -> Markup | None:
-    curves = [each[-1] for each in by_step]
+def _compared(
+    title: str, groups: Sequence[RunGroup], smoothed: Sequence[Sequence[Sequence[Curve]]], note: str
+) -> Markup | None:
+    """Return the chart of the last curve of each group; of each smoothing, the first of which is none."""
+    lasts = [[each[-1] for each in by_step] for by_step in smoothed]
+    curves = lasts[0]
     # One method may use several times the environment steps of another in an iteration.
     costs = [group.curve("env_steps").mean[curve.iterations] for group, curve in zip(groups, curves, strict=True)]
     if not any(len(curve.iterations) for curve in curves):
@@ -151,14 +185,15 @@ def _compared(title: str, groups: Sequence[RunGroup], by_step: Sequence[Sequence
         f"{title}: return over environment steps, for each experiment.",
         x_label="environment steps",
         y_label="mean return",
+        x_counts=True,
     )
-    for group, cost, curve in zip(groups, costs, curves, strict=True):
-        _draw(plot, curve, group_css(group), cost)
+    names = group_names(groups)
+    _draw_all(plot, lasts, [group_css(group) for group in groups], names, costs)
     entries = [
         (group_css(group), f"{name}, {after_last(len(each), group.columns)}")
-        for group, name, each in zip(groups, group_names(groups), by_step, strict=True)
+        for group, name, each in zip(groups, names, smoothed[0], strict=True)
     ]
-    return figure(title, _seeds_note(groups, note), legend(entries), plot.svg())
+    return figure(title, _seeds_note(groups, note), legend(entries), plot.svg(), _choices(smoothed))
 
 
 def _seeds_note(groups: Sequence[RunGroup], text: str) -> str:
@@ -178,6 +213,51 @@ def _span(curves: Sequence[Curve]) -> Span:
 def _drawn(curve: Curve) -> list[NDArray[np.float64]]:
     # The interval of two seeds is six times as wide as they are apart: it would hide the curves.
     return [curve.low, curve.high, curve.mean] if len(curve.seeds) >= _SEEDS_FOR_A_BAND else [curve.mean, *curve.seeds]
+
+
+def _choices(smoothed: Sequence[object]) -> Markup | None:
+    return _smoothing_labels() if len(smoothed) > 1 else None
+
+
+def _draw_all(
+    plot: Plot,
+    smoothed: Sequence[Sequence[Curve]],
+    styles: Sequence[str],
+    names: Sequence[str],
+    costs: Sequence[NDArray[np.float64]] | None = None,
+) -> None:
+    """Draw the curves of each smoothing as a layer of its own, with their values for the pointer.
+
+    Args:
+        plot: to draw in.
+        smoothed: of each smoothing, the curves.
+        styles: class of each curve.
+        names: of each curve.
+        costs: places of each curve's iterations; None for the iterations.
+    """
+    for width, curves in zip(_SMOOTHINGS, smoothed, strict=False):
+        if len(smoothed) > 1:
+            plot.layer(f"smoothed width{width}")
+        places = [curve.iterations for curve in curves] if costs is None else costs
+        for curve, css, xs in zip(curves, styles, places, strict=True):
+            _draw(plot, curve, css, xs)
+        # Values are found at the places of the curve that reaches farthest.
+        common = max(places, key=lambda xs: float(np.nanmax(xs, initial=0.0)))
+        heads = [f"iteration {x:,.0f}" if costs is None else f"{readable_count(x)} steps" for x in common]
+        lines = [
+            (css, name, _at(common, xs, curve.mean))
+            for css, name, xs, curve in zip(styles, names, places, curves, strict=True)
+        ]
+        plot.readings(common, heads, lines)
+
+
+def _at(places: ArrayLike, xs: ArrayLike, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what a curve has last reached at some places; NaN before its beginning and beyond its end."""
+    places, xs = np.asarray(places, np.float64), np.asarray(xs, np.float64)
+    if not len(xs):
+        return np.full(len(places), np.nan)
+    found = values[np.clip(np.searchsorted(xs, places, side="right") - 1, 0, len(xs) - 1)]
+    return np.where((places >= xs[0]) & (places <= xs[-1]), found, np.nan)
 
 
 def _draw(plot: Plot, curve: Curve, css: str, places: ArrayLike | None = None) -> None:
@@ -279,7 +359,8 @@ def policy_spread(groups: Sequence[RunGroup]) -> list[Markup | None]:
 def _single_metric(
     groups: Sequence[RunGroup], key: str, title: str, label: str, note: str, *, zero: bool
 ) -> Markup | None:
-    curves = [group.curve(key) for group in groups]
+    smoothed = [[group.curve(key, width) for group in groups] for width in _SMOOTHINGS]
+    curves = smoothed[0]
     longest = max(curves, key=lambda curve: len(curve.iterations))
     if not any(np.isfinite(curve.mean).any() for curve in curves):
         return None
@@ -290,9 +371,11 @@ def _single_metric(
         f"{label} over the iterations, {readable(float(np.nanmean(curves[0].mean)))} on average.",
         x_label="iteration",
         y_label=label,
+        x_counts=True,
     )
     several = len(groups) > 1
-    for group, curve in zip(groups, curves, strict=True):
-        _draw(plot, curve, group_css(group) if several else "run")
-    names = legend([(group_css(group), group.name) for group in groups]) if several else None
-    return figure(title, note, names, plot.svg())
+    styles = [group_css(group) if several else "run" for group in groups]
+    names = [group.name if several else label for group in groups]
+    _draw_all(plot, smoothed, styles, names)
+    entries = legend(list(zip(styles, names, strict=True))) if several else None
+    return figure(title, note, entries, plot.svg(), _choices(smoothed))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 # HTML elements that have no content, and no end tag.
-_VOID = {"br", "img", "link", "meta", "source"}
+_VOID = {"br", "img", "input", "link", "meta", "source"}
 
 
 class Markup(str):

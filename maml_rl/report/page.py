@@ -14,7 +14,7 @@ from maml_rl.config.config import SECTION, Config
 from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
-from maml_rl.report.comparison import difference_table, step_returns, step_table
+from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.runs import Run, RunGroup
@@ -48,6 +48,7 @@ def page(
         families.setdefault(result.group.config.env_name, []).append(result)
     body = element(
         "main",
+        curves.smoothing_choices(),
         _header(title, groups),
         element("ul", [_notice(notice) for notice in notices], class_="notices") if notices else None,
         [
@@ -122,7 +123,8 @@ def _family(
     yield None if alone else element("h2", name)
     yield _comparison(members)
     learning = curves.compared_learning_curves(groups), curves.compared_evaluation_curves(groups)
-    yield _section(None, *learning, step_returns(members), step_table(members), difference_table(members))
+    adapted = step_returns(members), performance_profiles(members), step_table(members), difference_table(members)
+    yield _section(None, *learning, *adapted)
     for result in members:
         yield _section(result.group.name, *_about_one(result, videos[result.group.index], compared=True))
     spread = curves.policy_spread(groups)
@@ -140,6 +142,7 @@ def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> 
     if not compared:
         yield curves.divergence([result.group])
         yield from curves.policy_spread([result.group])
+        yield performance_profiles([result])
         yield step_table([result])
     if result.sampled is not None:
         yield task_charts.navigation_paths(result.sampled)
@@ -308,12 +311,17 @@ def _plain(value: object) -> str:
 
 def _runs(groups: Sequence[RunGroup]) -> Markup:
     head = element(
-        "tr", [element("th", label) for label in ("folder", "seed", "iterations", "digest of the last iteration")]
+        "tr",
+        [
+            element("th", label)
+            for label in ("folder", "trained by", "seed", "iterations", "digest of the last iteration")
+        ],
     )
     rows = [
         element(
             "tr",
             element("td", element("code", str(run.path))),
+            element("td", element("code", run.system["command"]) if run.system.get("command") else "not recorded"),
             element("td", run.config.seed),
             element("td", f"{run.finished} of {run.config.num_batches}"),
             element("td", element("code", str(run.metrics[-1].get("digest", ""))[:16] if run.metrics else "")),

@@ -6,14 +6,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.report.markup import Markup, element
-from maml_rl.report.scales import Span, tick_labels
+from maml_rl.report.markup import Markup, element, join
+from maml_rl.report.scales import Span, readable, tick_labels
 
 _WIDTH, _HEIGHT = 480, 300
 _RIGHT, _BOTTOM = 14, 44
 # Room for a character of the axes' font, and as many points as a line of this width can show.
 _CHARACTER = 8
 _MOST_POINTS = 960
+# Places at which the pointer finds the values of a line, and how far below each other they are written.
+_MOST_READINGS = 120
+_LINE = 15
+_LONGEST_NAME = 34
 
 
 class Plot:
@@ -26,6 +30,7 @@ class Plot:
         x_label: name of the horizontal axis.
         y_label: name of the vertical axis.
         x_names: (place, name) pairs instead of numbers.
+        x_counts: whether the horizontal axis counts something: its numbers are integers.
         equal: give both axes the same scale, and the chart the shape that follows.
         width: of the chart in pixels, to which the texts are 12 pixels high.
         height: of the chart.
@@ -40,6 +45,7 @@ class Plot:
         x_label: str = "",
         y_label: str = "",
         x_names: Sequence[tuple[float, str]] | None = None,
+        x_counts: bool = False,
         equal: bool = False,
         width: int = _WIDTH,
         height: int = _HEIGHT,
@@ -56,10 +62,16 @@ class Plot:
             height = self._bottom + below
         self._size = (width, height)
         if x_names is None:
-            x_ticks = x.ticks(max(2, width // 80))
+            x_ticks = x.ticks(max(2, width // 80), whole=x_counts)
             x_names = list(zip(x_ticks, tick_labels(x_ticks), strict=True))
         self._axes = [*self._y_axis(y_ticks, y_texts, y_label), *self._x_axis(x_names, x_label)]
         self._marks: list[Markup] = []
+        self._layers: list[tuple[str, list[Markup]]] = [("", self._marks)]
+
+    def layer(self, css: str) -> None:
+        """Put what is drawn from here on into a group of a class, which a style sheet may show or hide."""
+        self._marks = []
+        self._layers.append((css, self._marks))
 
     def line(self, xs: ArrayLike, ys: ArrayLike, css: str) -> None:
         """Connect points; what is not finite leaves a gap."""
@@ -99,17 +111,68 @@ class Plot:
             path = f"M{left:.1f} {bottom:.1f}V{top:.1f}M{left - 4:.1f} {bottom:.1f}h8M{left - 4:.1f} {top:.1f}h8"
             self._marks.append(element("path", class_=f"interval {css}", d=path))
 
+    def readings(
+        self, xs: ArrayLike, heads: Sequence[str], lines: Sequence[tuple[str, str, ArrayLike]], unit: str = ""
+    ) -> None:
+        """Show the values of lines where the pointer is; of many places, some.
+
+        Args:
+            xs: (n,) places, in order.
+            heads: of every place, what it is.
+            lines: (class, name, (n,) values) of each line; what is not finite is left out.
+            unit: of the values, with a space before it.
+        """
+        xs = np.asarray(xs, np.float64)
+        chosen = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), _MOST_READINGS)).round().astype(int))
+        across = self._points(xs[chosen], np.full(len(chosen), self._y.low))[:, 0]
+        edges = np.concatenate([[self._left], (across[1:] + across[:-1]) / 2.0, [self._right]])
+        for index, place, left, right in zip(chosen, across, edges[:-1], edges[1:], strict=True):
+            values = [(css, _shortened(name), float(np.asarray(ys)[index])) for css, name, ys in lines]
+            texts = [
+                ("", heads[index]),
+                *((css, f"{name}: {readable(y)}{unit}") for css, name, y in values if np.isfinite(y)),
+            ]
+            # Within the chart, also in the larger letters of a phone.
+            x = max(2.0, min(place + 6, self._right - (_CHARACTER + 1) * max(len(text) for _, text in texts)))
+            self._marks.append(
+                element(
+                    "g",
+                    element(
+                        "rect",
+                        x=f"{left:.1f}",
+                        y=self._top,
+                        width=f"{max(right - left, 0.1):.1f}",
+                        height=self._bottom - self._top,
+                    ),
+                    element("path", d=f"M{place:.1f} {self._top}V{self._bottom}"),
+                    [
+                        element(
+                            "text",
+                            text,
+                            class_=css or None,
+                            x=f"{x:.1f}",
+                            y=self._top + _LINE * row,
+                        )
+                        for row, (css, text) in enumerate(texts, start=1)
+                    ],
+                    class_="reading",
+                )
+            )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self._size
+
+    def content(self) -> list[Markup]:
+        """Return what is drawn, without the frame of a picture."""
+        layers = [element("g", marks, class_=css) if css else join(marks) for css, marks in self._layers]
+        return [*self._axes, *layers]
+
     def svg(self) -> Markup:
         """Return the chart, as wide as its place."""
         width, height = self._size
-        return element(
-            "svg",
-            self._axes,
-            self._marks,
-            viewBox=f"0 0 {width} {height}",
-            role="img",
-            aria_label=self._summary,
-        )
+        return element("svg", self.content(), viewBox=f"0 0 {width} {height}", role="img", aria_label=self._summary)
 
     def _points(self, xs: ArrayLike, ys: ArrayLike) -> NDArray[np.float64]:
         """Return pixels (n, 2)."""
@@ -143,6 +206,10 @@ class Plot:
             middle = (self._left + self._right) / 2
             parts.append(element("text", label, class_="label", x=middle, y=self._bottom + 36, text_anchor="middle"))
         return parts
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _thinned(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:

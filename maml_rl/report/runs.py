@@ -101,21 +101,27 @@ class RunGroup:
         keys = self.keys("return/")
         return counted_by(keys[0]) if keys else "step"
 
-    def returns(self) -> list["Curve"]:
-        """Return the mean returns over the iterations, from before adaptation to after it."""
-        return [self.curve(key) for key in self.keys("return/") or ["return/step_0"]]
+    def returns(self, smoothing: int = 1) -> list["Curve"]:
+        """Return the mean returns over the iterations, from before adaptation to after it; see `curve`."""
+        return [self.curve(key, smoothing) for key in self.keys("return/") or ["return/step_0"]]
 
     def evaluations(self) -> list["Curve"]:
         """Return the mean returns of the evaluations during training, from before adaptation to after it."""
         return [self.curve(key).known() for key in self.keys("evaluation/return/")]
 
-    def curve(self, key: str) -> Curve:
-        """Return a metric over the iterations; each is averaged over the seeds that have it."""
+    def curve(self, key: str, smoothing: int = 1) -> Curve:
+        """Return a metric over the iterations; each is averaged over the seeds that have it.
+
+        Args:
+            key: of the metric.
+            smoothing: of so many iterations, each seed's mean takes the place of the last one.
+        """
         count = max((run.finished for run in self.runs), default=0)
         values = np.full((len(self.runs), count), np.nan)
         for row, run in zip(values, self.runs, strict=True):
             for metrics in run.metrics:
                 row[metrics["iteration"]] = _number(metrics.get(key))
+        values = moving_mean(values, smoothing)
         known = np.isfinite(values)
         bounds = np.full((3, count), np.nan)
         # Runs may be of different lengths: iterations that the same seeds have are treated together.
@@ -230,6 +236,20 @@ def _distinct(name: str, taken: Sequence[str]) -> str:
         distinct = f"{name} ({number})"
         number += 1
     return distinct
+
+
+def moving_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Return the mean of the last `width` values (..., n) up to each place: of fewer at the beginning.
+
+    Values that are not known leave gaps, and are no part of any mean.
+    """
+    known = np.isfinite(values)
+    if width <= 1 or not known.any():
+        return values
+    sums, counts = np.cumsum(np.where(known, values, 0.0), axis=-1), np.cumsum(known, axis=-1).astype(np.float64)
+    sums[..., width:] -= sums[..., :-width].copy()
+    counts[..., width:] -= counts[..., :-width].copy()
+    return np.where(known, sums / np.maximum(counts, 1.0), np.nan)
 
 
 def _number(value: object) -> float:

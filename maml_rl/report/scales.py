@@ -38,13 +38,21 @@ class Span:
         """Return the smallest span that holds this one and some values."""
         return Span(min(self.low, *values), max(self.high, *values))
 
-    def ticks(self, most: int) -> list[float]:
-        """Return round numbers in the span, at least two and about `most` at the most."""
+    def ticks(self, most: int, *, whole: bool = False) -> list[float]:
+        """Return round numbers in the span, at least two and about `most` at the most.
+
+        Args:
+            most: about how many.
+            whole: for counts: integers alone, and fewer than two where the span has fewer.
+        """
         wanted = (self.high - self.low) / max(most, 1)
         magnitude = 10.0 ** math.floor(math.log10(wanted))
-        step = next(factor * magnitude for factor in _ROUND if factor * magnitude >= wanted * (1 - 1e-9))
+        steps = [factor * magnitude for factor in _ROUND]
+        step = next(
+            step for step in steps if step >= wanted * (1 - 1e-9) and (not whole or step == max(1, round(step)))
+        )
         ticks = _multiples(self, step)
-        while len(ticks) < 2:
+        while len(ticks) < 2 and not whole:
             step /= 2.0
             ticks = _multiples(self, step)
         return ticks

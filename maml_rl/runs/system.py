@@ -1,7 +1,9 @@
 """What a run was started with: the commit of the code, the processor, the versions of the packages."""
 
 import platform
+import shlex
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ def describe_system() -> dict[str, Any]:
 
     Returns:
         "commit" of the package's own repository, with "-dirty" where it was changed, None outside of one; "cpu" and
-        the number of its usable "cores"; "platform"; "python"; and the versions of the "packages".
+        the number of its usable "cores"; "platform"; "python"; the versions of the "packages"; and the "command" of
+        this process, None for code that was typed in.
     """
     return {
         "commit": _commit(),
@@ -26,6 +29,7 @@ def describe_system() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": package_versions(),
+        "command": _command(),
     }
 
 
@@ -38,6 +42,17 @@ def package_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
+
+
+def _command() -> str | None:
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        words = ["python", "-m", program.parent.name]
+    elif program.suffix == ".py":
+        words = ["python", program.name]
+    else:
+        words = [program.name]
+    return None if words[0] in ("", "-c") else shlex.join([*words, *sys.argv[1:]])
 
 
 def _commit() -> str | None:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from maml_rl.experiment.statistics import (
     jackknife_intervals,
     mean,
     mean_reach,
+    performance_profile,
     pooled,
+    probability_of_improvement,
     rate_difference_reach,
     student_quantile,
     without_each,
@@ -263,3 +266,40 @@ def test_difference_on_fixed_tasks_includes_the_repetitions_of_both() -> None:
     reaches = [each.intervals()[-1, 2] - each.intervals()[-1, 0] for each in (one, other)]
     assert [low, high] == pytest.approx([value - np.hypot(*reaches), value + np.hypot(*reaches)])
     assert np.isnan(difference_interval([replace(one, repetitions=1)], [other])[1:]).all()
+
+
+def test_improvement_is_the_share_of_pairs_of_trainings_on_a_task() -> None:
+    scores, others = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[2.0, 2.0], [0.0, 9.0]])
+    chance, low, high = probability_of_improvement(scores, others, drawn_tasks=True)
+    # 1 and 3 against 2 and 0, and 2 and 4 against 2 and 9, where equal ones count half.
+    assert chance == pytest.approx((0 + 1 + 1 + 1 + 0.5 + 0 + 1 + 0) / 8)
+    assert 0.0 <= low < chance < high <= 1.0
+    sure = probability_of_improvement(scores, others - 99.0, drawn_tasks=True)
+    np.testing.assert_array_equal(sure, [1.0, np.nan, np.nan])
+    assert np.isnan(probability_of_improvement(scores[:1], others[:1], drawn_tasks=False)[1:]).all()
+
+
+def test_interval_of_an_improvement_covers_it_where_the_luck_of_a_training_is_in_all_of_its_tasks() -> None:
+    random = np.random.default_rng(0)
+    truth = NormalDist().cdf(0.5 / np.sqrt(2 * 0.5**2 + 2))
+    covered = 0
+    for _ in range(60):
+        tasks, luck, noise = (random.normal(size=shape) for shape in ((1, 30), (2, 3, 1), (2, 3, 30)))
+        ours, theirs = tasks + 0.5 * luck + noise
+        _, low, high = probability_of_improvement(ours + 0.5, theirs, drawn_tasks=True)
+        covered += low <= truth <= high
+    assert covered >= 54
+
+
+def test_profile_is_the_share_of_trainings_and_tasks_above_a_return() -> None:
+    scores, thresholds = (
+        [np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 1.0, 5.0, 5.0])],
+        np.array([-1.0, 0.5, 2.0, 9.0]),
+    )
+    shares, low, high = performance_profile(scores, thresholds, drawn_tasks=True).T
+    np.testing.assert_allclose(shares, [1.0, 7 / 8, 3 / 8, 0.0])
+    assert (low <= shares).all()
+    assert (high >= shares).all()
+    assert low.min() == 0.0
+    assert high.max() == 1.0
+    assert np.isnan(performance_profile(scores[:1], thresholds, drawn_tasks=False)[:, 1:]).all()

@@ -1,6 +1,7 @@
 import copy
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,7 +11,7 @@ import pytest
 from maml_rl.config.config import Config, load_config
 from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.report import curves, task_charts, write_report
-from maml_rl.report.comparison import step_returns, step_table
+from maml_rl.report.comparison import performance_profiles, step_returns, step_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.published import published_returns
@@ -34,6 +35,10 @@ def count(root: ElementTree.Element, tag: str, css: str) -> int:
     return sum(css in mark.get("class", "").split() for mark in root.iter(tag))
 
 
+def unsmoothed(root: ElementTree.Element) -> ElementTree.Element:
+    return next(mark for mark in root.iter("g") if mark.get("class") == "smoothed width1")
+
+
 def words(root: ElementTree.Element) -> str:
     return " ".join(text for text in root.itertext())
 
@@ -49,7 +54,7 @@ BEFORE_AND_AFTER = np.array([[-3.0, 1.0], [-2.0, 2.0], [-1.0, 3.0], [0.0, 4.0], 
 def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_step(navigation: GroupResult) -> None:
     first, second = navigation.group.runs
     root = read(curves.learning_curve(replace(navigation.group, runs=[first, second, first])))
-    assert (count(root, "path", "line"), count(root, "path", "band")) == (2, 2)
+    assert (count(unsmoothed(root), "path", "line"), count(unsmoothed(root), "path", "band")) == (2, 2)
     assert "before adaptation" in words(root)
     assert "after 1 step" in words(root)
     assert "the mean over 3 seeds, the band its 95 % interval" in words(root)
@@ -57,14 +62,18 @@ def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_ste
 
 def test_learning_curve_of_two_seeds_shows_both_in_place_of_a_band(navigation: GroupResult) -> None:
     root = read(curves.learning_curve(navigation.group))
-    assert (count(root, "path", "line"), count(root, "path", "seed"), count(root, "path", "band")) == (6, 4, 0)
+    assert (
+        count(unsmoothed(root), "path", "line"),
+        count(unsmoothed(root), "path", "seed"),
+        count(unsmoothed(root), "path", "band"),
+    ) == (6, 4, 0)
     assert "the mean over 2 seeds, the thin ones are the seeds" in words(root)
 
 
 def test_learning_curve_of_one_seed_has_no_band(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
     root = read(curves.learning_curve(group))
-    assert (count(root, "path", "line"), count(root, "path", "band")) == (2, 0)
+    assert (count(unsmoothed(root), "path", "line"), count(unsmoothed(root), "path", "band")) == (2, 0)
     assert "--seeds" in words(root)
 
 
@@ -149,7 +158,7 @@ def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(
     assert "environment steps" in words(root)
     ends = [
         float(line.get("d", "").split("L")[-1].split()[0])
-        for line in root.iter("path")
+        for line in unsmoothed(root).iter("path")
         if "line" in line.get("class", "").split()
     ]
     # One meta-update samples before and after adaptation, and costs twice as much as one of the others.
@@ -399,3 +408,67 @@ def test_every_color_of_the_charts_has_one_meaning(scheme: str) -> None:
     meanings = [name for name in colors if re.fullmatch(r"before|after|step\d|group\d|run|plain|published|goal", name)]
     assert len(meanings) == 2 + 4 + 6 + 4
     assert len({colors[name] for name in meanings}) == len(meanings)
+
+
+# What the three kinds of color blindness make of linear light; Machado, Oliveira and Fernandes 2009, severity 1,
+# https://doi.org/10.1109/TVCG.2009.113
+VISIONS = {
+    "full": np.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def light_of(color: str) -> np.ndarray:
+    channels = np.array([int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def lab(light: np.ndarray) -> np.ndarray:
+    """Return CIELAB, in which a distance of 2.3 is just seen."""
+    x, y, z = np.cbrt(np.maximum(TO_XYZ @ light / TO_XYZ.sum(axis=1), 1e-6))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_reader_tells_the_colors_of_groups_apart(scheme: str) -> None:
+    style = (Path(curves.__file__).parent / "style.css").read_text()
+    light, dark = style.split("@media (prefers-color-scheme: dark)")[:2]
+    colors = dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if scheme == "light" else dark))
+    groups = [light_of(colors[f"group{number}"]) for number in range(6)]
+    for vision, matrix in VISIONS.items():
+        seen = [lab(np.clip(np.asarray(matrix) @ group, 0.0, 1.0)) for group in groups]
+        apart = min(np.linalg.norm(one - other) for one, other in combinations(seen, 2))
+        assert apart > 15, (vision, apart)
+    card = TO_XYZ[1] @ light_of(colors["card"])
+    for number, group in enumerate(groups):
+        dim, bright = sorted((card, TO_XYZ[1] @ group))
+        assert (bright + 0.05) / (dim + 0.05) >= 3.0, number
+
+
+def test_profiles_compare_what_was_evaluated_and_show_their_values(compared: list[GroupResult]) -> None:
+    root = read(performance_profiles(compared))
+    assert [count(root, "path", css) for css in ("group0", "group1", "group2", "untrained")] == [2, 2, 2, 2]
+    # A profile begins where all returns are above, and ends where none is.
+    shown = [text.text or "" for text in root.iter("text") if "group2" in text.get("class", "")]
+    assert shown[0] == "oracle: oracle, knows the task: 100 %"
+    assert shown[-1] == "oracle: oracle, knows the task: 0 %"
+    assert "Half of the returns are above" in str(ElementTree.tostring(root))
+    alone = replace(compared[0], untrained=None)
+    assert performance_profiles([alone]) is None
+
+
+def test_curves_have_a_layer_for_every_smoothing_with_its_values(navigation: GroupResult) -> None:
+    root = read(curves.learning_curve(navigation.group))
+    layers = {mark.get("class"): mark for mark in root.iter("g") if "smoothed" in mark.get("class", "")}
+    assert list(layers) == ["smoothed width1", "smoothed width5", "smoothed width25"]
+    assert [label.get("for") for label in root.iter("label")] == ["smoothing-1", "smoothing-5", "smoothing-25"]
+    last = [text.text for text in list(layers["smoothed width5"].iter("text"))[-3:]]
+    metrics = [metrics for run in navigation.group.runs for metrics in run.metrics]
+    means = [float(np.mean([each[f"return/step_{step}"] for each in metrics])) for step in (0, 1)]
+    names = ["before adaptation", "after 1 step"]
+    assert last == ["iteration 2", *(f"{name}: {readable(value)}" for name, value in zip(names, means, strict=True))]
+    # Three iterations, and no half of one.
+    assert {text.text for text in root.iter("text")} & {"0.5", "1.5", "0.0"} == set()

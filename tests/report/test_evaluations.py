@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, difference_interval, evaluate
-from maml_rl.report.comparison import difference_table, improvement
+from maml_rl.experiment.evaluate import Evaluation, difference_interval, evaluate, improvement_interval
+from maml_rl.report.comparison import difference_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.runs import read_runs
 from maml_rl.report.scales import readable_interval
@@ -188,12 +188,13 @@ def test_groups_are_compared_with_pretraining_task_by_task(navigation_runs: Path
         return GroupResult(groups[index], evaluations, None, None)
 
     ours, pretrained = result(0, hard + better, hard + better + 0.01), result(1, hard)
-    assert improvement(ours.evaluations, pretrained.evaluations) == pytest.approx(0.9)
+    chance, low, high = improvement_interval(ours.evaluations, pretrained.evaluations)
+    assert chance == pytest.approx(0.9)
     table = str(difference_table([ours, pretrained]))
     assert "Difference to" in table
     assert "pretrain" in table.partition("</h3>")[0]
     assert "task by task" in table
-    assert "90%" in table
+    assert f"90%<small> [{low:.0%}, {high:.0%}]" in table
     (value, low, high) = difference_interval(ours.evaluations, pretrained.evaluations)
     assert readable_interval((value, low, high))[1] in table
     assert 0.0 < low < value < high

@@ -34,7 +34,8 @@ return [...document.querySelectorAll('*')].filter((element) =>
 TEXT_COLOR = "return getComputedStyle(document.querySelector('h1')).color"
 PAGE_COLOR = "return getComputedStyle(document.body).backgroundColor"
 SMALLEST_TEXT = """
-return Math.min(...[...document.querySelectorAll('svg text')].map((text) => text.getBoundingClientRect().height))
+return Math.min(...[...document.querySelectorAll('svg text')].filter((text) => text.getClientRects().length)
+    .map((text) => text.getBoundingClientRect().height))
 """
 
 
@@ -112,3 +113,26 @@ def test_page_asks_for_nothing_but_itself(page_without_comparison: Path, browser
     assert urlsplit(browser.driver.current_url).scheme == "file"
     assert browser.run("return document.scripts.length") == 0
     assert browser.run("return [...document.querySelectorAll('link')].map(link => link.href)") == ["data:,"]
+
+
+@pytest.mark.timeout(300)
+def test_reader_chooses_the_smoothing_and_reads_values_under_the_pointer(
+    page_without_comparison: Path, browser: Browser
+) -> None:
+    # The driver is there where the browser is.
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.open(page_without_comparison, width=1280, dark=False)
+    shown = """return [...new Set([...document.querySelectorAll('.smoothed')].filter((layer) =>
+        getComputedStyle(layer).display !== 'none').map((layer) => layer.getAttribute('class')))]"""
+    assert browser.run(shown) == ["smoothed width1"]
+    browser.run("document.querySelector('label[for=smoothing-5]').click()")
+    assert browser.run(shown) == ["smoothed width5"]
+    reading = browser.driver.find_elements("css selector", ".width5 .reading rect")[1]
+    visible = """return [...document.querySelectorAll('.reading text')].filter((text) =>
+        getComputedStyle(text).visibility === 'visible' && text.getBoundingClientRect().width
+    ).map((text) => text.textContent)"""
+    assert browser.run(visible) == []
+    ActionChains(browser.driver).move_to_element(reading).perform()
+    assert browser.run(visible)[0] == "iteration 1"
+    assert browser.complaints() == []

@@ -8,7 +8,7 @@ import pytest
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
-from maml_rl.report.runs import RunGroup, read_runs
+from maml_rl.report.runs import RunGroup, moving_mean, read_runs
 from maml_rl.runs.metrics import MetricsLog
 
 
@@ -181,3 +181,10 @@ def test_run_with_a_broken_config_is_passed_over_with_the_reason(tmp_path: Path)
 def test_nothing_but_folders_that_are_no_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run folder, it has no config\.json; give the --output-folder"):
         read_runs([tmp_path])
+
+
+def test_moving_mean_is_of_the_last_known_values() -> None:
+    values = np.array([[1.0, 3.0, 5.0, 10.0], [1.0, np.nan, 5.0, 10.0]])
+    np.testing.assert_allclose(moving_mean(values, 2), [[1.0, 2.0, 4.0, 7.5], [1.0, np.nan, 5.0, 7.5]])
+    np.testing.assert_array_equal(moving_mean(values, 1), values)
+    np.testing.assert_allclose(moving_mean(values[0], 99), [1.0, 2.0, 3.0, 4.75])

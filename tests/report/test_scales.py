@@ -93,3 +93,17 @@ def test_readable_numbers_have_three_digits(value: float, expected: str) -> None
 def test_counts_and_times_read_like_speech() -> None:
     assert [readable_count(value) for value in (12, 160_000, 3_120_000)] == ["12", "160,000", "3.1 million"]
     assert [readable_seconds(value) for value in (4.13, 200, 4_320)] == ["4.1 s", "3 min 20 s", "1 h 12 min"]
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        (Span(0.0, 3.0), [0.0, 1.0, 2.0, 3.0]),
+        (Span(0.0, 9.0), [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (Span(0.0, 11.0), [0.0, 5.0, 10.0]),
+        (Span(0.0, 0.5), [0.0]),
+        (Span(0.0, 100.0), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]),
+    ],
+)
+def test_ticks_of_counts_are_integers(span: Span, expected: list[float]) -> None:
+    assert span.ticks(5, whole=True) == expected

@@ -26,10 +26,27 @@ def repository(folder: Path) -> str:
 def test_system_is_plain_data_with_the_processor_and_the_versions() -> None:
     found = system.describe_system()
     assert json.loads(json.dumps(found)) == found
-    assert found.keys() == {"commit", "cpu", "cores", "platform", "python", "packages"}
+    assert found.keys() == {"commit", "cpu", "cores", "platform", "python", "packages", "command"}
     assert found["cpu"]
     assert found["cores"] >= 1
     assert {"torch", "numpy", "gymnasium"} <= found["packages"].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["/usr/bin/maml-rl", "train", "a b"], "maml-rl train 'a b'"),
+        (["/x/maml_rl/__main__.py", "train", "nav"], "python -m maml_rl train nav"),
+        (["/x/train.py", "--seed", "3"], "python train.py --seed 3"),
+        (["-c"], None),
+        ([""], None),
+    ],
+)
+def test_command_is_what_a_reader_can_type(
+    arguments: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", arguments)
+    assert system.describe_system()["command"] == command
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
