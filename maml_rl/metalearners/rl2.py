@@ -13,6 +13,7 @@ from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewar
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, refuse_annealed_away
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
 from maml_rl.policies.memory_policy import PredictsRewards
+from maml_rl.policies.sequence_policy import SequencePolicy
 
 
 class RL2(TrialLearner):
@@ -43,6 +44,14 @@ class RL2(TrialLearner):
         memory_span: Annotated[
             Count | None, Field(description="steps for which units hold what they remember at first; null: one or two")
         ] = None
+        layers: Annotated[
+            tuple[Count, ...],
+            Field(
+                strict=False,
+                description="units of layers of tanh between a recurrent memory and the actions, and of as many for "
+                "the values, which see the observation, too; []: none",
+            ),
+        ] = ()
         reward_prediction_coefficient: Annotated[
             float,
             Field(
@@ -66,7 +75,15 @@ class RL2(TrialLearner):
                 f"{type(self.policy).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "
                 "the coefficient to 0"
             )
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
+        normalizing = self.policy if isinstance(self.policy, SequencePolicy) else None
+        if self.settings.normalize_observations and (normalizing is None or normalizing.observation_mean is None):
+            raise TypeError(
+                f"normalize-observations is true, but this {type(self.policy).__name__} sees observations as they are; "
+                "make a GRUPolicy with normalize_observations=True, or set it to false"
+            )
+        # What observations are normalized by is not trained.
+        trained = [param for param in self.policy.parameters() if param.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=self.settings.learning_rate)
         self._ppo = TrialPPO(
             self.policy,
             self.optimizer,
@@ -75,6 +92,7 @@ class RL2(TrialLearner):
             gae_lambda=self.collection.gae_lambda,
             device=self.device,
             reward_prediction_coefficient=self.settings.reward_prediction_coefficient,
+            normalizing=normalizing,
         )
 
     @classmethod
@@ -89,12 +107,20 @@ class RL2(TrialLearner):
         options = {
             "value": settings.value,
             "predict_rewards": settings.reward_prediction_coefficient > 0.0,
+            "normalize_observations": settings.normalize_observations,
             "seed": config.seed,
         }
         if settings.cell != "transformer":
             return GRUPolicy(
-                *spaces, settings.hidden_size, cell=settings.cell, memory_span=settings.memory_span, **options
+                *spaces,
+                settings.hidden_size,
+                cell=settings.cell,
+                memory_span=settings.memory_span,
+                layers=settings.layers,
+                **options,
             )
+        if settings.layers:
+            raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
         if settings.memory_span is not None:
             raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
         try:

@@ -1,7 +1,7 @@
 """PPO on whole trials: the steps of Adam that train a policy with a memory."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -19,8 +19,10 @@ from maml_rl.metalearners.metalearner import State
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Unrolled
+from maml_rl.policies.sequence_policy import SequencePolicy
 
 _NUM_UPDATES, _RETURN_SQUARE, _REWARD_VARIANCE = "num_updates", "return_square", "reward_variance"
+_OBSERVED = "observed"
 # In checkpoints of earlier versions, the root mean square of the first batch's returns, which remained the unit.
 _VALUE_SCALE = "value_scale"
 # Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
@@ -47,6 +49,9 @@ class TrialPPOSettings(SettingsModel):
         Field(description="meta-updates in which step size and weight of the entropy fall evenly to zero; null: never"),
     ] = None
     max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 0.5
+    normalize_observations: Annotated[
+        bool, Field(description="show the policy observed numbers of mean 0 and deviation 1, over all trials so far")
+    ] = False
 
 
 def refuse_annealed_away(config: Config, settings: TrialPPOSettings) -> None:
@@ -103,15 +108,52 @@ class RunningSquare:
         return self.total / self.weight if self.total > 0.0 else 1.0
 
 
+class RunningMoments:
+    """Mean and variance of all numbers so far.
+
+    Args:
+        size: D.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._count = 0
+        self._mean: Tensor = torch.zeros(size, dtype=torch.float64)
+        self._squares = torch.zeros_like(self._mean)
+
+    def add(self, values: Tensor) -> None:
+        """Take in further values (n, D)."""
+        values = values.detach().cpu().double()
+        count, mean = self._count + len(values), values.mean(0)
+        difference = mean - self._mean
+        squares = (values - mean).square().sum(0) + difference.square() * (self._count * len(values) / count)
+        self._mean, self._squares = self._mean + difference * (len(values) / count), self._squares + squares
+        self._count = count
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean (D,) float64."""
+        return self._mean
+
+    @property
+    def variance(self) -> Tensor:
+        """(D,) float64; 1 before there is anything."""
+        return self._squares / self._count if self._count else torch.ones_like(self._mean)
+
+    def state_dict(self) -> State:
+        """Return what `load_state_dict` takes."""
+        return {"count": self._count, "mean": self._mean, "squares": self._squares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
+
+
 class Trainable(Protocol):
     """What `TrialPPO` trains: a policy, or the part of one that does not remember."""
 
     @property
     def distributions(self) -> Distributions:
         """What the distribution parameters mean."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return what is trained."""
 
     def unroll(self, observations: Tensor) -> Unrolled:
         """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`."""
@@ -128,13 +170,15 @@ class TrialPPO:
 
     Args:
         policy: what is unrolled and trained, with values or without.
-        optimizer: of its parameters.
+        optimizer: of those of its parameters that are trained.
         settings: of the objective; with `anneal_over`, of the optimizer's step size, too.
         gamma: discount per step.
         gae_lambda: of the advantages.
         device: where the computation runs.
         reward_prediction_coefficient: weight of the predicted rewards' squared error, in units of the rewards'
             variance; 0 for a policy that predicts none.
+        normalizing: the policy that normalizes its observations, if that is set; what it normalizes by stays as it is
+            while a batch is sampled and learned from, and is that of all steps so far in the next.
 
     Attributes:
         return_square: running mean square of the returns, whose root is the unit of the values.
@@ -156,12 +200,17 @@ class TrialPPO:
         gae_lambda: float,
         device: torch.device,
         reward_prediction_coefficient: float = 0.0,
+        normalizing: SequencePolicy | None = None,
     ) -> None:
         self._policy, self._optimizer, self._settings = policy, optimizer, settings
+        self._params: list[nn.Parameter] = [param for group in optimizer.param_groups for param in group["params"]]
         self._gamma, self._gae_lambda, self._device = gamma, gae_lambda, device
         self._reward_prediction = reward_prediction_coefficient
         self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
         self.num_updates = 0
+        self._normalizing = normalizing if settings.normalize_observations else None
+        mean = None if self._normalizing is None else self._normalizing.observation_mean
+        self._observed = None if mean is None else RunningMoments(mean.numel())
 
     def update(self, trials: Trials) -> dict[str, Any]:
         """Take the steps that one batch is good for.
@@ -178,7 +227,6 @@ class TrialPPO:
         if self._settings.anneal_over is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = self._settings.learning_rate * self._annealed()
-        params = list(self._policy.parameters())
         rows = torch.arange(trials.mask.shape[1], device=self._device)
         with ChunkWorkers(self._device) as workers:
             before = workers.map(lambda part, _: self._evaluate(trials, part), rows.split(_CHUNK))
@@ -194,14 +242,18 @@ class TrialPPO:
                     means = [
                         torch.stack(of_param).sum(0) for of_param in zip(*(part[1] for part in parts), strict=True)
                     ]
-                    for param, mean in zip(params, means, strict=True):
+                    for param, mean in zip(self._params, means, strict=True):
                         param.grad = mean.to(param)
-                    norm = float(nn.utils.clip_grad_norm_(params, self._settings.max_grad_norm))
+                    norm = float(nn.utils.clip_grad_norm_(self._params, self._settings.max_grad_norm))
                     if not (torch.isfinite(statistics).all() and torch.isfinite(torch.tensor(norm))):
                         raise NonFiniteError("the loss or its gradient is not finite; use a smaller learning-rate")
                     self._optimizer.step()
                     history.append((statistics, norm))
         self.num_updates += 1
+        if self._observed is not None and self._normalizing is not None:
+            self._observed.add(trials.observations[..., : len(self._observed.mean)][trials.mask > 0])
+            moments = self._observed.mean.to(self._device), self._observed.variance.to(self._device)
+            self._normalizing.normalize_by(*moments)
         first, last = (
             torch.stack([statistics for statistics, _ in part]).mean(0).tolist()
             for part in (history[: len(minibatches)], history[-len(minibatches) :])
@@ -220,10 +272,15 @@ class TrialPPO:
         }
 
     def state_dict(self) -> State:
-        """Return the units of values and predicted rewards, and how many updates there were."""
+        """Return the units of values and predicted rewards, how many updates there were, and what was observed."""
         squares = ((_RETURN_SQUARE, self.return_square), (_REWARD_VARIANCE, self.reward_variance))
         units = {name: [square.total, square.weight] for name, square in squares}
-        return {**units, _NUM_UPDATES: self.num_updates}
+        observed = {} if self._observed is None else self._observed.state_dict()
+        return {
+            **units,
+            _NUM_UPDATES: self.num_updates,
+            **{f"{_OBSERVED}.{name}": value for name, value in observed.items()},
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned."""
@@ -232,6 +289,8 @@ class TrialPPO:
         self.reward_variance = RunningSquare(*state.get(_REWARD_VARIANCE, ()))
         # Checkpoints from before there was annealing do not count.
         self.num_updates = state.get(_NUM_UPDATES, 0)
+        if self._observed is not None:
+            self._observed.load_state_dict(entries_of(_OBSERVED, state))
 
     def _annealed(self) -> float:
         """Return what is left of step size and weight of the entropy: 1 at first, 0 from `anneal_over` on."""
@@ -296,13 +355,16 @@ class TrialPPO:
                 errors = (predicted - chunk.rewards).square() / chunk.reward_variance
                 losses = losses + self._reward_prediction * errors
             loss = torch.where(real, losses, 0.0).mul(chunk.weight).sum()
-            gradients = torch.autograd.grad(
-                loss, list(self._policy.parameters()), allow_unused=True, materialize_grads=True
-            )
+            gradients = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
         entropy, errors = (torch.where(real, each, 0.0).mul(chunk.weight).sum() for each in (entropy, errors))
         divergence = ((ratio - 1.0) - ratio_log).mul(chunk.weight).sum()
         statistics = torch.stack([loss, divergence, entropy, errors])
         return statistics.detach().double(), [gradient.double() for gradient in gradients]
+
+
+def entries_of(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `state` whose names begin with a prefix and a dot, without it."""
+    return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """VariBAD: a belief about the task that explains its rewards, and a policy of state and belief, trained by PPO."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -21,13 +20,13 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.metalearner import Batch, State, refuse_small_replay
 from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
-from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, refuse_annealed_away
+from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, entries_of, refuse_annealed_away
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.policy import Unrolled
 
-_DECODER, _BELIEF, _OBSERVED, _EXPERIENCE = "decoder", "belief", "observed", "trials"
+_DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
 # Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
 _CHUNK = 64
 # A grid of more cells is none that has an output for each.
@@ -103,12 +102,12 @@ class VariBAD(TrialLearner):
             gamma=self.collection.gamma,
             gae_lambda=self.collection.gae_lambda,
             device=self.device,
+            normalizing=self.policy,
         )
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
         self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
         self.optimizers = {_BELIEF: torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)}
         self.experience = {_EXPERIENCE: Replay(settings.replay_steps)}
-        self._observed = RunningMoments(self.policy.own_size)
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -164,11 +163,7 @@ class VariBAD(TrialLearner):
             )
         metrics = self._ppo.update(replace(trials, observations=torch.cat(known, 1)))
         self.experience[_EXPERIENCE].append(episodes)
-        metrics |= self._update_belief()
-        if self.settings.normalize_observations:
-            self._observed.add(trials.observations[..., : self.policy.own_size][trials.mask > 0])
-            self.policy.normalize_by(self._observed.mean.to(self.device), self._observed.variance.to(self.device))
-        return metrics
+        return metrics | self._update_belief()
 
     def _update_belief(self) -> dict[str, float]:
         """Train encoder and decoder by steps of Adam; return the metrics of the first."""
@@ -221,10 +216,9 @@ class VariBAD(TrialLearner):
         return torch.stack(terms).detach(), gradients
 
     def state_dict(self) -> State:
-        """Return the state of both optimizers, of PPO's units, the decoder, and what observations are normalized by."""
+        """Return the state of both optimizers, that of `TrialPPO`, and the decoder."""
         decoder = {f"{_DECODER}.{name}": value for name, value in self.decoder.state_dict().items()}
-        observed = {f"{_OBSERVED}.{name}": value for name, value in self._observed.state_dict().items()}
-        return super().state_dict() | self._ppo.state_dict() | decoder | observed
+        return super().state_dict() | self._ppo.state_dict() | decoder
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned.
@@ -235,10 +229,9 @@ class VariBAD(TrialLearner):
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)
         try:
-            self.decoder.load_state_dict(_under(_DECODER, state))
+            self.decoder.load_state_dict(entries_of(_DECODER, state))
         except RuntimeError as error:
             raise ValueError(f"the state of the decoder does not fit: {' '.join(str(error).split())}") from None
-        self._observed.load_state_dict(_under(_OBSERVED, state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +263,6 @@ class _OnBelief:
     def distributions(self) -> Distributions:
         """Those of the policy."""
         return self._policy.distributions
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return the parameters that actions and values depend on, given the belief."""
-        return iter(self._policy.acting_parameters())
 
     def unroll(self, observations: Tensor) -> Unrolled:
         """Return distributions and values of observations with beliefs, (L, N, ...)."""
@@ -408,48 +397,3 @@ class Grid:
         for axis, size in enumerate(self.shape):
             cells = cells * size + places[..., axis]
         return cells
-
-
-class RunningMoments:
-    """Mean and variance of all numbers so far.
-
-    Args:
-        size: D.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._count = 0
-        self._mean: Tensor = torch.zeros(size, dtype=torch.float64)
-        self._squares = torch.zeros_like(self._mean)
-
-    def add(self, values: Tensor) -> None:
-        """Take in further values (n, D)."""
-        values = values.detach().cpu().double()
-        count, mean = self._count + len(values), values.mean(0)
-        difference = mean - self._mean
-        squares = (values - mean).square().sum(0) + difference.square() * (self._count * len(values) / count)
-        self._mean, self._squares = self._mean + difference * (len(values) / count), self._squares + squares
-        self._count = count
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean (D,) float64."""
-        return self._mean
-
-    @property
-    def variance(self) -> Tensor:
-        """(D,) float64; 1 before there is anything."""
-        return self._squares / self._count if self._count else torch.ones_like(self._mean)
-
-    def state_dict(self) -> State:
-        """Return what `load_state_dict` takes."""
-        return {"count": self._count, "mean": self._mean, "squares": self._squares}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
-
-
-def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `state` whose names begin with a prefix and a dot, without it."""
-    return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}

@@ -24,9 +24,6 @@ from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import make_recurrent, weights_of, zero_state
 from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, row_product
 
-# No deviation of an observation counts as smaller.
-_LEAST_STD = 1e-2
-
 
 class BeliefPolicy(SequencePolicy):
     """A GRU over what was observed, done and paid gives a belief; actions and values depend on observation and belief.
@@ -123,9 +120,8 @@ class BeliefPolicy(SequencePolicy):
         for layers in (self._actor, self._critic):
             layers.register(self, generator)
         self._initialize_heads(generator)
-        # What observations are normalized by. They are found by counting, and travel as parameters do.
-        self.observation_mean = nn.Parameter(torch.zeros(self.own_size), requires_grad=False)
-        self.observation_std = nn.Parameter(torch.ones(self.own_size), requires_grad=False)
+        # The encoder sees them as they are.
+        self._normalize(torch.ones(self.own_size, dtype=torch.bool))
 
     def encoder_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the belief depends on."""
@@ -136,12 +132,6 @@ class BeliefPolicy(SequencePolicy):
         """Return the parameters that actions and values depend on, given the belief."""
         of_encoder = {id(param) for param in self.encoder_parameters()}
         return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
-
-    def normalize_by(self, mean: Tensor, variance: Tensor) -> None:
-        """Let layers that act see observations less `mean` (own,), in units of the root of `variance` (own,)."""
-        with torch.no_grad():
-            self.observation_mean.copy_(mean)
-            self.observation_std.copy_(variance.sqrt().clamp(min=_LEAST_STD))
 
     def initial_memory(self, num: int) -> Memory:
         """Return zeros (num, H)."""

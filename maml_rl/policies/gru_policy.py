@@ -4,7 +4,7 @@ Trials are sampled cell by cell, in one product for all gates and a few element-
 own kernels go through whole sequences. The two agree to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.policies.heads import Params
+from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, weights_of, zero_state
 from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, ValueKind, affine, row_product
@@ -37,6 +38,9 @@ class GRUPolicy(SequencePolicy):
             None: each unit forgets half of it at every step, and values are random at first.
         predict_rewards: have a further head for the reward of an action, for each Discrete action or of another one; it
             is trained along by rl2's `reward-prediction-coefficient`, and takes no part in acting.
+        normalize_observations: see `SequencePolicy`.
+        layers: units of layers of tanh that act on the observation and on what is remembered, and of as many that
+            estimate values. Without any both are linear functions of what is remembered.
         seed: of the initial weights; the global random state does not change.
 
     Raises:
@@ -56,6 +60,8 @@ class GRUPolicy(SequencePolicy):
         min_std: float = 1e-6,
         memory_span: int | None = None,
         predict_rewards: bool = False,
+        normalize_observations: bool = False,
+        layers: Sequence[int] = (),
         seed: int = 0,
     ) -> None:
         if cell not in get_args(Cell):
@@ -70,6 +76,7 @@ class GRUPolicy(SequencePolicy):
             init_std=init_std,
             min_std=min_std,
             predict_rewards=predict_rewards,
+            normalize_observations=normalize_observations,
         )
         self.cell = cell
         generator = torch.Generator().manual_seed(seed)
@@ -79,6 +86,12 @@ class GRUPolicy(SequencePolicy):
         self.head, value_head, reward_head = self._make_heads()
         self.value_core = make() if value == "network" else None
         self.value_head, self.reward_head = value_head, reward_head
+        for name, last, outputs in (("acting", "head", self.head), ("estimating", "value_head", self.value_head)):
+            if layers and outputs is not None:
+                sizes = (self.input_size + hidden_size, *layers, outputs.out_features)
+                names = [*(f"{name}_{index}" for index in range(len(layers))), last]
+                self._layers[last] = Perceptron(sizes, names, torch.tanh)
+                self._layers[last].register(self, generator)
         self._initialize_heads(generator, of_values=1.0 if memory_span is None else 0.01)
 
     def initial_memory(self, num: int) -> Memory:
@@ -90,7 +103,8 @@ class GRUPolicy(SequencePolicy):
         params = {name: value.detach() for name, value in params.items()}
         size, inputs = self.hidden_size, self.input_size
         gates, gate_bias = self._gates(params)
-        head, head_bias = params["head.weight"].mT.contiguous(), params["head.bias"]
+        names = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
+        layers = [(params[weight].mT.contiguous(), params[bias]) for weight, bias in names]
         choose = self.distributions.actor(params)
         is_stacked, is_gru = gates.dim() == 3, self.cell == "gru"
 
@@ -106,18 +120,20 @@ class GRUPolicy(SequencePolicy):
             lead = (num_tasks,) if is_stacked else ()
             # Rows of padding stay zero.
             units, summed = gates.new_zeros(*lead, rows, inputs + size), gates.new_empty(*lead, rows, gates.shape[-1])
-            outputs = gates.new_empty(*lead, rows, head.shape[-1])
             sum_gates = row_product(units, gates, gate_bias, summed)
-            sum_outputs = row_product(units[..., inputs:], head, head_bias, outputs)
+            outputs = [gates.new_empty(*lead, rows, weight.shape[-1]) for weight, _ in layers]
+            # Layers see the observation, too.
+            enters = [units if self._layers else units[..., inputs:], *outputs[:-1]]
+            products = [row_product(*each) for each in zip(enters, *zip(*layers, strict=True), outputs, strict=True)]
             seen, old = units.narrow(-2, before, count).split((inputs, size), -1)
             parts = summed.narrow(-2, before, count)
             # Gates are (reset, keep) in a GRU, (enter, keep, leave) in an LSTM.
             gated = parts[..., : (2 if is_gru else 3) * size]
             first, second, third, last = parts.split(size, -1)
-            chosen_from = outputs.narrow(-2, before, count).reshape(num_tasks, slots, -1)
+            chosen_from = outputs[-1].narrow(-2, before, count).reshape(num_tasks, slots, -1)
 
             def step(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-                seen.copy_(self._encode(observations).reshape(seen.shape))
+                seen.copy_(self._encode(observations, params).reshape(seen.shape))
                 old.copy_(memory[0].reshape(old.shape))
                 sum_gates()
                 torch.sigmoid_(gated)
@@ -129,9 +145,12 @@ class GRUPolicy(SequencePolicy):
                     state = memory[1].reshape(old.shape) * second + first * torch.tanh(last)
                     hidden = third * torch.tanh(state)
                     after = hidden, state
-                # The memory has been read: its place takes the units that the head multiplies.
+                # The memory has been read: its place takes the units that the next product multiplies.
                 old.copy_(hidden)
-                sum_outputs()
+                for index, product in enumerate(products):
+                    if index:
+                        outputs[index - 1].tanh_()
+                    product()
                 actions = choose(chosen_from, noise)
                 return actions, tuple(tensor.reshape(num_tasks, slots, size) for tensor in after)
 
@@ -174,13 +193,13 @@ class GRUPolicy(SequencePolicy):
         if params["head.weight"].dim() != 2:
             return self.unroll_tasks(observations, params, memory)
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
-        inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
+        inputs = self._encode(observations, params).reshape(*observations.shape[:2], self.input_size)
         units, last = run(self.cell, inputs, memory, weights_of(params, "core"))
         of_values = None if self.value_head is None else units
         if self.value_core is not None:
             empty = tuple(torch.zeros_like(old) for old in memory)
             of_values, _ = run(self.cell, inputs, empty, weights_of(params, "value_core"))
-        return self._through_heads(units, of_values, params, last)
+        return self._through_heads(inputs, units, of_values, params, last)
 
     def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
         """Go through sequences (M, L, N, ...) of all tasks at once; see `Policy.unroll_tasks`.
@@ -191,12 +210,12 @@ class GRUPolicy(SequencePolicy):
         num_tasks, steps, num = observations.shape[:3]
         if memory is None:
             memory = tuple(kept.unflatten(0, (num_tasks, num)) for kept in self.initial_memory(num_tasks * num))
-        inputs = self._encode(observations).reshape(num_tasks, steps, num, self.input_size)
+        inputs = self._encode(observations, params).reshape(num_tasks, steps, num, self.input_size)
         units, last = self._run_tasks("core", params, inputs, memory)
         of_values = None if self.value_head is None else units
         if self.value_core is not None:
             of_values, _ = self._run_tasks("value_core", params, inputs, tuple(torch.zeros_like(old) for old in memory))
-        return self._through_heads(units, of_values, params, last)
+        return self._through_heads(inputs, units, of_values, params, last)
 
     def _run_tasks(self, core: str, params: Params, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
         """Return the units (M, L, N, H) of a recurrent layer, and its last state (M, N, H)."""

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from maml_rl.policies.gru_kernel import gru
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory
 
@@ -62,8 +63,10 @@ def zero_state(cell: Cell, num: int, hidden_size: int, like: Tensor) -> Memory:
     return (zeros,) if cell == "gru" else (zeros, zeros.clone())
 
 
-def run(cell: Cell, inputs: Tensor, state: Memory, weights: tuple[Tensor, ...]) -> tuple[Tensor, Memory]:
-    """Go through sequences, differentiably, by the kernels of torch.
+def run(
+    cell: Cell, inputs: Tensor, state: Memory, weights: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Memory]:
+    """Go through sequences, differentiably once: a GRU on a CPU by the kernel of this package, others by those of torch.
 
     Args:
         cell: "gru" or "lstm".
@@ -74,6 +77,9 @@ def run(cell: Cell, inputs: Tensor, state: Memory, weights: tuple[Tensor, ...]) 
     Returns:
         Units (L, N, H), and the state after the last step.
     """
+    if cell == "gru" and inputs.device.type == "cpu":
+        units = gru(inputs, state[0], weights)
+        return units, (units[-1],)
     # With biases, one layer, no dropout, differentiable, in one direction, steps first.
     options = True, 1, 0.0, True, False, False
     before = tuple(each.unsqueeze(0).contiguous() for each in state)

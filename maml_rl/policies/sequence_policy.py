@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.nn.functional import linear
 
 from maml_rl.policies.heads import Head, Params, head_for
 from maml_rl.policies.memory_policy import MemoryPolicy
-from maml_rl.policies.mlp import register_parameters
+from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.spaces import category_counts
 
@@ -26,6 +27,8 @@ ValueKind = Literal["head", "network", "none"]
 # Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way wherever, and beside
 # whichever others, it is computed.
 ROWS = 64
+# No deviation of an observation counts as smaller.
+_LEAST_STD = 1e-2
 
 
 class SequencePolicy(MemoryPolicy):
@@ -42,16 +45,25 @@ class SequencePolicy(MemoryPolicy):
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
         predict_rewards: have a further head for the reward of an action.
+        normalize_observations: see the numbers of an observation that have no bounds, as positions, velocities and the
+            last reward, by what `normalize_by` is told; the others, as actions and one-hot vectors, as they are.
+
+    Attributes:
+        observation_mean: (size,) what is subtracted from the first numbers of an observation; None for nothing.
+        observation_std: (size,) what they are then divided by; None for nothing.
 
     Raises:
         TypeError: If a space is not supported.
-        ValueError: If `hidden_size` is not positive, or the kind of value is unknown.
+        ValueError: If `hidden_size` is not positive, the kind of value is unknown, or observations that are to be
+            normalized are not vectors.
     """
 
     distributions: Head
     head: nn.Linear
     value_head: nn.Linear | None
     reward_head: nn.Linear | None
+    observation_mean: nn.Parameter | None
+    observation_std: nn.Parameter | None
 
     def __init__(
         self,
@@ -63,6 +75,7 @@ class SequencePolicy(MemoryPolicy):
         init_std: float,
         min_std: float,
         predict_rewards: bool,
+        normalize_observations: bool = False,
     ) -> None:
         super().__init__()
         if value not in get_args(ValueKind):
@@ -77,6 +90,31 @@ class SequencePolicy(MemoryPolicy):
         self.distributions = head_for(action_space, init_std, min_std)
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
+        # What stands before a head, by its name: layers that take inputs and units.
+        self._layers: dict[str, Perceptron] = {}
+        for name in ("observation_mean", "observation_std"):
+            self.register_parameter(name, None)
+        if normalize_observations:
+            if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
+                raise ValueError(f"only vectors are normalized, and the observations are {observation_space}")
+            is_bounded = np.isfinite(observation_space.low) & np.isfinite(observation_space.high)
+            self._normalize(torch.from_numpy(~is_bounded))
+
+    def _normalize(self, which: Tensor) -> None:
+        """Have those of the first numbers of an observation normalized that `which` (size,) is true for."""
+        self._normalized = which
+        # What they are normalized by is found by counting, and travels as parameters do.
+        self.observation_mean = nn.Parameter(torch.zeros(len(which)), requires_grad=False)
+        self.observation_std = nn.Parameter(torch.ones(len(which)), requires_grad=False)
+
+    def normalize_by(self, mean: Tensor, variance: Tensor) -> None:
+        """See normalized numbers less their `mean` (size,), in units of the root of their `variance` (size,)."""
+        assert self.observation_mean is not None
+        assert self.observation_std is not None
+        which, std = self._normalized.to(mean.device), variance.sqrt().clamp(min=_LEAST_STD)
+        with torch.no_grad():
+            self.observation_mean.copy_(torch.where(which, mean, 0.0))
+            self.observation_std.copy_(torch.where(which, std, 1.0))
 
     def _make_heads(self) -> tuple[nn.Linear, nn.Linear | None, nn.Linear | None]:
         """Return heads for actions, values and rewards, without initial weights."""
@@ -121,13 +159,18 @@ class SequencePolicy(MemoryPolicy):
                 "and reward are among them"
             )
 
-    def _through_heads(self, units: Tensor, of_values: Tensor | None, params: Params, memory: Memory) -> Unrolled:
-        """Return what the heads make of units (L, N, H), and of those that values are read from."""
-        outputs = affine(units, params["head.weight"], params["head.bias"])
-        distribution = self.distributions.parametrize(outputs, params)
-        values = None
-        if of_values is not None:
-            values = affine(of_values, params["value_head.weight"], params["value_head.bias"]).squeeze(-1)
+    def _through_heads(
+        self, inputs: Tensor, units: Tensor, of_values: Tensor | None, params: Params, memory: Memory
+    ) -> Unrolled:
+        """Return what the heads make of inputs (L, N, I) and units (L, N, H), and of those that values come from."""
+
+        def read(head: str, known: Tensor) -> Tensor:
+            if head in self._layers:
+                return self._layers[head].units(torch.cat((inputs, known), -1), params)
+            return affine(known, params[f"{head}.weight"], params[f"{head}.bias"])
+
+        distribution = self.distributions.parametrize(read("head", units), params)
+        values = None if of_values is None else read("value_head", of_values).squeeze(-1)
         return Unrolled(distribution, values, memory, units if self.predicts_rewards else None)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
@@ -158,13 +201,24 @@ class SequencePolicy(MemoryPolicy):
     def _has_one_choice(self) -> bool:
         return isinstance(self.action_space, spaces.Discrete)
 
-    def _encode(self, observations: Tensor) -> Tensor:
-        """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors."""
+    def _encode(self, observations: Tensor, params: Params | None = None) -> Tensor:
+        """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors.
+
+        Given the parameters, shared or stacked (M, ...), they are normalized, too, if this policy does that.
+        """
         dtype = self.head.weight.dtype
         if isinstance(self.observation_space, spaces.Discrete):
             categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
             return (observations.unsqueeze(-1) == categories).to(dtype)
-        return observations.to(dtype)
+        numbers = observations.to(dtype)
+        if params is None or self.observation_mean is None:
+            return numbers
+        mean, std = params["observation_mean"], params["observation_std"]
+        if mean.dim() == 2:
+            # The parameters of each task, beside (M, ..., size).
+            lead = (-1, *(1,) * (numbers.dim() - 2))
+            mean, std = (each.unflatten(0, lead) for each in (mean, std))
+        return (numbers - mean) / std
 
 
 def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class TransformerPolicy(SequencePolicy):
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
         predict_rewards: have a further head for the reward of an action, for each Discrete action or of another one.
+        normalize_observations: see `SequencePolicy`.
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
         seed: of the initial weights; the global random state does not change.
@@ -72,6 +73,7 @@ class TransformerPolicy(SequencePolicy):
         init_std: float = 1.0,
         min_std: float = 1e-6,
         predict_rewards: bool = False,
+        normalize_observations: bool = False,
         checkpoint_above: int | None = 1024,
         seed: int = 0,
     ) -> None:
@@ -98,6 +100,7 @@ class TransformerPolicy(SequencePolicy):
             init_std=init_std,
             min_std=min_std,
             predict_rewards=predict_rewards,
+            normalize_observations=normalize_observations,
         )
         self.context, self.num_layers, self.num_heads = context, num_layers, num_heads
         self.num_key_value_heads, self.checkpoint_above = num_key_value_heads, checkpoint_above
@@ -141,7 +144,7 @@ class TransformerPolicy(SequencePolicy):
                 before = 0 if is_stacked else first_task * grid[1] % ROWS
                 steps[grid] = _Step(self, params, grid, before)
             ring, count = memory
-            outputs = steps[grid](self._encode(observations), ring.flatten(0, 1), count.flatten())
+            outputs = steps[grid](self._encode(observations, params), ring.flatten(0, 1), count.flatten())
             return choose(outputs, noise), (ring, count + 1)
 
         return act
@@ -155,7 +158,7 @@ class TransformerPolicy(SequencePolicy):
         params = own if params is None else params
         if params["head.weight"].dim() != 2:
             return self.unroll_tasks(observations, params, memory)
-        inputs = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
+        inputs = self._encode(observations, params).reshape(*observations.shape[:2], self.input_size)
         units, after = self._through_body("body.", params, inputs.transpose(0, 1), memory)
         of_values = None if self.value_head is None else units
         if self.value_body is not None:
@@ -163,7 +166,7 @@ class TransformerPolicy(SequencePolicy):
             of_values = of_values.transpose(0, 1)
         elif of_values is not None:
             of_values = of_values.transpose(0, 1)
-        return self._through_heads(units.transpose(0, 1), of_values, params, after)
+        return self._through_heads(inputs, units.transpose(0, 1), of_values, params, after)
 
     def _through_body(
         self, prefix: str, params: Params, inputs: Tensor, memory: Memory | None
