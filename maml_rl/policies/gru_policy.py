@@ -1,6 +1,6 @@
 """A recurrent policy, of a GRU or an LSTM.
 
-Trials are sampled cell by cell, in one product for all gates and a few element-wise operations; in the update, torch's
+Trials are sampled cell by cell, in one product for all gates and a few element-wise operations; in the update, other
 own kernels go through whole sequences. The two agree to rounding.
 """
 

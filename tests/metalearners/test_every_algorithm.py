@@ -28,7 +28,7 @@ class Interruption(Exception):
 
 # Small settings of the algorithms that adapt by a memory, through whole trials.
 OF_TRIALS: dict[str, dict[str, object]] = {
-    "rl2": {"hidden-size": 8, "num-minibatches": 2},
+    "rl2": {"hidden-size": 8, "num-minibatches": 2, "layers": [6], "normalize-observations": True},
     "rsac": {"hidden-size": 8, "batch-size": 3, "num-updates": 2, "warmup-trials": 4, "buffer-steps": 40},
     # The replay drops trials from the third meta-update on; some beliefs are decoded, and states are predicted, too.
     "varibad": {

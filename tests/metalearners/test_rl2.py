@@ -1,5 +1,6 @@
 """RL2: its update against plain loops over single trials, and what it refuses."""
 
+import copy
 import json
 from typing import Any
 
@@ -257,6 +258,32 @@ class Remembering(nn.Module):
         return (*step, outputs[:, 4]) if self.with_values else step
 
 
+def test_observations_are_normalized_by_all_batches_before_and_never_within_one() -> None:
+    space = spaces.Box(-np.inf, np.inf, (3,))
+    mine, plain = (GRUPolicy(space, spaces.Discrete(4), 6, normalize_observations=which) for which in (True, False))
+    learner, other = make_learner(mine.double(), normalize_observations=True), make_learner(plain.double())
+    batches = [make_episodes(EPISODES, seed) for seed in range(3)]
+    for number, batch in enumerate(batches):
+        learner.update(Batch([batch]))
+        if number == 0:
+            # The first batch was seen as it is, and so it is learned from.
+            other.update(Batch([batch]))
+            assert all(torch.equal(x, mine.get_parameter(name)) for name, x in plain.named_parameters())
+        seen = torch.cat([observations for each in batches[: number + 1] for observations, _, _ in one_by_one(each)])
+        torch.testing.assert_close(mine.observation_mean, seen.mean(0), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(mine.observation_std, seen.std(0, correction=0), rtol=1e-9, atol=1e-12)
+        if number == 1:
+            # A run that was broken off here.
+            resumed = GRUPolicy(space, spaces.Discrete(4), 6, normalize_observations=True).double()
+            again = make_learner(resumed, normalize_observations=True)
+            again.load_state_dict(copy.deepcopy(learner.state_dict()))
+            resumed.load_state_dict(mine.state_dict())
+    again.update(Batch([batches[2]]))
+    assert _same(resumed, mine)
+    with pytest.raises(TypeError, match="normalize-observations is true, but this GRUPolicy sees observations as they"):
+        make_learner(make_policy(), normalize_observations=True)
+
+
 @pytest.mark.parametrize("with_values", [True, False])
 def test_modules_of_users_learn_with_their_memory(with_values: bool) -> None:
     with torch.random.fork_rng(devices=[]):
@@ -296,6 +323,10 @@ def test_policies_are_refused_that_the_learner_cannot_train() -> None:
         (
             {"algorithm-settings": {"cell": "transformer", "memory-span": 5}},
             "'memory-span' in .*: a transformer has no gates to set; leave it out, or take a gru",
+        ),
+        (
+            {"algorithm-settings": {"cell": "transformer", "layers": [8]}},
+            "'layers' in .*: a transformer has layers of its own; leave it out, or take a gru",
         ),
         (
             {"algorithm-settings": {"cell": "transformer", "hidden-size": 12, "num-heads": 4}},

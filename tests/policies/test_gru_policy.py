@@ -14,6 +14,9 @@ from maml_rl.policies import GRUPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
+# Further arguments, with which a policy has all parts that it can have.
+NORMALIZED: dict[str, Any] = {"layers": (5, 6), "normalize_observations": True}
+STATISTICS = ("observation_mean", "observation_std")
 KINDS = [(cell, actions) for cell in ("gru", "lstm") for actions in ACTIONS]
 
 
@@ -38,9 +41,12 @@ def step_by_step(policy: GRUPolicy, observations: Tensor, noise: Tensor, params:
     return torch.stack(actions), memory
 
 
-@pytest.mark.parametrize(("cell", "actions"), KINDS)
-def test_cells_in_the_loop_agree_with_fused_kernels_in_the_update(cell: str, actions: str) -> None:
-    policy = make_policy(cell, actions)
+@pytest.mark.parametrize(
+    ("cell", "actions", "options"),
+    [*((*kind, {}) for kind in KINDS), *((cell, "box", NORMALIZED) for cell in ("gru", "lstm"))],
+)
+def test_cells_in_the_loop_agree_with_fused_kernels_in_the_update(cell: str, actions: str, options: Any) -> None:
+    policy = make_policy(cell, actions, **options)
     generator = torch.Generator().manual_seed(0)
     observations = torch.randn((30, 5, 7, 3), generator=generator)
     with torch.no_grad():
@@ -96,9 +102,9 @@ def test_actions_do_not_depend_on_the_rows_beside_them(cell: str, actions: str) 
         assert all(torch.equal(mine, whole[part]) for mine, whole in zip(after, after_all, strict=True))
 
 
-@pytest.mark.parametrize(("cell", "actions"), KINDS)
-def test_stacked_parameters_are_those_of_each_task(cell: str, actions: str) -> None:
-    policies = [make_policy(cell, actions, seed=seed) for seed in range(3)]
+@pytest.mark.parametrize(("cell", "actions", "options"), [*((*kind, {}) for kind in KINDS), ("gru", "box", NORMALIZED)])
+def test_stacked_parameters_are_those_of_each_task(cell: str, actions: str, options: Any) -> None:
+    policies = [make_policy(cell, actions, seed=seed, **options) for seed in range(3)]
     stacked = {
         name: torch.stack([dict(policy.named_parameters())[name].detach() for policy in policies])
         for name, _ in policies[0].named_parameters()
@@ -111,6 +117,10 @@ def test_stacked_parameters_are_those_of_each_task(cell: str, actions: str) -> N
         for task, policy in enumerate(policies):
             own, _ = step_by_step(policy, observations[:, task : task + 1], noise[:, task : task + 1])
             torch.testing.assert_close(acted[:, task : task + 1], own, rtol=0.0, atol=1e-5)
+        unrolled = policies[0].unroll(observations.transpose(0, 1), params=stacked)
+        for task, policy in enumerate(policies):
+            own = policy.unroll(observations[:, task])
+            torch.testing.assert_close(unrolled.distribution[0][task], own.distribution[0], rtol=0.0, atol=1e-5)
 
 
 def test_values_come_from_a_head_a_network_or_are_left_out() -> None:
@@ -125,6 +135,38 @@ def test_values_come_from_a_head_a_network_or_are_left_out() -> None:
         used = {name for name, gradient in zip(params, gradients, strict=True) if gradient is not None}
         assert used == {name for name in params if name.startswith(learned)}
     assert make_policy("gru", "box", value="none").unroll(observations).values is None
+
+
+def test_layers_act_on_observation_and_memory_and_those_of_values_are_others() -> None:
+    policy = make_policy("gru", "box", layers=(5,))
+    observations = torch.randn((4, 2, 3), generator=torch.Generator().manual_seed(0))
+    unrolled = policy.unroll(observations)
+    units, _ = policy.core(observations)
+    known = torch.cat((observations, units), -1)
+    mean = policy.head(torch.tanh(policy.acting_0(known)))
+    torch.testing.assert_close(unrolled.distribution[0], mean, rtol=0.0, atol=1e-5)
+    values = policy.value_head(torch.tanh(policy.estimating_0(known)))
+    assert unrolled.values is not None
+    torch.testing.assert_close(unrolled.values, values.squeeze(-1), rtol=0.0, atol=1e-5)
+
+
+def test_unbounded_numbers_are_normalized_and_others_are_seen_as_they_are() -> None:
+    low, high = np.array([-np.inf, -1.0, -np.inf], np.float32), np.array([np.inf, 1.0, 0.0], np.float32)
+    plain, normalizing = (
+        GRUPolicy(spaces.Box(low, high), ACTIONS["box"], 4, normalize_observations=which) for which in (False, True)
+    )
+    observations = torch.randn((4, 2, 3), generator=torch.Generator().manual_seed(0))
+    expected = plain.unroll(observations).distribution[0]
+    assert torch.equal(normalizing.unroll(observations).distribution[0], expected)
+    normalizing.normalize_by(torch.tensor([1.0, 5.0, -2.0]), torch.tensor([4.0, 9.0, 0.25]))
+    raw = observations * torch.tensor([2.0, 1.0, 0.5]) + torch.tensor([1.0, 0.0, -2.0])
+    torch.testing.assert_close(normalizing.unroll(raw).distribution[0], expected)
+    # They are no weights: they are in the state, and no gradient changes them.
+    assert [name for name, param in normalizing.named_parameters() if not param.requires_grad] == list(STATISTICS)
+    assert set(STATISTICS) <= set(normalizing.state_dict())
+    assert not set(STATISTICS) & set(plain.state_dict())
+    with pytest.raises(ValueError, match=r"only vectors are normalized, and the observations are Discrete\(3\)"):
+        GRUPolicy(spaces.Discrete(3), ACTIONS["box"], 4, normalize_observations=True)
 
 
 def test_initial_weights_depend_on_the_seed_alone() -> None:
@@ -151,7 +193,12 @@ def test_a_discrete_observation_is_a_one_hot_vector() -> None:
 @pytest.mark.parametrize(("env", "cell"), [("TabularMDP-v0", "gru"), ("2DNavigation-v0", "lstm")])
 def test_trials_of_a_recurrent_policy_are_bit_identical_for_any_placement(env: str, cell: Any) -> None:
     slots = make_vector_env(ObservedLastStep(env), {}, 1)
-    policy = GRUPolicy(slots.single_observation_space, slots.single_action_space, 16, cell=cell)
+    # One of the two with all parts that a recurrent policy can have.
+    options = NORMALIZED if cell == "lstm" else {}
+    policy = GRUPolicy(slots.single_observation_space, slots.single_action_space, 16, cell=cell, **options)
+    if options:
+        size = policy.input_size
+        policy.normalize_by(torch.linspace(-0.3, 0.3, size), torch.linspace(0.1, 4.0, size))
     with torch.no_grad():
         policy.head.weight.mul_(100.0)
     scale = torch.linspace(0.5, 1.5, 70)
