@@ -66,7 +66,7 @@ def zero_state(cell: Cell, num: int, hidden_size: int, like: Tensor) -> Memory:
 def run(
     cell: Cell, inputs: Tensor, state: Memory, weights: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Memory]:
-    """Go through sequences, differentiably once: a GRU on a CPU by the kernel of this package, others by those of torch.
+    """Go through sequences, differentiably: on a CPU a GRU by the kernel of `gru_kernel`, others by those of torch.
 
     Args:
         cell: "gru" or "lstm".
