@@ -9,6 +9,7 @@ from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,49 +128,19 @@ def _count_or_file(text: str) -> int | Path:
     return not_negative(text) if re.fullmatch(r"-?\d+", text) else file_path(text)
 
 
-def run_envs(arguments: Sequence[str] | None = None, prog: str = "maml-rl envs") -> int:
-    """List the families, and return the exit code."""
-    parser = Parser(prog=prog, description="List the task families and their tasks.")
-    _add_verbose(parser)
-    add_log_level(parser)
-    return run_command(parser, arguments, _envs)
-
-
-def _envs(options: Namespace) -> None:
-    _print(list_envs(verbose=options.verbose))
-
-
-def run_configs(arguments: Sequence[str] | None = None, prog: str = "maml-rl configs") -> int:
-    """List the configs that come with the package, and return the exit code."""
-    parser = Parser(prog=prog, description="List the configs that maml-rl train takes by name.")
-    _add_verbose(parser)
-    add_log_level(parser)
-    return run_command(parser, arguments, _configs)
-
-
-def _configs(options: Namespace) -> None:
-    _print(list_configs(verbose=options.verbose))
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
-
-
-def _add_verbose(parser: Parser) -> None:
+def _run_list(
+    entries: Callable[..., Iterable[str]], description: str, arguments: Sequence[str] | None, prog: str
+) -> int:
+    """Print what `entries` yields, more with --verbose, and return the exit code."""
+    parser = Parser(prog=prog, description=description)
     parser.add_argument("--verbose", action="store_true", help="list everything")
-
-
-def run_benchmarks(arguments: Sequence[str] | None = None, prog: str = "maml-rl benchmarks") -> int:
-    """List the certified benchmarks, and return the exit code."""
-    parser = Parser(prog=prog, description="List the benchmarks that maml-rl test --benchmark takes.")
-    _add_verbose(parser)
     add_log_level(parser)
-    return run_command(parser, arguments, _list_benchmarks)
 
+    def show(options: Namespace) -> None:
+        for line in entries(verbose=options.verbose):
+            print(line)
 
-def _list_benchmarks(options: Namespace) -> None:
-    _print(list_benchmarks(verbose=options.verbose))
+    return run_command(parser, arguments, show)
 
 
 def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -> int:
@@ -177,13 +148,8 @@ def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["add"]:
         return _run_zoo_add(arguments[1:], f"{prog} add")
-    parser = Parser(
-        prog=prog,
-        description=f"List the trained policies that come with the package. {prog} add RUN --name NAME adds one.",
-    )
-    _add_verbose(parser)
-    add_log_level(parser)
-    return run_command(parser, arguments, _zoo)
+    purpose = f"List the trained policies that come with the package. {prog} add RUN --name NAME adds one."
+    return _run_list(list_zoo, purpose, arguments, prog)
 
 
 def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
@@ -210,10 +176,6 @@ def _zoo_add(options: Namespace) -> None:
         num_workers=options.num_workers,
     )
     print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
-
-
-def _zoo(options: Namespace) -> None:
-    _print(list_zoo(verbose=options.verbose))
 
 
 def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl check-env") -> int:
@@ -384,10 +346,19 @@ COMMANDS = {
     "train": Command("meta-train a policy", run_train),
     "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
     "report": Command("write an HTML page about training runs", run_report),
-    "envs": Command("list the task families and their tasks", run_envs),
+    "envs": Command(
+        "list the task families and their tasks",
+        partial(_run_list, list_envs, "List the task families and their tasks."),
+    ),
     "bench": Command("run a benchmark", run_benchmark),
-    "configs": Command("list the configs that come with the package", run_configs),
-    "benchmarks": Command("list the benchmarks that policies are compared by", run_benchmarks),
+    "configs": Command(
+        "list the configs that come with the package",
+        partial(_run_list, list_configs, "List the configs that maml-rl train takes by name."),
+    ),
+    "benchmarks": Command(
+        "list the benchmarks that policies are compared by",
+        partial(_run_list, list_benchmarks, "List the benchmarks that maml-rl test --benchmark takes."),
+    ),
     "zoo": Command("list the trained policies that come with the package", run_zoo),
     "check-env": Command("check that your environment is a task family", run_check_env),
 }
