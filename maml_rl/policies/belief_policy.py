@@ -222,8 +222,7 @@ class BeliefPolicy(SequencePolicy):
         Returns:
             Mean (L, N, Z) and logarithm of the variance (L, N, Z) of the latent, and the memory after the last step.
         """
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         seen = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         embedded = linear(seen, *self._embedding(params)).relu()
@@ -245,8 +244,7 @@ class BeliefPolicy(SequencePolicy):
 
     def unroll_known(self, known: Tensor, params: Params | None = None) -> Unrolled:
         """Return distributions and values for what `know` returned, differentiably."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         observed, belief = known[..., : self.own_size], known[..., self.own_size :]
         inputs = torch.cat(((observed - params["observation_mean"]) / params["observation_std"], belief), -1)
         distribution = self.distributions.parametrize(self._actor.units(inputs, params), params)

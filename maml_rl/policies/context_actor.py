@@ -78,8 +78,7 @@ class ContextActor(Policy):
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
         """Return mean and log standard deviation under the context; see `Policy.distribution_parameters`."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         context = params[CONTEXT]
         if context.dim() == 2:
             context = context.reshape(len(context), *(1,) * (observations.dim() - 2), -1)
@@ -87,8 +86,7 @@ class ContextActor(Policy):
 
     def under(self, observations: Tensor, contexts: Tensor, params: Params | None = None) -> DistributionParams:
         """Return mean and log standard deviation (..., A) of observations (..., o) under contexts (..., Z)."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         hidden = torch.cat((observations.to(self.head.weight.dtype), contexts), -1)
         for name in self.layers:
             hidden = affine(hidden, params[f"{name}.weight"], params[f"{name}.bias"]).relu()

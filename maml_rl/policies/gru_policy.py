@@ -188,8 +188,7 @@ class GRUPolicy(SequencePolicy):
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         if params["head.weight"].dim() != 2:
             return self.unroll_tasks(observations, params, memory)
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory

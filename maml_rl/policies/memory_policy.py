@@ -46,3 +46,10 @@ class MemoryPolicy(Policy):
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
         """Return actions, and what is remembered after them; see `Policy.act`."""
+
+    def _act_by_actor(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return what `actor` does in one call: the `act` of a subclass whose `actor` does not call `act`."""
+        params = dict(self.named_parameters()) if params is None else params
+        return self.actor(params)(observations, noise, memory)

@@ -87,12 +87,7 @@ class RecurrentActor(MemoryPolicy):
         """Return zeros (num, H), twice for an LSTM."""
         return self.encoder.initial_state(num, self.head.weight)
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
-        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        return self.actor(own if params is None else params)(observations, noise, memory)
+    act = MemoryPolicy._act_by_actor
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
@@ -131,16 +126,14 @@ class RecurrentActor(MemoryPolicy):
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         """Go through sequences (L, N, size), differentiably; see `Policy.unroll`."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         observations = observations.to(self.head.weight.dtype)
         units, last = self.encoder.run(observations, memory, self._of_encoder(params))
         return Unrolled(self.parameters_of(units, observations, params), None, last)
 
     def parameters_of(self, units: Tensor, observations: Tensor, params: Params | None = None) -> DistributionParams:
         """Return the distribution parameters at units (..., H) of the encoder and observations (..., size)."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         hidden = torch.cat((units, through(self.encoder.see(observations), params, "present").relu_()), -1)
         for name in self.layers:
             hidden = through(hidden, params, name).relu_()

@@ -139,12 +139,7 @@ class SequencePolicy(MemoryPolicy):
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
-        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        return self.actor(own if params is None else params)(observations, noise, memory)
+    act = MemoryPolicy._act_by_actor
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
@@ -187,8 +182,7 @@ class SequencePolicy(MemoryPolicy):
         name = type(self).__name__
         if unrolled.units is None:
             raise TypeError(f"{name} predicts no rewards; make a {name} with predict_rewards=True")
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         units = unrolled.units
         if not self._has_one_choice:
             units = torch.cat((units, actions.flatten(2).to(units)), -1)

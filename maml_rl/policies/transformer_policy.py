@@ -154,25 +154,21 @@ class TransformerPolicy(SequencePolicy):
 
         A value network of its own sees the sequences from where they begin here.
         """
-        own: dict[str, Tensor] = dict(self.named_parameters())
-        params = own if params is None else params
+        params = dict(self.named_parameters()) if params is None else params
         if params["head.weight"].dim() != 2:
             return self.unroll_tasks(observations, params, memory)
         inputs = self._encode(observations, params).reshape(*observations.shape[:2], self.input_size)
-        units, after = self._through_body("body.", params, inputs.transpose(0, 1), memory)
+        units, after = self._through_body("body.", params, inputs, memory)
         of_values = None if self.value_head is None else units
         if self.value_body is not None:
-            of_values, _ = self._through_body("value_body.", params, inputs.transpose(0, 1), None)
-            of_values = of_values.transpose(0, 1)
-        elif of_values is not None:
-            of_values = of_values.transpose(0, 1)
-        return self._through_heads(inputs, units.transpose(0, 1), of_values, params, after)
+            of_values, _ = self._through_body("value_body.", params, inputs, None)
+        return self._through_heads(inputs, units, of_values, params, after)
 
     def _through_body(
         self, prefix: str, params: Params, inputs: Tensor, memory: Memory | None
     ) -> tuple[Tensor, Memory]:
-        """Return the units (N, L, H) of sequences (N, L, I), and the memory after them."""
-        num, length, _ = inputs.shape
+        """Return the units (L, N, H) of sequences (L, N, I), and the memory after them."""
+        length, num, _ = inputs.shape
         ring, count = self.initial_memory(num) if memory is None else memory
         positions = count.unsqueeze(1) + torch.arange(length, device=inputs.device)
         turn = _turn(positions, self._head_size, inputs.dtype)
@@ -187,7 +183,7 @@ class TransformerPolicy(SequencePolicy):
             at = positions if is_new else torch.cat((written, positions), 1)
             behind = positions.unsqueeze(2) - at.unsqueeze(1)
             mask = ((behind >= 0) & (behind < self.context)).unsqueeze(1)
-        tokens = F.linear(inputs, params[f"{prefix}embed.weight"], params[f"{prefix}embed.bias"])
+        tokens = F.linear(inputs.transpose(0, 1), params[f"{prefix}embed.weight"], params[f"{prefix}embed.bias"])
         kept = []
         again = self.checkpoint_above is not None and length > self.checkpoint_above and torch.is_grad_enabled()
         for layer, block in enumerate(_blocks(params, prefix, self.num_layers)):
@@ -204,7 +200,7 @@ class TransformerPolicy(SequencePolicy):
         fresh = torch.stack(kept, 1)[..., -self.context :, :]
         places = positions[:, -self.context :] % self.context
         index = places[:, None, None, None, :, None].expand(fresh.shape)
-        return units, (ring.scatter(-2, index, fresh), count + length)
+        return units.transpose(0, 1), (ring.scatter(-2, index, fresh), count + length)
 
     def _block(
         self, tokens: Tensor, block: dict[str, Tensor], before: Tensor | None, turn: Tensor, mask: Tensor | None
