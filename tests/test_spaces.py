@@ -51,7 +51,10 @@ def test_what_is_an_array_already_stays_as_it_is(space: Any) -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Dict(a=spaces.Dict(b=spaces.Text(3))), r"unsupported space Text.* at \['a'\]\['b'\]: expected Box"),
+        (
+            spaces.Dict(a=spaces.Dict(b=spaces.OneOf([spaces.Discrete(2)]))),
+            r"unsupported space OneOf.* at \['a'\]\['b'\]: expected Box",
+        ),
         (spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]), r"unsupported space Sequence.* at \[0\]: expected"),
         (spaces.Graph(spaces.Discrete(2), None), r"unsupported space Graph.*: expected Box, Discrete"),
         (spaces.OneOf([spaces.Discrete(2)]), "unsupported space OneOf"),

@@ -71,6 +71,17 @@ class StepBuffers:
             infos={name: np.zeros(num_envs, np.float64) for name in recorded_infos},
         )
 
+    def part(self, slots: slice) -> StepBuffers:
+        """Return the views of a range of slots."""
+        return StepBuffers(
+            observations=self.observations[slots],
+            rewards=self.rewards[slots],
+            terminated=self.terminated[slots],
+            truncated=self.truncated[slots],
+            restarted=self.restarted[slots],
+            infos={name: values[slots] for name, values in self.infos.items()},
+        )
+
 
 def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
     """Return what an environment declares as `recorded_infos`.
@@ -152,6 +163,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         parts: ranges of slots that are stepped independently of each other; one range here, one per worker elsewhere.
         advances_by_slot: whether every slot is a part of its own, whose resets and steps wait for nothing but itself.
             It can then be reset alone, with `reset_send`, and a `step_recv` with a timeout may return nothing.
+        divides: whether its first slots can be used apart from the others, by `first_slots`.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
         recorded_infos: which infos are in `buffers`; see `MetaEnv`, as for `task_space`.
         physics_seconds: (len(parts),) seconds spent stepping and resetting so far; (1,) zero where slots wait side by
@@ -166,6 +178,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     observes_anywhere: bool = False
     parts: tuple[slice, ...]
     advances_by_slot: bool = False
+    divides: bool = False
     max_episode_steps: int | None
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
     task_space: TaskSpace | None = None
@@ -210,6 +223,13 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def reset_send(self, index: int, seed: int) -> None:
         """Start the reset of slot `index` with `seed`, where `advances_by_slot`; `step_recv` waits for it, too."""
         raise NotImplementedError(f"{type(self).__name__} resets all its slots together; use reset_buffers")
+
+    def first_slots(self, num: int) -> MetaVectorEnv:
+        """Return the first `num` slots as a vector environment of their own, where `divides`.
+
+        They are the same slots: whichever was reset last is what they are. They are closed with all others.
+        """
+        raise NotImplementedError(f"{type(self).__name__} steps all its slots together")
 
     @abstractmethod
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
@@ -267,6 +287,7 @@ class EnvDescription:
         max_episode_steps: its time limit; None if it has none.
         recorded_infos: see `MetaEnv`.
         task_space: see `MetaEnv`.
+        divides: see `MetaVectorEnv`.
     """
 
     observation_space: spaces.Space[Any]
@@ -274,12 +295,13 @@ class EnvDescription:
     max_episode_steps: int | None
     recorded_infos: RecordedInfos
     task_space: TaskSpace | None = None
+    divides: bool = False
 
     @classmethod
     def of(cls, env: MetaVectorEnv) -> EnvDescription:
         """Return the description of the slots of a vector environment."""
         single_spaces = env.single_observation_space, env.single_action_space
-        return cls(*single_spaces, env.max_episode_steps, dict(env.recorded_infos), env.task_space)
+        return cls(*single_spaces, env.max_episode_steps, dict(env.recorded_infos), env.task_space, env.divides)
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:

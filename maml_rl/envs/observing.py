@@ -1,7 +1,7 @@
 """The base of slots that show more than their environment does: a vector of its observation and other numbers."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         self.env = env
         self.num_envs, self.parts, self.max_episode_steps = env.num_envs, env.parts, env.max_episode_steps
         self.recorded_infos, self.task_space = env.recorded_infos, env.task_space
-        self.advances_by_slot = env.advances_by_slot
+        self.advances_by_slot, self.divides = env.advances_by_slot, env.divides
         self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
         space = env.single_observation_space
         flat = spaces.utils.flatten_space(space)
@@ -110,6 +110,11 @@ class ObservingVectorEnv(MetaVectorEnv):
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`."""
         self.env.reset_buffers(seeds)
         self._observe()
+
+    def first_slots(self, num: int) -> MetaVectorEnv:
+        """Return the first slots, which show the same; see `MetaVectorEnv`."""
+        make: Callable[[MetaVectorEnv], MetaVectorEnv] = type(self)
+        return make(self.env.first_slots(num))
 
     def reset_send(self, index: int, seed: int) -> None:
         """Start the reset of a slot; see `MetaVectorEnv`."""

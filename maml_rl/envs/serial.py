@@ -1,5 +1,6 @@
 """`SerialVectorEnv`: anyone's environment with `sample_tasks` and `reset_task` as N slots, stepped one by one."""
 
+import copy
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
@@ -51,6 +52,8 @@ class SerialVectorEnv(MetaVectorEnv):
         TypeError: If the environments are no task family, or their spaces are not supported.
         ValueError: If `num_envs` is not positive, or the spaces or recorded infos of two slots differ.
     """
+
+    divides = True
 
     def __init__(
         self,
@@ -113,6 +116,17 @@ class SerialVectorEnv(MetaVectorEnv):
                 "stepped one by one; use stepping='threads'"
             )
         return env
+
+    def first_slots(self, num: int) -> MetaVectorEnv:
+        """Return the first slots as a vector environment of their own; see `MetaVectorEnv`."""
+        part = copy.copy(self)
+        part.num_envs, part.parts, part.buffers = num, (slice(0, num),), self.buffers.part(slice(num))
+        part.envs, part._reset_task, part._begin = self.envs[:num], self._reset_task[:num], self._begin[:num]
+        part.observation_space = batch_space(self.single_observation_space, num)
+        part.action_space = batch_space(self.single_action_space, num)
+        # Its environments are not its own to close, not even when it is collected.
+        part.closed = True
+        return part
 
     @property
     def retries(self) -> int:

@@ -44,6 +44,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
     """
 
     advances_by_slot = True
+    divides = False
 
     def __init__(
         self,

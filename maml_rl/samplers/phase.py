@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # The stages of a phase that a worker measures.
 WORKER_STAGES = ("physics", "inference", "assembly")
+# Units for each worker, where workers take them: more even out, but each costs a loop of its own.
+UNITS_PER_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +72,14 @@ class Phase:
     def with_policy(self, policy: Policy, params: Mapping[str, Tensor] | None) -> Phase:
         """Return the phase with its policy and parameters, where they are at hand."""
         return replace(self, policy=policy, params=params)
+
+
+def split_tasks(num_tasks: int, num_units: int) -> list[slice]:
+    """Return contiguous ranges of tasks, of one size but for the last: the units that idle workers take.
+
+    Args:
+        num_tasks: M.
+        num_units: how many ranges there may be.
+    """
+    size = -(-num_tasks // max(1, num_units))
+    return [slice(start, min(start + size, num_tasks)) for start in range(0, num_tasks, size)]

@@ -45,7 +45,7 @@ def test_all_that_is_missing_is_listed() -> None:
     assert message.startswith("NoTaskEnv is not a task family: ")
     assert "it lacks sample_tasks(num_tasks), which draws that many tasks" in message
     assert "it lacks reset_task(task), which takes effect at the next step and survives reset" in message
-    assert "as its observation space it has an unsupported space Text" in message
+    assert "as its observation space it has an unsupported space Sequence" in message
     assert "as its action space it has an unsupported space Tuple" in message
     observation, action = message.split("as its observation space")[1].split("as its action space")
     assert " at ['y']: expected Box, Discrete" in observation

@@ -133,5 +133,5 @@ class SwitchesEnv(KnobsEnv):
 class NoTaskEnv(gymnasium.Env):
     """No task family at all."""
 
-    observation_space = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (1,)), "y": spaces.Text(3)})
+    observation_space = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (1,)), "y": spaces.Sequence(spaces.Discrete(2))})
     action_space = spaces.Tuple([spaces.Discrete(2)])

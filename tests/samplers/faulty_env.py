@@ -182,7 +182,7 @@ class DifferentEnv(FaultyEnv):
 class NestedEnv(FaultyEnv):
     """Has a space that cannot be an array."""
 
-    observation_space = spaces.Dict({"a": spaces.Text(2)})  # type: ignore[assignment]
+    observation_space = spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))})  # type: ignore[assignment]
 
 
 class HelpedEnv(FaultyEnv):

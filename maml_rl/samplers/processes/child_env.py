@@ -59,6 +59,9 @@ class ChildEnv:
         self._channel, self._memory = channel, memory
         self._slots, self._index = slice(0, 0), 0
         self._tasks: tuple[Task, ...] = ()
+        # Of the slots that have tasks: the worker's own, or those of a unit; the first one's number within the phase.
+        self._first_slot = 0
+        self._units: dict[int, MetaVectorEnv] = {}
         self._counted: tuple[int, float] = (0, 0.0)
 
     def run(self) -> None:
@@ -75,7 +78,7 @@ class ChildEnv:
                 self._report()
             # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
             except BaseException as error:
-                message = encode(failed(command.generation, error, self._failed_slot(), self._slots.start, self._tasks))
+                message = encode(failed(command.generation, error, self._failed_slot(), self._first_slot, self._tasks))
             try:
                 self._channel.send(message)
             except OSError:
@@ -92,17 +95,17 @@ class ChildEnv:
                 self._env.step_recv()
             case ResetBuffers():
                 self._env.reset_buffers(self._seeds)
-            case ResetTask(tasks=tasks):
-                self._tasks = tasks
-                self._env.reset_task(tasks)
+            case ResetTask(tasks=tasks, first_slot=first_slot):
+                self._tasks, self._first_slot = tasks, first_slot
+                self._slots_of(tasks).reset_task(tasks)
             case RunPhase():
-                self._phases.run(command)
+                self._phases.run(command, self._slots_of(self._tasks))
             case LoadPolicy():
                 # It imports torch, which workers that do not act do without.
                 from maml_rl.samplers.processes.phase_runner import PhaseRunner
 
-                place = self._memory, self._buffers.size, self._progress, self._index, self._slots
-                self._phases = PhaseRunner(command, self._env, *place)
+                env, place = EnvDescription.of(self._env), (self._memory, self._buffers.size)
+                self._phases = PhaseRunner(command, env, *place, self._progress, self._index)
             case Reset(seeds=seeds, options=options):
                 self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
             case SendInfos():
@@ -116,18 +119,27 @@ class ChildEnv:
                 return Ready(generation, self._make(command))
             case AttachBuffers(num_envs=num_envs):
                 self._buffers = SharedBuffers(self._memory, self._progress.size, EnvDescription.of(self._env), num_envs)
-                self._env.buffers = self._buffers.part(self._slots)
+                self._env.buffers = self._buffers.step.part(self._slots)
                 self._actions, self._seeds = self._buffers.actions[self._slots], self._buffers.seeds[self._slots]
         return Done(generation)
 
     def _make(self, command: Make) -> EnvDescription:
         self._index, own = command.index, slice(command.index, command.index + 1)
         self._slots = slice(command.first_slot, command.first_slot + command.num_envs)
+        self._first_slot = command.first_slot
         self._progress = SharedProgress(self._memory, command.num_workers)
         self._env = self._recipe.make(command.num_envs, current_slots=self._progress.current_slots[own])
         # A worker that died before may have left its seconds there; this one adds to them.
         self._env.physics_seconds = self._progress.physics_seconds[own]
         return EnvDescription.of(self._env)
+
+    def _slots_of(self, tasks: tuple[Task, ...]) -> MetaVectorEnv:
+        """Return as many slots as there are tasks."""
+        if len(tasks) == self._env.num_envs:
+            return self._env
+        if len(tasks) not in self._units:
+            self._units[len(tasks)] = self._env.first_slots(len(tasks))
+        return self._units[len(tasks)]
 
     def _report(self) -> None:
         """Tell the parent what this worker's environment has counted since the last time."""
@@ -144,7 +156,7 @@ class ChildEnv:
         slot = int(self._progress.current_slots[self._index])
         if slot >= 0:
             return slot
-        return 0 if self._slots.stop - self._slots.start == 1 else None
+        return 0 if len(self._tasks or range(self._env.num_envs)) == 1 else None
 
 
 def run_child(ends: ChildEnds) -> NoReturn:

@@ -57,10 +57,16 @@ class AttachBuffers:
 
 @dataclass(frozen=True, slots=True)
 class ResetTask:
-    """Give slot i of the worker the task tasks[i]."""
+    """Give slot i of the worker the task tasks[i].
+
+    Attributes:
+        tasks: fewer than the worker has slots if these are a unit of a phase, which its first slots sample.
+        first_slot: number of the first of them, counted over all slots of the phase.
+    """
 
     generation: int
     tasks: tuple[Task, ...]
+    first_slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +114,14 @@ class RunPhase:
 
     Attributes:
         version: number of the parameters.
-        phase: of your tasks alone, without policy and parameters.
+        first_task: which of the tasks in the shared memory is the first.
+        phase: of the tasks alone that your slots have, without policy and parameters.
         timed: whether to measure where the time goes.
     """
 
     generation: int
     version: int
+    first_task: int
     phase: Phase
     timed: bool = False
 

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,16 +21,20 @@ from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
 
-def sample_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTimer = NULL_TIMER) -> TaskEpisodes:
-    """Have each worker sample the episodes of its tasks.
+def sample_in_children(
+    vector_env: MetaVectorEnv, phase: Phase, timer: StageTimer = NULL_TIMER, units: Sequence[slice] | None = None
+) -> tuple[TaskEpisodes, list[tuple[slice, float]]]:
+    """Have each worker sample the episodes of its tasks, or of units of tasks.
 
     Args:
-        vector_env: a `ParallelVectorEnv`, whose slots already have their tasks.
+        vector_env: a `ParallelVectorEnv`, whose slots already have their tasks, or expect units.
         phase: its policy's parameters are sent every time, all else of the policy only the first time.
         timer: gets the seconds of the stages.
+        units: see `WorkerPhases.run`.
 
     Returns:
-        Episodes (M, T, B, ...), the caller's own, T cut to the longest episode.
+        Episodes (M, T, B, ...), the caller's own, T cut to the longest episode; and ranges of tasks, each with the
+        seconds that its environments took.
 
     Raises:
         ValueError: If there are no workers, or the slots of one are no whole tasks.
@@ -52,8 +56,9 @@ def sample_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTime
     shared.version[0] += 1
     timer.observe(WORKERS_PER_INFERENCE, 1)
     timed = timer is not NULL_TIMER
+    shared.stage_seconds[:] = 0.0
     with timer.stage("waiting"):
-        vector_env.phases.run(phase, timed=timed)
+        seconds_of = vector_env.phases.run(phase, timed=timed, units=units)
     if timed:
         # Workers run side by side: the parent has waited for the busiest.
         of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
@@ -62,7 +67,7 @@ def sample_in_children(vector_env: MetaVectorEnv, phase: Phase, timer: StageTime
     with timer.stage("assembly"):
         # The workers write the next phase into the same memory.
         episodes = shared.episodes.copy()
-    return TaskEpisodes(**episodes.by_name(), tasks=phase.tasks)
+    return TaskEpisodes(**episodes.by_name(), tasks=phase.tasks), seconds_of
 
 
 def require_loadable(policy: Policy, start_method: str | None) -> None:

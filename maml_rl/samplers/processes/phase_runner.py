@@ -23,46 +23,42 @@ class PhaseRunner:
 
     Args:
         command: the policy, and where the arrays of phases are.
-        env: the worker's environment, of whole tasks.
+        env: what the slots are like.
         memory: descriptor of the shared file.
         start: where in the file the arrays of phases begin.
         progress: where the worker reports how far it is.
         index: which worker.
-        slots: its slots, counted over all workers.
     """
 
     def __init__(
         self,
         command: LoadPolicy,
-        env: MetaVectorEnv,
+        env: EnvDescription,
         memory: int,
         start: int,
         progress: Progress,
         index: int,
-        slots: slice,
     ) -> None:
         if command.interpreter is not None:
             restore_interpreter(command.interpreter)
         self._policy: Policy = pickle.loads(command.policy)
-        plan = command.plan
-        self._shared = SharedPhase(memory, start, plan, EnvDescription.of(env), len(progress.heartbeats))
-        self._index = index
-        tasks = slice(slots.start // plan.slots_per_task, slots.stop // plan.slots_per_task)
-        self._params = {
-            name: torch.from_numpy(array[tasks] if plan.is_stacked else array)
-            for name, array in self._shared.parameters.items()
-        }
-        self._episodes = self._shared.episodes.of_tasks(tasks)
-        self._env, self._generation = ReportingEnv(env, progress, index), progress.generation
+        self._plan, self._index, self._progress = command.plan, index, progress
+        self._shared = SharedPhase(memory, start, command.plan, env, len(progress.heartbeats))
+        # By the number of slots: a unit takes fewer than all.
+        self._envs: dict[int, ReportingEnv] = {}
 
-    def run(self, command: RunPhase) -> None:
+    def run(self, command: RunPhase, env: MetaVectorEnv) -> None:
         """Sample the phase into the shared episodes, or stop if the parent has abandoned it.
+
+        Args:
+            command: what to sample.
+            env: the slots, which have their tasks.
 
         Raises:
             RuntimeError: If the parameters in the shared memory are not those of the phase.
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
         """
-        if self._generation[0] != command.generation:
+        if self._progress.generation[0] != command.generation:
             return
         if self._shared.version[0] != command.version:
             raise RuntimeError(
@@ -72,14 +68,23 @@ class PhaseRunner:
         with torch.no_grad():
             for name, constant in self._policy.named_buffers():
                 constant.copy_(torch.from_numpy(self._shared.constants[name]))
-        self._env.begin(command.generation)
+        if env.num_envs not in self._envs:
+            self._envs[env.num_envs] = ReportingEnv(env, self._progress, self._index)
+        slots = self._envs[env.num_envs]
+        slots.begin(command.generation)
         timer = StageTimer() if command.timed else NULL_TIMER
-        phase = command.phase.with_policy(self._policy, self._params)
+        tasks = slice(command.first_task, command.first_task + len(command.phase.tasks))
+        params = {
+            name: torch.from_numpy(array[tasks] if self._plan.is_stacked else array)
+            for name, array in self._shared.parameters.items()
+        }
         try:
-            sample_phase(self._env, phase, self._episodes, timer)
+            sample_phase(
+                slots, command.phase.with_policy(self._policy, params), self._shared.episodes.of_tasks(tasks), timer
+            )
         except PhaseAbandonedError:
             # The parent no longer waits for this phase, and drops the reply.
             return
         if command.timed:
             seconds = timer.take()
-            self._shared.stage_seconds[self._index] = [seconds.get(stage, 0.0) for stage in WORKER_STAGES]
+            self._shared.stage_seconds[self._index] += [seconds.get(stage, 0.0) for stage in WORKER_STAGES]

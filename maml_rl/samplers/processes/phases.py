@@ -1,15 +1,23 @@
-"""The parent's side of worker inference: workers sample whole phases, started by one message to each."""
+"""The parent's side of worker inference: workers sample whole phases, started by one message to each.
+
+Where tasks take very different times, a phase is cut into units instead, ranges of tasks that idle workers take.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from maml_rl.envs.meta_env import Task
+from maml_rl.samplers.env_recipe import require_picklable_tasks
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
+from maml_rl.samplers.processes.channel import encode
+from maml_rl.samplers.processes.commands import LoadPolicy, ResetTask, RunPhase
 from maml_rl.samplers.processes.shared_phase import PhasePlan, SharedPhase
 
 if TYPE_CHECKING:
+    from maml_rl.samplers.processes.shared_buffers import SharedProgress
     from maml_rl.samplers.processes.startup import Startup
     from maml_rl.samplers.processes.worker_pool import WorkerPool
 
@@ -25,12 +33,22 @@ class WorkerPhases:
         startup: what they were started with.
         parts: slots of each worker.
         memory: descriptor of the shared file.
+        progress: of the workers.
         step_timeout: seconds for one call of one slot.
     """
 
     def __init__(
-        self, pool: WorkerPool, startup: Startup, parts: Sequence[slice], memory: int, step_timeout: float
+        self,
+        pool: WorkerPool,
+        startup: Startup,
+        parts: Sequence[slice],
+        memory: int,
+        progress: SharedProgress,
+        step_timeout: float,
     ) -> None:
+        self._physics_seconds = progress.physics_seconds
+        # Units of the present phase whose episodes are in the memory, by their first tasks.
+        self._done: set[int] = set()
         self._pool, self._startup, self._parts, self._memory = pool, startup, parts, memory
         self._step_timeout = step_timeout
         self._loaded: tuple[object, PhasePlan, SharedPhase, dict[str, Any]] | None = None
@@ -62,14 +80,31 @@ class WorkerPhases:
             self._loaded = policy, plan, shared, load
         return self._loaded[2]
 
-    def run(self, phase: Phase, *, timed: bool = False) -> None:
+    def start_phase(self) -> None:
+        """Begin another phase: no unit of it is done."""
+        self._done.clear()
+
+    def parts_of_tasks(self, num_tasks: int) -> list[slice]:
+        """Return the tasks that each worker has slots for, of `num_tasks` in all."""
+        per_task = self._parts[-1].stop // num_tasks
+        return [slice(slots.start // per_task, slots.stop // per_task) for slots in self._parts]
+
+    def run(
+        self, phase: Phase, *, timed: bool = False, units: Sequence[slice] | None = None
+    ) -> list[tuple[slice, float]]:
         """Sample a phase under the parameters that are in the shared memory, and wait for it.
 
-        A worker hangs if it takes longer than `step_timeout` for one reset or step of one slot.
+        A worker hangs if it takes longer than `step_timeout` for one reset or step of one slot. After a `ChildLost`
+        the units that were done are not sampled again, until `start_phase`.
 
         Args:
-            phase: each worker gets its tasks of it.
+            phase: what to sample.
             timed: have the workers measure where their time goes.
+            units: ranges of tasks, at most as many as any worker has slots for, which workers take when they are idle;
+                None if each is to sample those that its slots have.
+
+        Returns:
+            Ranges of tasks, each with the seconds that its environments took.
 
         Raises:
             ChildLost: If a worker died.
@@ -78,7 +113,7 @@ class WorkerPhases:
             ChildEnvTimeout: If a worker hangs.
         """
         assert self._loaded is not None, "load comes first"
-        _, plan, shared, load = self._loaded
+        _, _, shared, load = self._loaded
         pool, indices = self._pool, range(len(self._parts))
         without = [index for index in indices if pool.worker(index).policy is not load]
         if without:
@@ -90,6 +125,59 @@ class WorkerPhases:
             # Its episodes will be over: before its next step it has to be reset.
             pool.worker(index).steps = None
         version, whole = int(shared.version[0]), phase.without_policy()
-        per_task = plan.slots_per_task
-        parts = [whole.part(slice(slots.start // per_task, slots.stop // per_task)) for slots in self._parts]
-        pool.ask(indices, self._step_timeout, [RunPhase(pool.generation, version, part, timed) for part in parts])
+
+        def command(tasks: slice) -> RunPhase:
+            return RunPhase(pool.generation, version, tasks.start, whole.part(tasks), timed)
+
+        if units is not None:
+            return self._run_units(phase.tasks, command, units)
+        before, parts = self._physics_seconds.copy(), self.parts_of_tasks(len(phase.tasks))
+        pool.ask(indices, self._step_timeout, [command(tasks) for tasks in parts])
+        return list(zip(parts, (self._physics_seconds - before).tolist(), strict=True))
+
+    def _run_units(
+        self, tasks: Sequence[Task], command: Callable[[slice], RunPhase], units: Sequence[slice]
+    ) -> list[tuple[slice, float]]:
+        """Have idle workers take units until none is left; see `run`."""
+        pool, physics_seconds, per_task = self._pool, self._physics_seconds, self._parts[-1].stop // len(tasks)
+        waiting = deque(unit for unit in units if unit.start not in self._done)
+        # What each worker has: a unit, and the seconds before it; and which only give their slots its tasks as yet.
+        having: dict[int, tuple[slice, float]] = {}
+        resetting: set[int] = set()
+        found: list[tuple[slice, float]] = []
+
+        def take_next(index: int) -> None:
+            unit, worker = waiting.popleft(), pool.worker(index)
+            # For messages: the slots are those of the phase.
+            worker.slots, worker.steps = slice(unit.start * per_task, unit.stop * per_task), None
+            having[index] = unit, float(physics_seconds[index])
+            resetting.add(index)
+            of_slots = tuple(task for task in tasks[unit] for _ in range(per_task))
+            reset = ResetTask(pool.generation, of_slots, worker.slots.start)
+            try:
+                message = encode(reset)
+            except Exception:
+                require_picklable_tasks(of_slots)
+                raise
+            pool.send(index, reset, self._step_timeout, message)
+
+        try:
+            for index in range(min(len(self._parts), len(waiting))):
+                take_next(index)
+            while having:
+                for index in pool.wait(list(having), timeout=0.0):
+                    pool.take(index)
+                    if index in resetting:
+                        resetting.discard(index)
+                        pool.send(index, command(having[index][0]), self._step_timeout)
+                        continue
+                    unit, before = having.pop(index)
+                    self._done.add(unit.start)
+                    found.append((unit, float(physics_seconds[index]) - before))
+                    if waiting:
+                        take_next(index)
+        finally:
+            for worker in pool.living():
+                worker.slots = self._parts[worker.index]
+        self._done.clear()
+        return found

@@ -91,17 +91,6 @@ class SharedBuffers:
         infos = {name: arrays.pop(f"info {name}") for name in env.recorded_infos}
         self.step = StepBuffers(**arrays, infos=infos)
 
-    def part(self, slots: slice) -> StepBuffers:
-        """Return the views of a range of slots."""
-        return StepBuffers(
-            observations=self.step.observations[slots],
-            rewards=self.step.rewards[slots],
-            terminated=self.step.terminated[slots],
-            truncated=self.step.truncated[slots],
-            restarted=self.step.restarted[slots],
-            infos={name: values[slots] for name, values in self.step.infos.items()},
-        )
-
 
 def map_arrays(file: int, start: int, layout: Layout, purpose: str) -> tuple[dict[str, NDArray[Any]], int]:
     """Map arrays into this process, one after the other from byte `start` of a file, which grows as needed.

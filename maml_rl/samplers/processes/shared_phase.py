@@ -46,7 +46,8 @@ class SharedPhase:
         parameters: {name: (M, ...)}, or as the policy's own.
         constants: {name: array}.
         episodes: (M, T, B, ...), valid until the next phase begins.
-        stage_seconds: (W, stages) seconds of each worker on each of `WORKER_STAGES` in the last phase that was timed.
+        stage_seconds: (W, stages) seconds of each worker on each of `WORKER_STAGES` in the last phase that was timed;
+            the parent sets them to zero, and workers add to them.
 
     Raises:
         ChildEnvError: If the memory cannot be had.

@@ -148,7 +148,8 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.max_episode_steps, self.recorded_infos = slot.max_episode_steps, slot.recorded_infos
         self.task_space = slot.task_space
         self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
-        self.phases = WorkerPhases(self._pool, startup, self.parts, memory, step_timeout)
+        self.divides = slot.divides
+        self.phases = WorkerPhases(self._pool, startup, self.parts, memory, progress, step_timeout)
 
     @property
     def retries(self) -> int:
@@ -181,7 +182,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         all_tasks = tuple(tasks)
         self._settle()
         generation = self._pool.generation
-        commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
+        commands = [ResetTask(generation, all_tasks[part], part.start) for part in self.parts]
         try:
             messages = [encode(command) for command in commands]
         except Exception:
@@ -190,6 +191,16 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self._pool.tasks = all_tasks
         self._pool.ask(range(self.num_workers), self._step_timeout, commands, messages)
         self._tasks = all_tasks
+
+    def expect_units(self, tasks: Sequence[Task]) -> None:
+        """Have all workers ready for units of a phase, which bring their tasks. Unfinished steps are dropped.
+
+        Args:
+            tasks: of the slots of the whole phase, for messages.
+        """
+        self._tasks = None
+        self._settle()
+        self._pool.tasks = tuple(tasks)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
@@ -273,6 +284,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
     def start_phase(self) -> None:
         """Count the deaths of workers from zero."""
         self._pool.start_phase()
+        self.phases.start_phase()
 
     def recover(self) -> None:
         """Replace the workers that have died and drop unfinished work; then the phase can be repeated.

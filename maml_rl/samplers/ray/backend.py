@@ -23,15 +23,14 @@ from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
-from maml_rl.samplers.phase import WORKER_STAGES, Phase
+from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, split_tasks
 from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.ray.actor import PhaseData, Sampled, Worked
 from maml_rl.samplers.ray.pool import RayPool
 from maml_rl.samplers.ray.worker import RayWorker, Unit
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
-# Units for each actor, where a unit takes at least so long. More of them even out, but each costs a loop of its own.
-_MOST_UNITS = 4
+# There are several units for each actor where a unit takes at least so long.
 _UNIT_SECONDS = 1.0
 
 
@@ -180,21 +179,10 @@ class RayBackend(RolloutBackend):
 
     def _choose_units(self, seconds: float) -> None:
         """Choose how many units each actor gets in the next phase, after one that took `seconds`."""
-        most = min(_MOST_UNITS, int(seconds / _UNIT_SECONDS))
+        most = min(UNITS_PER_WORKER, int(seconds / _UNIT_SECONDS))
         # Another number means other sizes, for which new slots have to be made.
         if most < self._units_per_actor or most >= 2 * self._units_per_actor:
             self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
-
-
-def split_tasks(num_tasks: int, num_units: int) -> list[slice]:
-    """Return contiguous ranges of tasks, of one size but for the last.
-
-    Args:
-        num_tasks: M.
-        num_units: how many ranges there may be.
-    """
-    size = -(-num_tasks // max(1, num_units))
-    return [slice(start, min(start + size, num_tasks)) for start in range(0, num_tasks, size)]
 
 
 def _run_unit(data: Any, part: slice, tasks: Sequence[Task]) -> Unit:

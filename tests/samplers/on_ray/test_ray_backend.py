@@ -26,7 +26,7 @@ from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
 from maml_rl.policies import ExternalPolicy, MemoryPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers import PopulationEvaluator
-from maml_rl.samplers.ray.backend import split_tasks
+from maml_rl.samplers.phase import split_tasks
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -87,7 +87,7 @@ def whole_phase(policy: Any, number: int = 0, params: Any = None, horizon: int =
 
 
 def phase(slots: Any, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
-    return sample_in_children(slots, whole_phase(policy, number, params, horizon))
+    return sample_in_children(slots, whole_phase(policy, number, params, horizon))[0]
 
 
 def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:

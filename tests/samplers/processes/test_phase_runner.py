@@ -26,11 +26,11 @@ def test_parameters_of_another_version_are_refused() -> None:
         progress = SharedProgress(memory, 1)
         shared = SharedPhase(memory, progress.size, plan, EnvDescription.of(env), 1)
         command = LoadPolicy(0, plan, pickle.dumps(policy), None)
-        runner = PhaseRunner(command, env, memory, progress.size, progress, 0, slice(0, 2))
+        runner = PhaseRunner(command, EnvDescription.of(env), memory, progress.size, progress, 0)
         shared.version[0] = 1
         phase = Phase(({},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
-        runner.run(RunPhase(0, 1, phase))
+        runner.run(RunPhase(0, 1, 0, phase), env)
         assert shared.episodes.lengths.tolist() == [[3, 3]]
         with pytest.raises(RuntimeError, match="expected parameters of version 7, but 1 are in the shared memory"):
-            runner.run(RunPhase(0, 7, phase))
+            runner.run(RunPhase(0, 7, 0, phase), env)
     os.close(memory)

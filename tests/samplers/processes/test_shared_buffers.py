@@ -59,7 +59,7 @@ def test_two_who_map_the_file_see_the_same(file: int) -> None:
 
 def test_part_is_a_view_of_its_slots_alone(file: int) -> None:
     shared = SharedBuffers(file, 0, ENV, 5)
-    part = shared.part(slice(3, 5))
+    part = shared.step.part(slice(3, 5))
     part.observations[:] = 1
     part.rewards[:] = 2.0
     part.terminated[:] = True

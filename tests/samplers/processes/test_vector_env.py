@@ -274,7 +274,7 @@ def test_different_spaces_in_two_children_are_named() -> None:
 
 def test_unsupported_space_is_named() -> None:
     before = child_processes()
-    with pytest.raises(ChildEnvError, match="unsupported space Text"):
+    with pytest.raises(ChildEnvError, match="unsupported space Sequence"):
         ParallelVectorEnv(NestedEnv, None, 2, 2, start_method="fork")
     assert child_processes() == before
 
