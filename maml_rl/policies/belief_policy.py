@@ -17,11 +17,10 @@ from torch.nn.functional import linear
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.last_step import LastStepParts
-from maml_rl.policies.gru_kernel import gru
 from maml_rl.policies.heads import Params
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
-from maml_rl.policies.recurrent import make_recurrent, weights_of, zero_state
+from maml_rl.policies.recurrent import make_recurrent, run, weights_of, zero_state
 from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, row_product
 
 
@@ -226,9 +225,9 @@ class BeliefPolicy(SequencePolicy):
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         seen = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         embedded = linear(seen, *self._embedding(params)).relu()
-        units = gru(embedded, memory[0], weights_of(params, "core"))
+        units, after = run("gru", embedded, memory, weights_of(params, "core"))
         mean, log_variance = linear(units, params["latent.weight"], params["latent.bias"]).chunk(2, -1)
-        return mean, log_variance, (units[-1],)
+        return mean, log_variance, after
 
     def know(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None

@@ -19,7 +19,10 @@ _STEPS = 8
 
 
 class GRUSequences:
-    """Goes through sequences with K GRUs of one size, from zero memories.
+    """Goes through sequences with K GRUs of one size, differentiably once.
+
+    r = sigmoid(W_r x + U_r h + c_r), z = sigmoid(W_z x + U_z h + c_z), n = tanh(W_n x + b_n + r (U_n h + c_n)), and the
+    next h is n + z (h - n), as `torch.nn.GRU` computes it.
 
     A call overwrites what the one before kept for its gradient: take it first.
     """
@@ -28,12 +31,15 @@ class GRUSequences:
         self.num_calls = 0
         self._buffers: dict[str, Tensor] = {}
 
-    def __call__(self, inputs: Sequence[Tensor], weights: Sequence[Weights]) -> tuple[Tensor, ...]:
+    def __call__(
+        self, inputs: Sequence[Tensor], weights: Sequence[Weights], hidden: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
         """Return the units (L, N, H) of each GRU.
 
         Args:
             inputs: (L, N, I) of each GRU.
             weights: of each GRU.
+            hidden: (N, H) of each before the first step; None for zeros.
         """
         size = weights[0][1].shape[1]
         length, num, width = inputs[0].shape
@@ -45,7 +51,8 @@ class GRUSequences:
             [torch.cat((each[2][: 2 * size] + each[3][: 2 * size], each[2][2 * size :])) for each in weights]
         )
         inside = torch.stack([each[3][2 * size :] for each in weights]).unsqueeze(1)
-        units: Tensor = _Sequences.apply(self, (length, num), flat, entering, bias, held, inside)
+        start = flat.new_zeros(len(flat), num, size) if hidden is None else torch.stack(list(hidden))
+        units: Tensor = _Sequences.apply(self, length, start, flat, entering, bias, held, inside)
         return units.unbind(1)
 
     def buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
@@ -55,6 +62,14 @@ class GRUSequences:
             kept = self._buffers[name] = like.new_empty(shape)
         return kept
 
+    def together(self, name: str, steps: Tensor) -> Tensor:
+        """Return steps (L, N, W) as rows (L * N, W): a view if that can be, else in a buffer."""
+        if steps.is_contiguous():
+            return steps.flatten(0, 1)
+        rows = self.buffer(name, steps, steps.shape[0] * steps.shape[1], steps.shape[2])
+        rows.view(steps.shape).copy_(steps)
+        return rows
+
 
 class _Sequences(torch.autograd.Function):
     """From inputs (K, L * N, I) to units (L, K, N, H); gates in torch's order: reset, keep, new."""
@@ -63,23 +78,25 @@ class _Sequences(torch.autograd.Function):
     def forward(
         ctx: Any,
         owner: GRUSequences,
-        grid: tuple[int, int],
+        length: int,
+        start: Tensor,
         inputs: Tensor,
         entering: Tensor,
         bias: Tensor,
         held: Tensor,
         inside: Tensor,
     ) -> Tensor:
-        (length, num), (count, size) = grid, held.shape[:2]
+        count, num, size = start.shape
         owner.num_calls += 1
         summed = owner.buffer("summed", inputs, length, count, num, 3 * size)
-        product = owner.buffer("rows", inputs, length * num, 3 * size)
+        product = summed.flatten(0, 2) if count == 1 else owner.buffer("rows", inputs, length * num, 3 * size)
         for index in range(count):
             torch.addmm(bias[index], inputs[index], entering[index], out=product)
-            summed[:, index] = product.view(length, num, 3 * size)
+            if count > 1:
+                summed[:, index] = product.view(length, num, 3 * size)
         # What is returned is new, since the caller may keep it.
         states = inputs.new_empty(length + 1, count, num, size)
-        states[0] = 0.0
+        states[0] = start
         gates = owner.buffer("gates", inputs, length, count, num, 3 * size)
         news = owner.buffer("news", inputs, length, count, num, size)
         within = inputs.new_zeros(count, 1, 3 * size)
@@ -148,7 +165,7 @@ class _Sequences(torch.autograd.Function):
             torch.mul(slope, keep, out=spare_step)
             torch.baddbmm(spare_step, row, back, out=following)
         slopes.mul_(of_new)
-        return None, None, *_gradients(owner, inputs, entering, states, rows, slopes)
+        return None, None, following, *_gradients(owner, inputs, entering, states, rows, slopes)
 
 
 def _gradients(
@@ -159,17 +176,13 @@ def _gradients(
     to_inputs, to_entering = torch.empty_like(inputs), torch.empty_like(entering)
     to_bias, to_held = inputs.new_empty(count, 3 * size), inputs.new_empty(count, size, 3 * size)
     to_inside = inputs.new_empty(count, 1, size)
-    by = owner.buffer("rows", inputs, length * num, 3 * size)
-    kept = owner.buffer("kept", inputs, length * num, size)
-    grid = by.view(length, num, 3 * size)
     for index in range(count):
-        grid.copy_(rows[:, index])
-        kept.view(length, num, size).copy_(states[:-1, index])
+        by, kept = owner.together("rows", rows[:, index]), owner.together("kept", states[:-1, index])
         torch.mm(kept.mT, by, out=to_held[index])
         to_bias[index] = by.sum(0)
         to_inside[index, 0] = to_bias[index, 2 * size :]
         # On the side of the inputs `new` is not multiplied by the reset gate.
-        grid[..., 2 * size :] = of_new[:, index]
+        by.view(length, num, 3 * size)[..., 2 * size :] = of_new[:, index]
         to_bias[index, 2 * size :] = by[:, 2 * size :].sum(0)
         torch.mm(inputs[index].mT, by, out=to_entering[index])
         torch.mm(by, entering[index].mT, out=to_inputs[index])

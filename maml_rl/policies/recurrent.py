@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from maml_rl.policies.gru_kernel import gru
+from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory
 
@@ -66,7 +66,7 @@ def zero_state(cell: Cell, num: int, hidden_size: int, like: Tensor) -> Memory:
 def run(
     cell: Cell, inputs: Tensor, state: Memory, weights: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Memory]:
-    """Go through sequences, differentiably: on a CPU a GRU by the kernel of `gru_kernel`, others by those of torch.
+    """Go through sequences, differentiably: on a CPU a GRU by `GRUSequences`, others by those of torch.
 
     Args:
         cell: "gru" or "lstm".
@@ -78,7 +78,7 @@ def run(
         Units (L, N, H), and the state after the last step.
     """
     if cell == "gru" and inputs.device.type == "cpu":
-        units = gru(inputs, state[0], weights)
+        (units,) = GRUSequences()([inputs], [weights], [state[0]])
         return units, (units[-1],)
     # With biases, one layer, no dropout, differentiable, in one direction, steps first.
     options = True, 1, 0.0, True, False, False
