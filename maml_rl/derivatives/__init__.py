@@ -8,7 +8,7 @@ from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.hosts import Answer, Hosts, Program, Session, ThreadHosts, ThreadSession, blocks_of
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
-from maml_rl.derivatives.samples import Samples, chunks_of, cut, every_nth, number_kept
+from maml_rl.derivatives.samples import Samples, chunks_of, cut, even_chunks, every_nth, number_kept
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "blocks_of",
     "chunks_of",
     "cut",
+    "even_chunks",
     "every_nth",
     "number_kept",
 ]

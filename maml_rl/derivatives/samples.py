@@ -107,6 +107,11 @@ def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device)
         size = min(largest, max(smallest, math.ceil(num_tasks / _CPU_CHUNKS)))
     else:
         size = max(1, _DEVICE_CHUNK // width_of_task)
+    return even_chunks(num_tasks, size)
+
+
+def even_chunks(num_tasks: int, size: int) -> list[slice]:
+    """Cut a batch of tasks into chunks of at most `size` tasks: slices in order and of almost equal length."""
     count = math.ceil(num_tasks / size)
     if count > 2:  # A multiple of four keeps two or four cores busy to the end.
         count = min(num_tasks, 4 * math.ceil(count / 4))

@@ -94,6 +94,11 @@ class Experiment:
             "lower one of these, the length of episodes, or hidden-sizes",
         )
 
+    def refuse_too_large_evaluations(self, num_tasks: int, num_steps: int) -> None:
+        """Refuse batches of an evaluation that do not fit, unless they stay in workers."""
+        if self.evaluation_update == "driver":
+            self.refuse_too_large_batches(num_tasks, num_steps)
+
     @property
     def policy(self) -> Policy:
         """The metalearner's policy."""
@@ -107,10 +112,18 @@ class Experiment:
             ConfigError: If it cannot be where the config wants it.
         """
         against = _against_workers(self.config, self.metalearner, self.device)
+        if not against and self.config.prefetch:
+            against = "prefetch collects a batch while the workers would compute the update; leave one of both out"
         if self.config.update == "workers" and against:
             raise self.config.error(against, "update")
         possible = self.config.backend == "ray" and not against
         return self.config.update if possible or self.config.update != "auto" else "driver"
+
+    @property
+    def evaluation_update(self) -> Update:
+        """Where the adaptation of an evaluation is: "driver" wherever the workers cannot keep its episodes."""
+        possible = self.config.backend == "ray" and not _against_workers(self.config, self.metalearner, self.device)
+        return self.config.update if possible else "driver"
 
     @property
     def test_rule(self) -> AdaptationRule | None:
@@ -202,7 +215,7 @@ class Experiment:
         # The update may still run elsewhere.
         acts_elsewhere = placement["backend"] == "ray" or placement.get("inference") == "worker"
         placement["device"] = "cpu" if acts_elsewhere else self.device
-        placement["update"] = "driver" if evaluation else self.update
+        placement["update"] = self.evaluation_update if evaluation else self.update
         if num_workers is not None:
             placement["num_workers"] = num_workers
         prefetched = config.prefetch > 0 and not evaluation
@@ -247,8 +260,6 @@ def _against_workers(config: Config, learner: MetaLearner, device: torch.device)
         return f"{config.algorithm} needs whole episodes in the main process; use `update: driver`"
     if learner.policy.has_memory:
         return f"the memory of {type(learner.policy).__name__} needs whole episodes; use `update: driver`"
-    if config.prefetch:
-        return "prefetch collects a batch while the workers would compute the update; leave one of both out"
     if device.type != "cpu":
         return f"the workers compute on CPUs, and the device is {str(device)!r}; use `update: driver`"
     return ""

@@ -197,7 +197,7 @@ def evaluate(
         num_workers: instead of the config's; see `MultiTaskSampler`.
         sampler: of the experiment, for evaluations; it is used and stays open, and `num_workers` has no meaning.
         on_tasks: is given the tasks that were drawn, before the first episode.
-        on_batch: is given the episodes of each batch and repetition.
+        on_batch: is given each batch and repetition, whose episodes can be fetched as long as it has not returned.
 
     Returns:
         Returns of all tasks.
@@ -230,9 +230,8 @@ def evaluate(
         tasks = experiment.fixed_tasks("training" if training_tasks else "test")
         if tasks is not None and on_tasks is not None:
             on_tasks(tasks)
-    experiment.refuse_too_large_batches(
-        meta_batch_size if tasks is None else min(meta_batch_size, len(tasks)), num_steps
-    )
+    at_once = meta_batch_size if tasks is None else min(meta_batch_size, len(tasks))
+    experiment.refuse_too_large_evaluations(at_once, num_steps)
     num_tasks = num_batches * meta_batch_size if tasks is None else len(tasks)
     results = 4 * num_tasks * repetitions * (num_steps + 1) * config.fast_batch_size
     refuse_if_too_large(results, f"the returns on {num_tasks:,} tasks", "lower num-batches or meta-batch-size")

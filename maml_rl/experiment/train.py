@@ -129,11 +129,11 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
         return None
     try:
         if isinstance(config.evaluation_tasks, int):
-            experiment.refuse_too_large_batches(config.evaluation_tasks, config.test_steps)
+            experiment.refuse_too_large_evaluations(config.evaluation_tasks, config.test_steps)
             return config.evaluation_tasks
         # A resumed run keeps its tasks, even if the file has changed.
         tasks = experiment.load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks)
-        experiment.refuse_too_large_batches(len(tasks), config.test_steps)
+        experiment.refuse_too_large_evaluations(len(tasks), config.test_steps)
     except ConfigError as error:
         raise config.error(str(error), "evaluation-tasks") from error
     return tasks

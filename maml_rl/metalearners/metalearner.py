@@ -35,8 +35,8 @@ class Sampler(Protocol):
 
     policy: Policy
 
-    def has_hosts(self, num_tasks: int) -> bool:
-        """Return whether `num_tasks` tasks are to be sampled by `sample_on_hosts`."""
+    def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
+        """Return whether `num_tasks` tasks are to be sampled on hosts."""
 
     def rollout(
         self,
@@ -107,8 +107,12 @@ class Sampler(Protocol):
         gamma: float,
         gae_lambda: float,
         bootstrap: bool,
+        for_update: bool,
     ) -> Hosts:
         """Do the same on hosts, which keep the episodes."""
+
+    def sample_trials_on_hosts(self, tasks: Sequence[Task], trials_per_chunk: int) -> Hosts:
+        """Sample a trial of every task on hosts, which keep them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +238,8 @@ class MetaLearner(ABC):
             in place: with `prefetch` another thread is using it.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
             them, never `collect`: with `prefetch` that runs ahead, in another thread.
-        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can be where the episodes are; otherwise
-            it gets them whole.
+        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can be where the episodes are, as those of
+            a test then, too; otherwise it gets them whole.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
     """
@@ -358,17 +362,7 @@ class MetaLearner(ABC):
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
         """Sample what one update learns from, where the update is to be."""
         if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
-            assert self.rule is not None
-            return Batch.on(
-                sampler.sample_on_hosts(
-                    tasks,
-                    self.collection.num_steps,
-                    self.rule,
-                    gamma=self.collection.gamma,
-                    gae_lambda=self.collection.gae_lambda,
-                    bootstrap=self.collection.bootstrap,
-                )
-            )
+            return self._on_hosts(sampler, tasks, self.collection.num_steps, self.rule, for_update=True)
         batch = self._phases(sampler, tasks, self.collection.num_steps, self.rule)
         return Batch(batch.phases, self.hosts_of(batch)) if not self.whole_trials else batch
 
@@ -409,6 +403,8 @@ class MetaLearner(ABC):
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None = None
     ) -> Batch:
         """Adapt to tasks, and sample what `returns` reads; nothing is learned. See `adapt` for the arguments."""
+        if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
+            return self._on_hosts(sampler, tasks, num_steps, rule or self.rule, for_update=False)
         adapted = self.adapt(sampler, tasks, num_steps, rule)
         return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params)])
 
@@ -417,20 +413,14 @@ class MetaLearner(ABC):
 
         A learner of whole trials has one for each episode of the trial.
         """
-        if self.whole_trials:
-            return batch.phases[0].episode_returns().unsqueeze(-1)
-        if batch.hosts is not None:
-            return torch.cat(batch.hosts.ask(returns_of))
-        return returns_of(batch.phases)
+        returns = returns_of(batch.phases) if batch.hosts is None else torch.cat(batch.hosts.ask(returns_of))
+        return returns.mT if self.whole_trials else returns
 
     def infos(self, batch: Batch) -> dict[str, Tensor]:
         """Return one number of each recorded info for every episode, (M, columns, B) by name; see `returns`."""
-        if self.whole_trials:
-            return {name: info.unsqueeze(-1) for name, info in batch.phases[0].episode_infos().items()}
-        if batch.hosts is None:
-            return infos_of(batch.phases)
-        of_chunks = batch.hosts.ask(infos_of)
-        return {name: torch.cat([infos[name] for infos in of_chunks]) for name in of_chunks[0]}
+        of_chunks = [infos_of(batch.phases)] if batch.hosts is None else batch.hosts.ask(infos_of)
+        infos = {name: torch.cat([each[name] for each in of_chunks]) for name in of_chunks[0]}
+        return {name: info.mT for name, info in infos.items()} if self.whole_trials else infos
 
     def state_dict(self) -> State:
         """Return what the learner keeps beside its policy, under flat names: tensors, and what JSON holds.
@@ -459,6 +449,22 @@ class MetaLearner(ABC):
                 raise ValueError(f"an optimizer's name is a word other than {SINGLE!r}, got {name!r}")
         single = {} if self.optimizer is None else {SINGLE: self.optimizer}
         return {**single, **self.optimizers}
+
+    def _on_hosts(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None, *, for_update: bool
+    ) -> Batch:
+        assert rule is not None
+        return Batch.on(
+            sampler.sample_on_hosts(
+                tasks,
+                num_steps,
+                rule,
+                gamma=self.collection.gamma,
+                gae_lambda=self.collection.gae_lambda,
+                bootstrap=self.collection.bootstrap,
+                for_update=for_update,
+            )
+        )
 
     def _phases(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None) -> Batch:
         train_episodes, valid_episodes = sampler.sample(

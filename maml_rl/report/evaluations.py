@@ -140,16 +140,21 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
     if trained:
         experiment.restore("last", run.path)
     fixed = None if isinstance(tasks, int) else tasks
-    batches: list[Batch] = []
+    # Pictures show the first repetition.
+    shown: list[TaskEpisodes] = []
+
+    def keep_first(batch: Batch) -> None:
+        if not shown:
+            shown.extend(batch.phases)
+
     evaluation = evaluate(
         experiment,
         meta_batch_size=tasks if isinstance(tasks, int) else len(tasks),
         tasks=fixed,
         repetitions=1 if fixed is None else REPETITIONS,
-        on_batch=batches.append,
+        on_batch=keep_first,
     )
-    # Pictures show the first repetition.
-    return SampledEvaluation(experiment.config, list(batches[0].phases), evaluation)
+    return SampledEvaluation(experiment.config, shown, evaluation)
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:

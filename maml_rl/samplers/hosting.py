@@ -61,7 +61,8 @@ class HostedBatch:
     Attributes:
         phase: the first, of all tasks, without policy and parameters.
         state: the policy's own parameters, and what else it computes with.
-        inner: what happens to the episodes of each phase, without policy.
+        inner: what happens to the episodes of each phase, without policy; None for one phase to which nothing happens.
+        for_update: whether the last phase gets advantages, too.
         record_log_probs: record the log-probability of every action.
         chunks: ranges of tasks, in which everything is computed.
         blocks: ranges of chunks, each of which is in one place.
@@ -69,26 +70,43 @@ class HostedBatch:
 
     phase: Phase
     state: Mapping[str, Any]
-    inner: InnerPhases
+    inner: InnerPhases | None
+    for_update: bool
     record_log_probs: bool
     chunks: tuple[slice, ...]
     blocks: tuple[range, ...]
 
     @classmethod
-    def of(cls, phase: Phase, inner: InnerPhases, chunks: Sequence[slice], *, record_log_probs: bool) -> HostedBatch:
+    def of(
+        cls,
+        phase: Phase,
+        inner: InnerPhases | None,
+        chunks: Sequence[slice],
+        *,
+        for_update: bool,
+        record_log_probs: bool,
+    ) -> HostedBatch:
         """Make it of a phase with its policy, and of a baseline that is fitted to each task."""
-        assert isinstance(inner.baseline, TaskwiseBaseline)
-        policy = inner.policy
+        if inner is not None:
+            assert isinstance(inner.baseline, TaskwiseBaseline)
+            # Without what the baseline was fitted to before.
+            inner = replace(inner, policy=None, baseline=inner.baseline.apart())  # type: ignore[arg-type]
+        policy = phase.policy
         tensors = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
         return cls(
             phase=phase.without_policy(),
             state={name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()},
-            # Without what it was fitted to before.
-            inner=replace(inner, policy=None, baseline=inner.baseline.apart()),  # type: ignore[arg-type]
+            inner=inner,
+            for_update=for_update,
             record_log_probs=record_log_probs,
             chunks=tuple(chunks),
             blocks=tuple(blocks_of(len(phase.tasks), chunks)),
         )
+
+    @property
+    def num_phases(self) -> int:
+        """How many phases there are, that after the last inner step included."""
+        return 1 if self.inner is None else self.inner.num_steps + 1
 
     def tasks_of(self, block: int) -> slice:
         """Return the tasks of a block."""
@@ -96,7 +114,7 @@ class HostedBatch:
         return slice(self.chunks[chunks[0]].start, self.chunks[chunks[-1]].stop)
 
     def sample(self, block: int, policy: Policy, sample: SampleTasks) -> list[TaskEpisodes]:
-        """Return the episodes of a block before each inner step and after the last, with advantages.
+        """Return the episodes of a block before each inner step and after the last, with what happens to them.
 
         Args:
             block: which.
@@ -110,19 +128,22 @@ class HostedBatch:
         )
         numbers = itertools.count(first)
         part = self.phase.part(tasks)
-        assert isinstance(self.inner.baseline, TaskwiseBaseline)
-        inner = replace(self.inner, policy=policy, baseline=self.inner.baseline.apart())
 
         def sample_phase(params: Mapping[str, Tensor] | None) -> TaskEpisodes:
             streams = part.streams._replace(phase=next(numbers))
             episodes = sample(replace(part, policy=policy, params=params, streams=streams))
             episodes.horizon, episodes.chunks, episodes.first_task = part.horizon, chunks, tasks.start
             if self.record_log_probs:
-                episodes.log_probs = log_probs_of(policy, params, episodes)
+                # A policy with a memory samples trials, in one slot each.
+                episodes.log_probs = log_probs_of(policy, params, episodes, 1)
             return episodes
 
+        if self.inner is None:
+            return [sample_phase(None)]
+        assert isinstance(self.inner.baseline, TaskwiseBaseline)
+        inner = replace(self.inner, policy=policy, baseline=self.inner.baseline.apart())
         train, params = inner.adapt(sample_phase)
-        return [*train, inner.phase(sample_phase, params)]
+        return [*train, inner.phase(sample_phase, params) if self.for_update else sample_phase(params)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +326,7 @@ class RemoteHosts(Hosts):
     _numbers = itertools.count()
 
     def __init__(self, carrier: Carrier, batch: HostedBatch) -> None:
-        self.num_tasks, self.num_phases = len(batch.phase.tasks), batch.inner.num_steps + 1
+        self.num_tasks, self.num_phases = len(batch.phase.tasks), batch.num_phases
         self._carrier, self._batch = carrier, batch
         self._reference = self.put(batch)
         self.carry_out()

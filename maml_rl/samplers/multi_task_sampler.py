@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
-from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut
+from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
 from maml_rl.envs.calls import Stepping
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, Task
@@ -444,12 +444,20 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             ValueError: If the sampler has not one slot for each task.
             Exception: As `rollout`.
         """
+        self._check_trials()
+        return self.rollout(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
+
+    def _check_trials(self) -> None:
+        """Refuse trials in several slots.
+
+        Raises:
+            ValueError: If the sampler has not one slot for each task.
+        """
         if self.slots_per_task != 1:
             raise ValueError(
                 f"the episodes of a trial follow each other in one slot, but slots_per_task is {self.slots_per_task}; "
                 f"make the sampler with slots_per_task=1 (batch_size={self.batch_size} are the episodes of a trial)"
             )
-        return self.rollout(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
 
     def remember_trials(
         self,
@@ -574,7 +582,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             bootstrap=bootstrap,
         )
 
-    def has_hosts(self, num_tasks: int) -> bool:
+    def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
         """Return whether tasks are to be sampled on hosts: on a Ray cluster, as `update` says.
 
         With "auto" they are if every worker gets a share of them: with fewer blocks than workers, sampling would take
@@ -582,21 +590,24 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
 
         Args:
             num_tasks: M.
+            trials_per_chunk: of `sample_trials_on_hosts`; None for `sample_on_hosts`.
         """
         carrier = self._backend.carrier
+        adaptable = isinstance(self.baseline, TaskwiseBaseline) and not self.policy.has_memory
         possible = (
             carrier is not None
-            and isinstance(self.baseline, TaskwiseBaseline)
-            and not self.policy.has_memory
+            and (adaptable if trials_per_chunk is None else self.slots_per_task == 1)
             and next(self.policy.parameters()).device.type == "cpu"
         )
         if carrier is None or not possible or self.placement.update != "auto":
             return possible and self.placement.update == "workers"
         self.prepare(num_tasks)
-        blocks = blocks_of(num_tasks, self._chunks_of(num_tasks))
+        blocks = blocks_of(num_tasks, self._chunks_of(num_tasks, trials_per_chunk))
         return len(blocks) >= min(num_tasks, carrier.num_hosts)
 
-    def _chunks_of(self, num_tasks: int) -> list[slice]:
+    def _chunks_of(self, num_tasks: int, trials_per_chunk: int | None = None) -> list[slice]:
+        if trials_per_chunk is not None:
+            return even_chunks(num_tasks, trials_per_chunk)
         width = ParameterLayout(self.policy).width
         return cut(num_tasks, self._horizon() * self.batch_size, width, torch.device("cpu"))
 
@@ -609,6 +620,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         gamma: float = 0.95,
         gae_lambda: float = 1.0,
         bootstrap: bool = True,
+        for_update: bool = True,
     ) -> Hosts:
         """Do what `sample` does on the workers of a Ray cluster, which keep the episodes and compute with them.
 
@@ -619,6 +631,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             gamma: discount in [0, 1].
             gae_lambda: in [0, 1].
             bootstrap: continue truncated episodes with the value of their final observation.
+            for_update: give the episodes after the last step advantages, too.
 
         Returns:
             What has the episodes before each inner step and after the last. The next call replaces them.
@@ -627,25 +640,58 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             RuntimeError: If the workers cannot keep episodes; see `has_hosts`.
             Exception: As `rollout`.
         """
-        carrier = self._backend.carrier
-        if carrier is None or not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
+        if not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
             raise RuntimeError(
-                "sample_on_hosts needs a Ray cluster, a baseline that is fitted to each task, and a policy without a "
-                "memory"
+                "sample_on_hosts needs a baseline that is fitted to each task, and a policy without a memory"
             )
-        check_count("the number of tasks", len(_check_tasks(tasks)))
         inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
         rule.step_sizes(num_steps)
+        return self._on_hosts(tasks, inner, for_update=for_update)
+
+    def sample_trials_on_hosts(self, tasks: Sequence[Task], trials_per_chunk: int) -> Hosts:
+        """Do what `rollout_trials` does on the workers of a Ray cluster, which keep the trials and compute with them.
+
+        Args:
+            tasks: M tasks.
+            trials_per_chunk: how many tasks make a chunk, at most.
+
+        Returns:
+            What has the trials. The next call replaces them.
+
+        Raises:
+            RuntimeError: If the workers cannot keep episodes; see `has_hosts`.
+            Exception: As `rollout_trials`.
+        """
+        self._check_trials()
+        return self._on_hosts(tasks, None, trials_per_chunk=trials_per_chunk)
+
+    def _on_hosts(
+        self,
+        tasks: Sequence[Task],
+        inner: InnerPhases | None,
+        *,
+        for_update: bool = True,
+        trials_per_chunk: int | None = None,
+    ) -> Hosts:
+        """Have hosts sample all phases of a batch.
+
+        Raises:
+            RuntimeError: If there are none.
+        """
+        carrier = self._backend.carrier
+        if carrier is None:
+            raise RuntimeError("hosts are the workers of a Ray cluster; make the sampler with backend='ray'")
+        check_count("the number of tasks", len(_check_tasks(tasks)))
         keyed = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
-        def all_phases() -> Hosts:
+        def all_phases() -> RemoteHosts:
             phase = self._describe_phase(tasks, None, keyed, self.batch_size)
-            chunks = self._chunks_of(len(tasks))
-            batch = HostedBatch.of(phase, inner, chunks, record_log_probs=self.record_log_probs)
+            chunks = self._chunks_of(len(tasks), trials_per_chunk)
+            batch = HostedBatch.of(phase, inner, chunks, for_update=for_update, record_log_probs=self.record_log_probs)
             return RemoteHosts(carrier, batch)
 
         hosts = self._named_tasks(all_phases)
-        self.phase += num_steps + 1
+        self.phase += hosts.num_phases
         return hosts
 
     def sample_async(self, tasks: Sequence[Task], **options: Any) -> PendingSample:

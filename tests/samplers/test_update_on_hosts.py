@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from maml_rl.derivatives import hosts, samples
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners.metalearner import Batch, MetaLearner
 from maml_rl.samplers.hosting import RemoteHosts
 from maml_rl.samplers.placement import Placement
@@ -137,6 +139,54 @@ def test_hosts_send_vectors_of_parameters_not_more_with_longer_episodes() -> Non
 
     short, long = received(10), received(40)
     assert long < 1.1 * short
+
+
+def test_evaluation_gets_returns_and_infos_from_hosts_and_no_episode_unless_one_asks() -> None:
+    experiment = make_experiment(config_of("meta-sgd", **{"num-steps": 2}))
+    digests: list[list[str]] = []
+
+    def fetch(batch: Batch) -> None:
+        digests.append([episodes.digest() for episodes in batch.phases])
+
+    def evaluated(num_hosts: int, **options: Any) -> tuple[Any, int]:
+        with experiment.make_sampler(evaluation=True) as sampler:
+            carrier = put_on_hosts(sampler, num_hosts)
+            if not num_hosts:
+                sampler.placement = dataclasses.replace(sampler.placement, update="driver")
+            found = evaluate(experiment, meta_batch_size=NUM_TASKS, repetitions=2, sampler=sampler, **options)
+            return found, sum(carrier.received)
+
+    expected, _ = evaluated(0, on_batch=fetch)
+    found, received = evaluated(2)
+    assert found.returns.tobytes() == expected.returns.tobytes()
+    assert {name: info.tobytes() for name, info in found.infos.items()} == {
+        name: info.tobytes() for name, info in expected.infos.items()
+    }
+    # Two repetitions of three phases, whose returns alone are sent.
+    assert received < 2 * found.returns.nbytes + 6000
+    with_episodes, received = evaluated(2, on_batch=fetch)
+    assert with_episodes.returns.tobytes() == expected.returns.tobytes()
+    assert received > 10 * found.returns.nbytes
+    assert digests[:2] == digests[2:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "update"),
+    [
+        ({}, "driver"),
+        ({"backend": "ray"}, "auto"),
+        ({"backend": "ray", "update": "workers"}, "workers"),
+        ({"backend": "ray", "update": "driver"}, "driver"),
+        # It collects in another thread, and evaluates when that waits.
+        ({"backend": "ray", "prefetch": 1}, "auto"),
+        ({"backend": "ray", "memory": "gru"}, "driver"),
+    ],
+)
+def test_evaluation_is_on_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
+    experiment = make_experiment(config_of("maml-trpo", **settings))
+    assert experiment.evaluation_update == update
+    with pytest.raises(ConfigError, match="lower one of these") if update == "driver" else nullcontext():
+        experiment.refuse_too_large_evaluations(10**9, 1)
 
 
 class Whole(MetaLearner):

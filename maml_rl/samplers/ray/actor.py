@@ -11,9 +11,9 @@ import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import ray
 import torch
@@ -68,14 +68,12 @@ class PhaseData:
         version: number of the phase.
         phase: of all tasks, without policy and parameters.
         state: the policy's own parameters, and what else it computes with.
-        params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
         timed: whether to measure where the time goes.
     """
 
     version: int
     phase: Phase
     state: dict[str, NDArray[Any]]
-    params: dict[str, NDArray[Any]] | None
     timed: bool
 
 
@@ -251,17 +249,16 @@ class RolloutActor:
         """Draw tasks of the family; see `RolloutBackend`."""
         return self._some_env().env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
-    def run(self, data: PhaseData, start: int, stop: int) -> Sampled:
-        """Sample the episodes of the tasks `start` to `stop` of a phase."""
+    def run(self, data: PhaseData, params: dict[str, NDArray[Any]] | None, start: int, stop: int) -> Sampled:
+        """Sample the episodes of the tasks `start` to `stop` of a phase, with the parameters of these tasks alone."""
         if data.version != self._version:
             with torch.no_grad():
                 for name, tensor in (*self._policy.named_parameters(), *self._policy.named_buffers()):
                     tensor.copy_(torch.tensor(data.state[name]))
             self._version = data.version
-        phase = data.phase.with_policy(self._policy, cast(Any, data.params)).part(slice(start, stop))
-        if phase.params is not None:
-            # The store's arrays are read-only, which tensors cannot be.
-            phase = replace(phase, params={name: torch.tensor(value) for name, value in phase.params.items()})
+        # The store's arrays are read-only, which tensors cannot be.
+        own = None if params is None else {name: torch.tensor(value) for name, value in params.items()}
+        phase = data.phase.part(slice(start, stop)).with_policy(self._policy, own)
         timer = StageTimer() if data.timed else NULL_TIMER
         episodes = self._sample(phase, start, timer)
         return Sampled(episodes, timer.take(), *self._take_counts())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -106,8 +106,7 @@ class RayBackend(RolloutBackend):
             data = ray.put(_phase_data(phase, next(self._versions), timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
             units = [
-                _run_unit(data, part, phase.tasks)
-                for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
+                _run_unit(data, part, phase) for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
             ]
         timer.observe(WORKERS_PER_INFERENCE, 1)
         started, waiting = monotonic(), 0.0
@@ -185,11 +184,13 @@ class RayBackend(RolloutBackend):
             self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
 
 
-def _run_unit(data: Any, part: slice, tasks: Sequence[Task]) -> Unit:
-    """Return the unit that samples a range of the tasks of a phase."""
-    unit = Unit("run", (data, part.start, part.stop), part, tuple(tasks[part]))
+def _run_unit(data: Any, part: slice, phase: Phase) -> Unit:
+    """Return the unit that samples a range of the tasks of a phase; their parameters go to its actor alone."""
+    params = phase.part(part).params
+    own = None if params is None else ray.put(_arrays(params))
+    unit = Unit("run", (data, own, part.start, part.stop), part, phase.tasks[part])
     if part.stop - part.start > 1:
-        unit.pieces = lambda: [_run_unit(data, slice(task, task + 1), tasks) for task in range(part.start, part.stop)]
+        unit.pieces = lambda: [_run_unit(data, slice(task, task + 1), phase) for task in range(part.start, part.stop)]
     return unit
 
 
@@ -211,7 +212,6 @@ def _phase_data(phase: Phase, version: int, timed: bool) -> PhaseData:
         version,
         phase.without_policy(),
         _arrays({**dict(policy.named_parameters()), **dict(policy.named_buffers())}),
-        None if phase.params is None else _arrays(phase.params),
         timed,
     )
 
