@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.samples import chunks_of
+from maml_rl.derivatives.samples import chunks_of, even_chunks
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies.policy import Policy
@@ -170,7 +170,7 @@ class ThreadHosts(Hosts):
         phases: the episodes of all tasks before each inner step and after the last.
         policy: whose widest layer decides how many tasks make a chunk.
         device: where to compute.
-        tasks_per_chunk: by default what `chunks_of` says.
+        tasks_per_chunk: at most; by default what `chunks_of` says.
         room: bytes that a program may keep between operations.
 
     Attributes:
@@ -188,10 +188,10 @@ class ThreadHosts(Hosts):
     ) -> None:
         self.num_tasks, self.num_phases = len(phases[0]), len(phases)
         self._phases, self._device, self.room = list(phases), device, room
-        slices = chunks_of(phases, ParameterLayout(policy).width, device)
-        if (size := tasks_per_chunk) is not None:
-            slices = [slice(start, min(start + size, self.num_tasks)) for start in range(0, self.num_tasks, size)]
-        self._chunks = slices
+        if tasks_per_chunk is None:
+            self._chunks = chunks_of(phases, ParameterLayout(policy).width, device)
+        else:
+            self._chunks = even_chunks(self.num_tasks, tasks_per_chunk)
 
     def ask(
         self, question: Question[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs

@@ -258,7 +258,7 @@ def _against_workers(config: Config, learner: MetaLearner, device: torch.device)
     """Return why the update cannot be in the workers; "" if it can."""
     if not learner.updates_on_hosts:
         return f"{config.algorithm} needs whole episodes in the main process; use `update: driver`"
-    if learner.policy.has_memory:
+    if learner.policy.has_memory and not learner.whole_trials:
         return f"the memory of {type(learner.policy).__name__} needs whole episodes; use `update: driver`"
     if device.type != "cpu":
         return f"the workers compute on CPUs, and the device is {str(device)!r}; use `update: driver`"

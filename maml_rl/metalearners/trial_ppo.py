@@ -1,9 +1,9 @@
 """PPO on whole trials: the steps of Adam that train a policy with a memory."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from maml_rl import functional
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+from maml_rl.derivatives import Answer, Hosts, Session, ThreadHosts, Workspace
+from maml_rl.envs.meta_env import Task
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.metalearner import State
+from maml_rl.metalearners.metalearner import Batch, Sampler, State
+from maml_rl.metalearners.trial_learner import TrialLearner
+from maml_rl.policies import Policy
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Unrolled
@@ -54,37 +58,6 @@ class TrialPPOSettings(SettingsModel):
     ] = False
 
 
-def refuse_annealed_away(config: Config, settings: TrialPPOSettings) -> None:
-    """Refuse a training that goes on after the step size has fallen to zero.
-
-    Raises:
-        ConfigError: If there are more meta-updates than `anneal_over`.
-    """
-    if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
-        raise config.error(
-            f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
-            f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
-            "num-batches",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Some trials of a minibatch, (L, n, ...) each; the weight is 1 / real steps of the minibatch, 0 on padding.
-
-    Rewards are wanted as predictions, whose squared error counts in units of `reward_variance`.
-    """
-
-    observations: Tensor
-    actions: Tensor
-    log_probs: Tensor
-    advantages: Tensor
-    targets: Tensor
-    rewards: Tensor
-    reward_variance: Tensor
-    weight: Tensor
-
-
 @dataclass(slots=True)
 class RunningSquare:
     """A running mean of squares, the unit of a loss.
@@ -120,14 +93,18 @@ class RunningMoments:
         self._mean: Tensor = torch.zeros(size, dtype=torch.float64)
         self._squares = torch.zeros_like(self._mean)
 
-    def add(self, values: Tensor) -> None:
-        """Take in further values (n, D)."""
-        values = values.detach().cpu().double()
-        count, mean = self._count + len(values), values.mean(0)
+    def add(self, number: int, mean: Tensor, squares: Tensor) -> None:
+        """Take in further values.
+
+        Args:
+            number: how many.
+            mean: of them, (D,) float64.
+            squares: sum of their squared distances from this mean, (D,) float64.
+        """
+        count = self._count + number
         difference = mean - self._mean
-        squares = (values - mean).square().sum(0) + difference.square() * (self._count * len(values) / count)
-        self._mean, self._squares = self._mean + difference * (len(values) / count), self._squares + squares
-        self._count = count
+        self._squares = self._squares + squares + difference.square() * (self._count * number / count)
+        self._mean, self._count = self._mean + difference * (number / count), count
 
     @property
     def mean(self) -> Tensor:
@@ -159,8 +136,207 @@ class Trainable(Protocol):
         """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """What a step of Adam has to know of the whole batch.
+
+    Attributes:
+        mean: of the advantages.
+        deviation: of the advantages.
+        num_steps: real steps of the minibatch.
+        entropy_coefficient: weight of the entropy.
+        reward_variance: unit of the squared error of predicted rewards.
+    """
+
+    mean: float
+    deviation: float
+    num_steps: float
+    entropy_coefficient: float
+    reward_variance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrialProgram:
+    """PPO's objective on chunks of trials; see `Program`.
+
+    Attributes:
+        policy: what is unrolled.
+        params: those of its parameters that are trained.
+        num_observed: of how many of the numbers that the policy sees the moments are wanted.
+        see: what the policy sees of the observations (L, N, ...) of trials, computed once; None for these themselves.
+        settings: of the objective.
+        gamma: discount per step.
+        gae_lambda: of the advantages.
+        reward_prediction: weight of the predicted rewards' squared error.
+        num_minibatches: each has every so many-th task.
+        at_once: how many trials are unrolled side by side, at most.
+        device: where to compute.
+    """
+
+    policy: Trainable
+    params: list[nn.Parameter]
+    num_observed: int
+    see: Callable[[Tensor], Tensor] | None
+    settings: TrialPPOSettings
+    gamma: float
+    gae_lambda: float
+    reward_prediction: float
+    num_minibatches: int
+    at_once: int
+    device: torch.device
+
+    def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> "_TrialChunk":
+        """See `Program.start`."""
+        return _TrialChunk(self, phases[0])
+
+    def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
+        """See `Program.kept_bytes`: what a chunk keeps is always needed."""
+        return 0
+
+    def values(self) -> list[Tensor]:
+        """See `Program.values`."""
+        return [param.detach() for param in self.params]
+
+    def load(self, values: Sequence[Tensor]) -> None:
+        """See `Program.load`."""
+        with torch.no_grad():
+            for param, value in zip(self.params, values, strict=True):
+                param.copy_(value)
+
+
+class _TrialChunk:
+    """Some trials; its methods are the operations, in this order: anchor, estimate, center, and differentiate."""
+
+    def __init__(self, program: _TrialProgram, episodes: TaskEpisodes) -> None:
+        self._program, self._episodes = program, episodes
+        self._trials: Trials
+        # Of the policy that has sampled, in the unit of the batch before.
+        self._log_probs: Tensor
+        self._values: Tensor
+        self._advantages: Tensor
+        self._targets: Tensor
+
+    def anchor(self, workspace: Workspace) -> Answer:
+        """Keep what the policy does now.
+
+        Returns:
+            Real steps, and sums of returns, squared returns, and rewards, (4,); sums of observations, (D,).
+        """
+        program, policy = self._program, self._program.policy
+        trials = Trials.of(self._episodes.to(program.device))
+        parts = torch.arange(trials.mask.shape[1], device=program.device).split(program.at_once)
+        if program.see is not None:
+            seen = torch.cat([program.see(trials.observations[:, part]) for part in parts], 1)
+            trials = replace(trials, observations=seen)
+        found = []
+        for part in parts:
+            unrolled = policy.unroll(trials.observations[:, part])
+            log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
+            found.append((log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values))
+        log_probs, self._values = (torch.cat(each, 1) for each in zip(*found, strict=True))
+        self._log_probs = log_probs if trials.log_probs is None else trials.log_probs
+        self._trials = trials
+        returns = trials.returns(program.gamma)
+        sums = self._sums(torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
+        return Answer(sums=(*sums.sums, self._observed().sum(0)))
+
+    def center_observations(self, mean: Tensor, workspace: Workspace) -> Answer:
+        """Return the sums of the squared distances of observations from their mean, (D,)."""
+        return Answer(sums=((self._observed() - mean.to(self._program.device)).square().sum(0),))
+
+    def estimate(
+        self, known_unit: float, unit: float, mean_return: float, mean_reward: float, workspace: Workspace
+    ) -> Answer:
+        """Keep advantages and what the values are to be.
+
+        Args:
+            known_unit: of the values so far.
+            unit: of the values from now on.
+            mean_return: over all real steps of the batch.
+            mean_reward: over all real steps of the batch.
+            workspace: of the calling thread.
+
+        Returns:
+            Sums of the advantages; of the squares of what the values did not know of the returns; of the squared
+            distances of returns and rewards from their means; and the real steps of each minibatch.
+        """
+        program, trials = self._program, self._trials
+        known = self._values * known_unit
+        self._advantages = trials.advantages(known, program.gamma, program.gae_lambda)
+        value_lambda, errors = program.settings.value_lambda, self._advantages
+        if value_lambda is not None:
+            errors = trials.advantages(known, program.gamma, value_lambda)
+        self._targets = (known + errors) / unit
+        returns = trials.returns(program.gamma)
+        sums = self._sums(
+            self._advantages,
+            (returns - known).double().square(),
+            (returns.double() - mean_return).square(),
+            (trials.rewards.double() - mean_reward).square(),
+        )
+        counts = [trials.mask[:, self._rows(number)].double().sum() for number in range(program.num_minibatches)]
+        return Answer(sums=(torch.cat([sums.sums[0], torch.stack(counts)]),))
+
+    def center(self, mean: float, workspace: Workspace) -> Answer:
+        """Return the sum of the squared distances of the advantages from their mean."""
+        return self._sums((self._advantages.double() - mean).square())
+
+    def differentiate(self, number: int, scales: _Scales, workspace: Workspace) -> Answer:
+        """Return the share in loss, divergence, entropy and rewards' error (4,) of a minibatch, and in the gradient."""
+        program, trials, settings = self._program, self._trials, self._program.settings
+        policy, rows = program.policy, self._rows(number)
+        params = program.params
+        if not len(rows):
+            nothing = trials.mask.new_zeros(4 + sum(param.numel() for param in params), dtype=torch.float64)
+            return Answer(sums=(nothing,))
+        real = trials.mask[:, rows] > 0
+        weight = trials.mask[:, rows] / scales.num_steps
+        advantages = (self._advantages[:, rows].double() - scales.mean) / (scales.deviation + 1e-8)
+        with torch.enable_grad():
+            unrolled = policy.unroll(trials.observations[:, rows])
+            log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, rows])
+            # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
+            ratio_log = torch.where(real, log_probs - self._log_probs[:, rows], 0.0)
+            ratio = torch.exp(ratio_log)
+            gain = functional.clipped_gain(ratio, advantages.to(self._advantages.dtype), settings.clip)
+            entropy = policy.distributions.entropy(unrolled.distribution).expand_as(gain)
+            losses = -gain - scales.entropy_coefficient * entropy
+            if unrolled.values is not None:
+                losses = losses + settings.value_coefficient * (unrolled.values - self._targets[:, rows]).square()
+            errors = torch.zeros_like(losses)
+            if program.reward_prediction > 0.0:
+                assert isinstance(policy, PredictsRewards)
+                predicted = policy.predict_rewards(unrolled, trials.actions[:, rows])
+                errors = (predicted - trials.rewards[:, rows]).square() / scales.reward_variance
+                losses = losses + program.reward_prediction * errors
+            loss = torch.where(real, losses, 0.0).mul(weight).sum()
+            gradients = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+        entropy, errors = (torch.where(real, each, 0.0).mul(weight).sum() for each in (entropy, errors))
+        divergence = ((ratio - 1.0) - ratio_log).mul(weight).sum()
+        statistics = torch.stack([loss, divergence, entropy, errors])
+        flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
+        return Answer(sums=(torch.cat(flat),))
+
+    def _rows(self, number: int) -> Tensor:
+        """Return which trials are in a minibatch. Tasks are independent: every n-th is as good as a shuffled part."""
+        count = self._program.num_minibatches
+        start = (number - self._episodes.first_task) % count
+        return torch.arange(start, len(self._episodes), count, device=self._program.device)
+
+    def _observed(self) -> Tensor:
+        """Return the numbers whose moments are wanted, of the real steps, (n, D) float64."""
+        if not self._program.num_observed:
+            return self._trials.mask.new_zeros(0, 0, dtype=torch.float64)
+        return self._trials.observations[..., : self._program.num_observed][self._trials.mask > 0].double()
+
+    def _sums(self, *values: Tensor) -> Answer:
+        """Return sums over the real steps."""
+        real = self._trials.mask > 0
+        return Answer(sums=(torch.stack([torch.where(real, each, 0.0).double().sum() for each in values]),))
+
+
 class TrialPPO:
-    """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials.
+    """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials, wherever these are.
 
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
     root mean square of the returns, so that their loss neither drowns the policy's nor vanishes, whatever the first
@@ -179,6 +355,7 @@ class TrialPPO:
             variance; 0 for a policy that predicts none.
         normalizing: the policy that normalizes its observations, if that is set; what it normalizes by stays as it is
             while a batch is sampled and learned from, and is that of all steps so far in the next.
+        see: what `policy` sees of the observations (L, N, ...) of trials; None for these themselves.
 
     Attributes:
         return_square: running mean square of the returns, whose root is the unit of the values.
@@ -192,7 +369,7 @@ class TrialPPO:
 
     def __init__(
         self,
-        policy: "Trainable",
+        policy: Trainable,
         optimizer: torch.optim.Optimizer,
         settings: TrialPPOSettings,
         *,
@@ -201,19 +378,25 @@ class TrialPPO:
         device: torch.device,
         reward_prediction_coefficient: float = 0.0,
         normalizing: SequencePolicy | None = None,
+        see: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._policy, self._optimizer, self._settings = policy, optimizer, settings
         self._params: list[nn.Parameter] = [param for group in optimizer.param_groups for param in group["params"]]
         self._gamma, self._gae_lambda, self._device = gamma, gae_lambda, device
-        self._reward_prediction = reward_prediction_coefficient
+        self._reward_prediction, self._see = reward_prediction_coefficient, see
         self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
         self.num_updates = 0
         self._normalizing = normalizing if settings.normalize_observations else None
         mean = None if self._normalizing is None else self._normalizing.observation_mean
         self._observed = None if mean is None else RunningMoments(mean.numel())
 
-    def update(self, trials: Trials) -> dict[str, Any]:
-        """Take the steps that one batch is good for.
+    @property
+    def trials_per_chunk(self) -> int:
+        """How many trials are computed with as one chunk, at most: what is efficient, of each minibatch."""
+        return _CHUNK * self._settings.num_minibatches
+
+    def update(self, hosts: Hosts) -> dict[str, Any]:
+        """Take the steps that one batch of trials is good for.
 
         Returns:
             `loss/before`, the clipped objective and the values' error in the first pass; `loss/after`, in the last;
@@ -227,31 +410,39 @@ class TrialPPO:
         if self._settings.anneal_over is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = self._settings.learning_rate * self._annealed()
-        rows = torch.arange(trials.mask.shape[1], device=self._device)
-        with ChunkWorkers(self._device) as workers:
-            before = workers.map(lambda part, _: self._evaluate(trials, part), rows.split(_CHUNK))
-            log_probs, values = (torch.cat(parts, 1) for parts in zip(*before, strict=True))
-            if trials.log_probs is not None:
-                log_probs = trials.log_probs
-            minibatches, explained = self._prepare(trials, log_probs, values)
+        params = self._params
+        program = _TrialProgram(
+            policy=self._policy,
+            params=params,
+            num_observed=0 if self._observed is None else len(self._observed.mean),
+            see=self._see,
+            settings=self._settings,
+            gamma=self._gamma,
+            gae_lambda=self._gae_lambda,
+            reward_prediction=self._reward_prediction,
+            num_minibatches=min(self._settings.num_minibatches, hosts.num_tasks),
+            at_once=_CHUNK,
+            device=self._device,
+        )
+        with hosts.start(program) as session:
+            minibatches, explained = self._prepare(session)
             history: list[tuple[Tensor, float]] = []
             for _ in range(self._settings.num_epochs):
-                for chunks in minibatches:
-                    parts = workers.map(self._differentiate, chunks)
-                    statistics = torch.stack([part[0] for part in parts]).sum(0)
-                    means = [
-                        torch.stack(of_param).sum(0) for of_param in zip(*(part[1] for part in parts), strict=True)
-                    ]
-                    for param, mean in zip(self._params, means, strict=True):
-                        param.grad = mean.to(param)
-                    norm = float(nn.utils.clip_grad_norm_(self._params, self._settings.max_grad_norm))
+                for number, scales in enumerate(minibatches):
+                    statistics, *gradients = (
+                        session.run("differentiate", number, scales)
+                        .sums[0]
+                        .split([4, *(param.numel() for param in params)])
+                    )
+                    for param, gradient in zip(params, gradients, strict=True):
+                        param.grad = gradient.reshape(param.shape).to(param)
+                    norm = float(nn.utils.clip_grad_norm_(params, self._settings.max_grad_norm))
                     if not (torch.isfinite(statistics).all() and torch.isfinite(torch.tensor(norm))):
                         raise NonFiniteError("the loss or its gradient is not finite; use a smaller learning-rate")
                     self._optimizer.step()
                     history.append((statistics, norm))
         self.num_updates += 1
-        if self._observed is not None and self._normalizing is not None:
-            self._observed.add(trials.observations[..., : len(self._observed.mean)][trials.mask > 0])
+        if self._normalizing is not None and self._observed is not None:
             moments = self._observed.mean.to(self._device), self._observed.variance.to(self._device)
             self._normalizing.normalize_by(*moments)
         first, last = (
@@ -297,76 +488,86 @@ class TrialPPO:
         over = self._settings.anneal_over
         return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 
-    def _prepare(self, trials: Trials, log_probs: Tensor, values: Tensor) -> tuple[list[list[_Chunk]], float]:
-        """Return the minibatches, each in chunks, and the share of the returns' variance that the values knew of."""
-        mask = trials.mask
-        returns = trials.returns(self._gamma)
+    def _prepare(self, session: Session) -> tuple[list[_Scales], float]:
+        """Return the scales of each minibatch, and the share of the returns' variance that the values knew of."""
+        sums, of_observations = session.run("anchor", recorded=True).sums
+        count, of_returns, of_squares, of_rewards = sums.tolist()
+        if self._observed is not None:
+            mean_observed = of_observations / count
+            self._observed.add(int(count), mean_observed, session.run("center_observations", mean_observed).sums[0])
         # The values that collected and learned so far are in the unit of the batch before.
         unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
-        self.return_square.add(float(functional.masked_mean(returns.square(), mask)))
+        self.return_square.add(of_squares / count)
         unit = math.sqrt(self.return_square.mean)
-        known = values * (unit_before or unit)
-        advantages = trials.advantages(known, self._gamma, self._gae_lambda)
-        value_lambda, errors = self._settings.value_lambda, advantages
-        if value_lambda is not None:
-            errors = trials.advantages(known, self._gamma, value_lambda)
-        targets = (known + errors) / unit
-        left, spread = functional.masked_mean((returns - known).square(), mask), _variance(returns, mask)
+        units = unit_before or unit, unit
+        found = session.run("estimate", *units, of_returns / count, of_rewards / count, recorded=True).sums[0]
+        of_advantages, left, spread, of_distances, *num_steps = found.tolist()
         # Of returns that are all the same there is nothing to explain.
-        explained = float(1.0 - left / spread) if spread > 0.0 else 0.0
-        advantages = functional.masked_normalize(advantages, mask)
-        self.reward_variance.add(float(_variance(trials.rewards, mask)))
-        variance = mask.new_tensor(self.reward_variance.mean).expand_as(mask)
-        of_steps = (trials.observations, trials.actions, log_probs, advantages, targets, trials.rewards, variance)
-        minibatches = []
-        for number in range(min(self._settings.num_minibatches, mask.shape[1])):
-            # Tasks are drawn independently, so that every n-th is as good as a shuffled part.
-            rows = torch.arange(number, mask.shape[1], self._settings.num_minibatches, device=mask.device)
-            weight = mask / mask[:, rows].sum()
-            minibatches.append(
-                [_Chunk(*(tensor[:, part] for tensor in (*of_steps, weight))) for part in rows.split(_CHUNK)]
+        explained = 1.0 - left / spread if spread > 0.0 else 0.0
+        self.reward_variance.add(of_distances / count)
+        mean = of_advantages / count
+        deviation = math.sqrt(float(session.run("center", mean).sums[0]) / count)
+        scales = [
+            _Scales(
+                mean=mean,
+                deviation=deviation,
+                num_steps=steps,
+                entropy_coefficient=self._settings.entropy_coefficient * self._annealed(),
+                reward_variance=self.reward_variance.mean,
             )
-        return minibatches, explained
+            for steps in num_steps
+        ]
+        return scales, explained
 
-    def _evaluate(self, trials: Trials, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and values (L, n) of some trials; values in their unit, zero if there are none."""
-        unrolled = self._policy.unroll(trials.observations[:, part])
-        log_probs = self._policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
-        return log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values
 
-    def _differentiate(self, chunk: _Chunk, workspace: Workspace) -> tuple[Tensor, list[Tensor]]:
-        """Return a chunk's share of loss, divergence, entropy and rewards' error (4,), and of the gradient."""
-        settings, real = self._settings, chunk.weight > 0
-        with torch.enable_grad():
-            unrolled = self._policy.unroll(chunk.observations)
-            log_probs = self._policy.distributions.log_prob(unrolled.distribution, chunk.actions)
-            # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
-            ratio_log = torch.where(real, log_probs - chunk.log_probs, 0.0)
-            ratio = torch.exp(ratio_log)
-            gain = functional.clipped_gain(ratio, chunk.advantages, settings.clip)
-            entropy = self._policy.distributions.entropy(unrolled.distribution).expand_as(gain)
-            losses = -gain - settings.entropy_coefficient * self._annealed() * entropy
-            if unrolled.values is not None:
-                losses = losses + settings.value_coefficient * (unrolled.values - chunk.targets).square()
-            errors = torch.zeros_like(losses)
-            if self._reward_prediction > 0.0:
-                assert isinstance(self._policy, PredictsRewards)
-                predicted = self._policy.predict_rewards(unrolled, chunk.actions)
-                errors = (predicted - chunk.rewards).square() / chunk.reward_variance
-                losses = losses + self._reward_prediction * errors
-            loss = torch.where(real, losses, 0.0).mul(chunk.weight).sum()
-            gradients = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
-        entropy, errors = (torch.where(real, each, 0.0).mul(chunk.weight).sum() for each in (entropy, errors))
-        divergence = ((ratio - 1.0) - ratio_log).mul(chunk.weight).sum()
-        statistics = torch.stack([loss, divergence, entropy, errors])
-        return statistics.detach().double(), [gradient.double() for gradient in gradients]
+class TrialPPOLearner(TrialLearner):
+    """Base of the learners that train a policy with a memory by `TrialPPO`, wherever the trials are.
+
+    A subclass sets `_ppo` and `optimizer`, and writes `make_policy` and `update`.
+    """
+
+    Settings: ClassVar[type[TrialPPOSettings]] = TrialPPOSettings
+    updates_on_hosts = True
+    optimizer: torch.optim.Optimizer
+    _ppo: TrialPPO
+
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the config does not fit to trials, or the step size falls to zero before the training ends.
+        """
+        if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
+            raise config.error(
+                f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
+                f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
+                "num-batches",
+            )
+        return super().from_config(policy, config, settings, device)
+
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+        """Sample one trial of every task, where the update is to be."""
+        per_chunk = self._ppo.trials_per_chunk
+        if sampler.has_hosts(len(tasks), trials_per_chunk=per_chunk):
+            return Batch.on(sampler.sample_trials_on_hosts(tasks, per_chunk))
+        return super().collect(sampler, tasks)
+
+    def hosts_of(self, batch: Batch) -> Hosts:
+        """Return where the chunks of trials are; see `MetaLearner.hosts_of`."""
+        per_chunk = self._ppo.trials_per_chunk
+        return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device, tasks_per_chunk=per_chunk)
+
+    def state_dict(self) -> State:
+        """Return the state of the optimizers, and that of `TrialPPO`."""
+        return super().state_dict() | self._ppo.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._ppo.load_state_dict(state)
 
 
 def entries_of(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of `state` whose names begin with a prefix and a dot, without it."""
     return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}
-
-
-def _variance(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the variance () of the real steps' values."""
-    return functional.masked_mean((values - functional.masked_mean(values, mask)).square(), mask)

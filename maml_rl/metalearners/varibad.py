@@ -1,6 +1,6 @@
 """VariBAD: a belief about the task that explains its rewards, and a policy of state and belief, trained by PPO."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -15,25 +15,22 @@ from maml_rl.config import Config
 from maml_rl.config.config import Count, Positive
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 from maml_rl.envs.last_step import LastStepParts
-from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.metalearner import Batch, State, refuse_small_replay
-from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
-from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, entries_of, refuse_annealed_away
+from maml_rl.metalearners.trial_learner import refuse_hidden_rewards
+from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOLearner, TrialPPOSettings, entries_of
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.policy import Unrolled
 
 _DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
-# Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
-_CHUNK = 64
 # A grid of more cells is none that has an output for each.
 _MOST_CELLS = 10_000
 
 
-class VariBAD(TrialLearner):
+class VariBAD(TrialPPOLearner):
     """A recurrent encoder turns what happened in a trial into a belief about its task, on which the policy acts.
 
     The encoder is trained as that of a variational autoencoder: from the belief at every step of a trial a decoder
@@ -103,6 +100,7 @@ class VariBAD(TrialLearner):
             gae_lambda=self.collection.gae_lambda,
             device=self.device,
             normalizing=self.policy,
+            see=_Knowing(self.policy),
         )
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
         self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
@@ -136,16 +134,6 @@ class VariBAD(TrialLearner):
                 raise config.error(str(error), "algorithm-settings", "reward-decoder") from None
         return policy
 
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config does not fit to trials, or the step size falls to zero before the training ends.
-        """
-        refuse_annealed_away(config, settings)
-        return super().from_config(policy, config, settings, device)
-
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective, then on the evidence bound of trials from the replay.
 
@@ -154,14 +142,9 @@ class VariBAD(TrialLearner):
             `belief/kl`, for each step of a trial the decoder's loss over the whole trial and the divergence, and
             `belief/grad_norm`.
         """
+        metrics = self._ppo.update(self.hosts_of(batch))
+        # The belief is learned from whole trials.
         (episodes,) = batch.phases
-        trials = Trials.of(episodes.to(self.device))
-        with ChunkWorkers(self.device) as workers:
-            known = workers.map(
-                lambda part, _: self.policy.know(trials.observations[:, part])[0],
-                torch.arange(trials.mask.shape[1], device=self.device).split(_CHUNK),
-            )
-        metrics = self._ppo.update(replace(trials, observations=torch.cat(known, 1)))
         self.experience[_EXPERIENCE].append(episodes)
         return metrics | self._update_belief()
 
@@ -218,7 +201,7 @@ class VariBAD(TrialLearner):
     def state_dict(self) -> State:
         """Return the state of both optimizers, that of `TrialPPO`, and the decoder."""
         decoder = {f"{_DECODER}.{name}": value for name, value in self.decoder.state_dict().items()}
-        return super().state_dict() | self._ppo.state_dict() | decoder
+        return super().state_dict() | decoder
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned.
@@ -227,7 +210,6 @@ class VariBAD(TrialLearner):
             ValueError: If it does not fit.
         """
         super().load_state_dict(state)
-        self._ppo.load_state_dict(state)
         try:
             self.decoder.load_state_dict(entries_of(_DECODER, state))
         except RuntimeError as error:
@@ -247,6 +229,16 @@ class _Drawn:
     steps: Steps
     chosen: Tensor
     noise: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Knowing:
+    """Adds to observations (L, N, ...) the belief of a policy, as its encoder is."""
+
+    policy: BeliefPolicy
+
+    def __call__(self, observations: Tensor) -> Tensor:
+        return self.policy.know(observations)[0]
 
 
 class _OnBelief:

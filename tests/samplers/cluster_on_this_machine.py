@@ -16,16 +16,22 @@ from ray.cluster_utils import Cluster
 
 STORE = 100 * 2**20
 HERE = Path(__file__).resolve().parent
+# Of the nodes, not in a runtime_env of the connection: so actors get the processes that a node has started ahead.
+PATHS = os.pathsep.join([str(HERE), str(HERE / "on_ray"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+FINDS_TESTS = {"PYTHONPATH": PATHS}
 
 
 @contextmanager
 def cluster_of(*cpus: int, **options: Any) -> Iterator[Cluster]:
-    """Start a cluster with a node for each number of CPUs; the first is the head."""
-    settings = {"object_store_memory": STORE, "include_dashboard": False, **options}
+    """Start a cluster with a node for each number of CPUs, whose workers find the modules of the tests.
+
+    The first node is the head.
+    """
+    settings = {"object_store_memory": STORE, "include_dashboard": False, "env_vars": FINDS_TESTS, **options}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], **settings})
     try:
         for number in cpus[1:]:
-            cluster.add_node(num_cpus=number, object_store_memory=STORE)
+            cluster.add_node(num_cpus=number, object_store_memory=STORE, env_vars=FINDS_TESTS)
         yield cluster
     finally:
         cluster.shutdown()
@@ -33,10 +39,8 @@ def cluster_of(*cpus: int, **options: Any) -> Iterator[Cluster]:
 
 @contextmanager
 def connected_to(cluster: Cluster) -> Iterator[str]:
-    """Connect this process, and have the workers find the modules of the tests."""
-    paths = os.pathsep.join([str(HERE), str(HERE / "on_ray"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {"env_vars": {"PYTHONPATH": paths}}
-    ray.init(address=cluster.address, runtime_env=environment, logging_level="ERROR", log_to_driver=False)
+    """Connect this process."""
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     try:
         yield cluster.address
     finally:

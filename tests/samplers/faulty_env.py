@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import json
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         marker: file that the fault creates, so that it happens once; None for every time.
         slot_task: if given, only slots whose task has this `goal` have the fault.
         busy_task: slots whose task has this `goal` take very long at `place`.
+        script: JSON file with `fault`, `place` and `marker`, read again whenever one of them counts.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -49,9 +51,10 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         marker: str | None = None,
         slot_task: float | None = None,
         busy_task: float | None = None,
+        script: str | None = None,
     ) -> None:
         self._fault, self._place, self._marker, self._slot_task = fault, place, marker, slot_task
-        self._busy_task = busy_task
+        self._busy_task, self._script = busy_task, script
         self._task = {"goal": 0.0}
         self._steps = 0
         self._misbehave("make")
@@ -83,6 +86,9 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         self._misbehave("close")
 
     def _misbehave(self, place: str | int) -> None:
+        if self._script is not None:
+            now = json.loads(Path(self._script).read_text())
+            self._fault, self._place, self._marker = now["fault"], now["place"], now["marker"]
         if place == self._place and self._busy_task == self._task["goal"]:
             self._hang()
         if place != self._place or self._slot_task not in (None, self._task["goal"]):

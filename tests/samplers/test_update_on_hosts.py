@@ -4,26 +4,23 @@ import dataclasses
 import importlib
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 import torch
+from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
 from hosts_in_memory import MemoryCarrier, put_on_hosts
 
-from maml_rl.config import Config
-from maml_rl.config.yaml_source import Mapping
 from maml_rl.derivatives import hosts, samples
 from maml_rl.errors import ConfigError
-from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import Batch, MetaLearner
 from maml_rl.samplers.hosting import RemoteHosts
 from maml_rl.samplers.placement import Placement
 
-ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml")
-NUM_TASKS = 9
+ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 
 
 @pytest.fixture(autouse=True)
@@ -31,91 +28,40 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of few tasks, and blocks of several of them."""
     monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
     monkeypatch.setattr(hosts, "_FEW_BLOCKS", 4)
+    monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
 
 
-@dataclass
-class Run:
-    """What came of some iterations.
-
-    Attributes:
-        metrics: of each.
-        state: bytes of parameters, and of what the learner keeps.
-        carrier: to the hosts; None if there were none.
-    """
-
-    metrics: list[dict[str, Any]]
-    state: dict[str, Any]
-    carrier: MemoryCarrier | None
-
-
-def config_of(algorithm: str, **settings: Any) -> Config:
-    values = {
-        "env-name": "2DNavigation-v0",
-        "algorithm": algorithm,
-        "max-episode-steps": 24,
-        "fast-batch-size": 4,
-        "meta-batch-size": NUM_TASKS,
-        "hidden-sizes": [16],
-        "num-batches": 3,
-        "num-workers": 0,
-        **settings,
-    }
-    return Config.from_mapping(Mapping("the test", values))
-
-
-def run(algorithm: str, num_hosts: int, losses: float = 0.0, iterations: int = 2, **settings: Any) -> Run:
+def on_hosts(
+    algorithm: str, num_hosts: int, losses: float = 0.0, iterations: int = 2, **settings: Any
+) -> tuple[Learned, MemoryCarrier]:
     experiment = make_experiment(config_of(algorithm, **settings))
-    learner = experiment.metalearner
-    metrics = []
     with experiment.make_sampler() as sampler:
-        carrier = put_on_hosts(sampler, num_hosts, losses) if num_hosts else None
-        for _ in range(iterations):
-            batch = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-            where = learner.hosts_of(batch)
-            assert isinstance(where, RemoteHosts) == bool(num_hosts)
-            found = {
-                "steps": count_steps(where),
-                **policy_spread(learner.policy, where),
-                "returns": learner.returns(batch).numpy().tobytes(),
-                "infos": {name: info.numpy().tobytes() for name, info in learner.infos(batch).items()},
-                "digest": digest_of(where),
-            }
-            metrics.append(found | learner.update(batch))
-    state = {**learner.policy.state_dict(), **learner.state_dict()}
-    return Run(metrics, {name: _bytes(value) for name, value in state.items()}, carrier)
-
-
-def _bytes(value: Any) -> Any:
-    return value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else value
-
-
-def same(found: Run, expected: Run) -> bool:
-    return found.metrics == expected.metrics and found.state == expected.state
+        carrier = put_on_hosts(sampler, num_hosts, losses)
+        return learn(experiment, sampler, iterations, on_hosts=True), carrier
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algorithm: str) -> None:
-    expected = run(algorithm, 0)
+    expected = learned_here(algorithm)
     assert len({each["digest"] for each in expected.metrics}) == 2
-    for num_hosts in (1, 2, 3, 5) if algorithm == "maml-trpo" else (1, 3):
-        assert same(run(algorithm, num_hosts), expected), num_hosts
+    for num_hosts in (1, 2, 3, 5) if algorithm in ("maml-trpo", "rl2") else (1, 3):
+        assert on_hosts(algorithm, num_hosts)[0] == expected, num_hosts
 
 
 # Bodies that fall end their episodes early.
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp"])
 def test_episodes_that_end_early_have_the_same_bytes(algorithm: str) -> None:
     settings = {"env-name": "HopperRandParams-v5", "max-episode-steps": 40}
-    expected = run(algorithm, 0, iterations=1, **settings)
+    expected = learned_here(algorithm, 1, **settings)
     assert expected.metrics[0]["steps"] < 2 * NUM_TASKS * 4 * 40
-    assert same(run(algorithm, 2, iterations=1, **settings), expected)
+    assert on_hosts(algorithm, 2, iterations=1, **settings)[0] == expected
 
 
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd"])
-def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str) -> None:
-    found = run(algorithm, 3, losses=0.03)
-    assert found.carrier is not None
-    assert found.carrier.lost > 5
-    assert same(found, run(algorithm, 0))
+@pytest.mark.parametrize(("algorithm", "losses"), [("maml-trpo", 0.03), ("promp", 0.03), ("rl2", 0.08)])
+def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses: float) -> None:
+    found, carrier = on_hosts(algorithm, 3, losses)
+    assert carrier.lost > 5
+    assert found == learned_here(algorithm)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +74,13 @@ def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str) -> Non
     ],
 )
 def test_settings_do_not_matter_to_where_the_update_is(settings: dict[str, Any]) -> None:
-    assert same(run("maml-trpo", 2, iterations=1, **settings), run("maml-trpo", 0, iterations=1, **settings))
+    assert on_hosts("maml-trpo", 2, iterations=1, **settings)[0] == learned_here("maml-trpo", 1, **settings)
 
 
 def test_hosts_send_vectors_of_parameters_not_more_with_longer_episodes() -> None:
     def received(horizon: int) -> int:
-        found = run("maml-trpo", 2, iterations=1, **{"env-name": "HalfCheetahDir-v5", "max-episode-steps": horizon})
-        assert found.carrier is not None
-        return sum(found.carrier.received)
+        settings = {"env-name": "HalfCheetahDir-v5", "max-episode-steps": horizon}
+        return sum(on_hosts("maml-trpo", 2, iterations=1, **settings)[1].received)
 
     short, long = received(10), received(40)
     assert long < 1.1 * short
@@ -225,8 +170,8 @@ def test_learner_that_needs_whole_episodes_gets_them(hosted: tuple[MetaLearner, 
 def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
     for settings, message in (
         (
-            {"algorithm": "rl2", "observe-last": True},
-            "'update' in the test: rl2 needs whole episodes in the main process",
+            {"algorithm": "rsac", "observe-last": True},
+            "'update' in the test: rsac needs whole episodes in the main process",
         ),
         ({"memory": "gru"}, "the memory of .* needs whole episodes; use `update: driver`"),
         ({"prefetch": 1}, "prefetch collects a batch while the workers would compute the update"),
@@ -251,7 +196,8 @@ def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
         ({}, "driver"),
         ({"backend": "ray"}, "auto"),
         ({"backend": "ray", "prefetch": 1}, "driver"),
-        ({"backend": "ray", "algorithm": "rl2", "observe-last": True}, "driver"),
+        ({"backend": "ray", "algorithm": "rsac", "observe-last": True}, "driver"),
+        ({"backend": "ray", "algorithm": "rl2", "observe-last": True}, "auto"),
         ({"backend": "ray", "update": "driver"}, "driver"),
     ],
 )

@@ -1,6 +1,8 @@
 """The Ray backend on a real cluster of three nodes: the episodes of this process, whatever happens to actors."""
 
+import json
 import os
+import re
 import signal
 import threading
 import time
@@ -13,12 +15,13 @@ import pytest
 
 pytest.importorskip("ray")
 
+import cloudpickle
 import psutil
 import ray
 import slow_env
 import text_env
 import torch
-from cluster_on_this_machine import STORE, actor_processes, cluster_of, connected_to
+from cluster_on_this_machine import FINDS_TESTS, STORE, actor_processes
 from faulty_sampler import digests, faulty_sampler
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
@@ -38,14 +41,8 @@ def nightly(*case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.nightly)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with cluster_of(3, 2, 2) as running, connected_to(running):
-        yield running
-
-
 @pytest.fixture(autouse=True)
-def nothing_left_behind(cluster: Any) -> Iterator[None]:
+def nothing_left_behind(connected: Any) -> Iterator[None]:
     """The cluster stays; no actor may."""
     yield
     # Ray kills them by a message to each, which a process that was paged out takes its time to read.
@@ -66,31 +63,18 @@ def undisturbed() -> list[str]:
 # The same episodes.
 
 
-@pytest.mark.usefixtures("cluster")
-def test_phases_of_another_size_and_without_noise_are_those_of_this_process() -> None:
-    found = []
-    for backend in ("in-process", "ray"):
-        policy = NormalMLPPolicy(2, 2, (8,))
-        workers = 0 if backend == "in-process" else 2
-        with MultiTaskSampler(
-            "2DNavigation-v0", {}, 4, policy, seed=3, num_workers=workers, backend=backend, slots_per_task=2
-        ) as sampler:
-            tasks = sampler.sample_tasks(3)
-            phases = [
-                sampler.rollout(tasks, num_episodes=count, deterministic=deterministic)
-                for count, deterministic in ((2, False), (6, True), (4, False))
-            ]
-        found.append([episodes.digest() for episodes in phases])
-    assert found[0] == found[1]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here() -> None:
+@pytest.mark.parametrize("side_by_side", ["awaited", nightly("threads")])
+def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here(side_by_side: str) -> None:
+    envs = {"awaited": slow_env.AwaitedEnv, "threads": slow_env.SlowEnv}
     found = []
     for settings in (
         {"env": slow_env.SlowEnv, "num_workers": 0, "backend": "in-process", "stepping": "serial"},
-        {"env": partial(slow_env.SlowEnv, wait=0.004), "num_workers": 2, "backend": "ray", "stepping": "threads"},
-        {"env": partial(slow_env.AwaitedEnv, wait=0.004, retry=0.03), "num_workers": 2, "backend": "ray"},
+        {
+            "env": partial(envs[side_by_side], wait=0.004, retry=0.03),
+            "num_workers": 2,
+            "backend": "ray",
+            "stepping": "threads",
+        },
     ):
         policy = NormalMLPPolicy(2, 1, (4,), "tanh")
         with torch.no_grad():
@@ -100,7 +84,7 @@ def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here(
         with MultiTaskSampler(None, {}, 4, policy, slots_per_task=2, **options) as sampler:
             found.append([sampler.rollout(sampler.sample_tasks(NUM_TASKS)).digest() for _ in range(2)])
             retries = sampler.retries
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert retries > 0
 
 
@@ -119,7 +103,9 @@ def test_texts_are_the_bytes_of_one_process_here() -> None:
 
 
 def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
-    policy = NormalMLPPolicy(2, 2, (8,))
+    """Return the digests of phases of several sizes, with adapted parameters, in waves of episodes, without noise."""
+    # A lambda goes to the actors by value.
+    policy = NormalMLPPolicy(2, 2, (8,), lambda units: torch.relu(units))
     with (
         torch.random.fork_rng(),
         MultiTaskSampler(
@@ -132,6 +118,7 @@ def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
             num_workers=num_workers,
             backend=backend,
             max_episode_steps=20,
+            slots_per_task=2,
             **options,
         ) as sampler,
     ):
@@ -146,17 +133,21 @@ def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
             # The next phase has other parameters.
             with torch.no_grad():
                 policy.get_parameter("mu.bias").add_(0.1)
+        tasks = sampler.sample_tasks(3)
+        for count, deterministic in ((2, False), (6, True), (4, False)):
+            found.append(sampler.rollout(tasks, num_episodes=count, deterministic=deterministic).digest())
         return found
 
 
-# The tests of faults have two workers; the test that asks for more workers than CPUs has seven.
-@pytest.mark.parametrize("num_workers", [nightly(1), nightly(2), 3, nightly(7)])
-def test_digests_are_those_of_the_backend_in_this_process(num_workers: int) -> None:
-    assert navigation("ray", num_workers) == navigation("in-process", 0)
-
-
-def test_waves_of_episodes_are_the_same() -> None:
-    assert navigation("ray", 2, slots_per_task=2) == navigation("in-process", 0, slots_per_task=2)
+# There are three CPUs.
+@pytest.mark.parametrize("num_workers", [nightly(1), nightly(2), 9])
+def test_digests_are_those_of_the_backend_in_this_process(num_workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    timer = StageTimer()
+    assert navigation("ray", num_workers, timer=timer) == navigation("in-process", 0)
+    message = r"num_workers=9, but the Ray cluster at \S+ has 3 CPUs; it goes on with as many workers"
+    assert bool(re.search(message, caplog.text)) == (num_workers == 9)
+    seconds = timer.take()
+    assert all(seconds[stage] > 0.0 for stage in ("physics", "inference", "assembly", "waiting"))
 
 
 def test_shorter_episodes_of_some_units_are_padded_as_in_this_process() -> None:
@@ -173,17 +164,33 @@ def test_shorter_episodes_of_some_units_are_padded_as_in_this_process() -> None:
             assert len(set(episodes.lengths.ravel().tolist())) > 1
             return [episodes.digest()]
 
-    assert found("ray", 4) == found("in-process", 0)
+    assert found("ray", 2) == found("in-process", 0)
 
 
-def test_population_gets_the_same_returns() -> None:
+def test_population_gets_the_same_returns_and_sends_each_actor_the_parameters_of_its_tasks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put, sizes = ray.put, []
+
+    def measured(value: Any) -> Any:
+        sizes.append(len(cloudpickle.dumps(value)))
+        return put(value)
+
+    monkeypatch.setattr(ray, "put", measured)
+
     def returns(**options: Any) -> list[float]:
         policy = NormalMLPPolicy(2, 2, (4,))
         with PopulationEvaluator("2DNavigation-v0", policy, seed=1, max_episode_steps=10, **options) as evaluator:
-            weights = torch.linspace(-1.0, 1.0, 6 * evaluator.size).reshape(6, -1).numpy()
-            return [float(each) for _ in range(2) for each in evaluator.evaluate(weights)]
+            weights = torch.linspace(-1.0, 1.0, 600 * evaluator.size).reshape(600, -1).numpy()
+            first = list(map(float, evaluator.evaluate(weights)))
+            # Now there are two actors.
+            sizes.clear()
+            return first + list(map(float, evaluator.evaluate(weights)))
 
-    assert returns(num_workers=2, backend="ray") == returns(num_workers=0)
+    found = returns(num_workers=2, backend="ray")
+    # Two units have a part each of 600 times 24 numbers.
+    assert 0 < max(sizes) < 600 * 24 * 4 * 0.6
+    assert found == returns(num_workers=0)
 
 
 class Counting(MemoryPolicy):
@@ -203,7 +210,8 @@ class Counting(MemoryPolicy):
         return self.scale * steps + 0.0 * noise, (steps + 1,)
 
 
-@pytest.mark.parametrize("reset", [False, nightly(True)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("reset", [False, True])
 def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
     def found(**options: Any) -> Any:
         with MultiTaskSampler(
@@ -227,14 +235,6 @@ def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
     assert torch.equal(episodes.memory[0], expected.memory[0])
 
 
-def test_stages_are_timed_in_the_actors() -> None:
-    timer = StageTimer()
-    with make_sampler("ray", timer=timer) as sampler:
-        sampler.rollout(sampler.sample_tasks(NUM_TASKS))
-    seconds = timer.take()
-    assert all(seconds[stage] > 0.0 for stage in ("physics", "inference", "assembly", "waiting"))
-
-
 @pytest.mark.parametrize(("num_tasks", "num_units", "sizes"), [(40, 8, [5] * 8), (5, 4, [2, 2, 1]), (2, 9, [1, 1])])
 def test_units_are_contiguous_and_of_few_sizes(num_tasks: int, num_units: int, sizes: list[int]) -> None:
     parts = split_tasks(num_tasks, num_units)
@@ -242,6 +242,7 @@ def test_units_are_contiguous_and_of_few_sizes(num_tasks: int, num_units: int, s
     assert [number for part in parts for number in range(part.start, part.stop)] == list(range(num_tasks))
 
 
+@pytest.mark.nightly
 def test_episodes_leave_the_object_store_at_once() -> None:
     policy = NormalMLPPolicy(2, 2, (4,))
     with MultiTaskSampler(
@@ -261,15 +262,10 @@ def test_episodes_leave_the_object_store_at_once() -> None:
 # Faults.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "place"),
-    [
-        ("kill", "make"),
-        nightly("kill", "sample_tasks"),
-        nightly("segfault", "reset_task"),
-        nightly("kill", "reset"),
-        ("exit", 3),
-    ],
+    [("kill", "make"), ("kill", "sample_tasks"), ("segfault", "reset_task"), ("kill", "reset"), ("exit", 3)],
 )
 def test_episodes_are_bit_identical_after_an_actor_died(
     fault: str, place: Any, undisturbed: list[str], tmp_path: Path
@@ -289,30 +285,11 @@ def test_episodes_are_bit_identical_after_an_actor_hung(fault: str, undisturbed:
     assert marker.exists()
 
 
-def test_idle_actors_that_die_are_replaced(undisturbed: list[str]) -> None:
-    with make_sampler("ray") as sampler:
-        tasks = sampler.sample_tasks(NUM_TASKS)
-        found = [sampler.rollout(tasks).digest()]
-        for pid in sampler.pids:
-            os.kill(pid, signal.SIGKILL)
-        found.append(sampler.rollout(tasks).digest())
-    assert found == undisturbed
-
-
-def test_slow_actor_does_not_hold_back_the_others(undisturbed: list[str], tmp_path: Path) -> None:
-    # It hangs for as long as the phase takes, far below its time limit; another samples its tasks.
-    marker = tmp_path / "marker"
-    with make_sampler("ray", {"fault": "hang", "place": 2, "marker": str(marker)}, step_timeout=200.0) as sampler:
-        wait_until(lambda: (sampler.prepare(NUM_TASKS), len(sampler.pids) == 2)[-1])
-        assert digests(sampler, NUM_TASKS) == undisturbed
-    assert marker.exists()
-
-
-@pytest.mark.parametrize(("fault", "error"), [nightly("kill", ChildEnvError), ("hang", ChildEnvTimeout)])
+@pytest.mark.parametrize(("fault", "error"), [("kill", ChildEnvError), nightly("hang", ChildEnvTimeout)])
 def test_task_that_ends_every_actor_is_named(fault: str, error: type[ChildEnvError]) -> None:
     with make_sampler("in-process") as sampler:
         goal = sampler.sample_tasks(NUM_TASKS)[2]["goal"]
-    options = {"max_restarts": 2, "step_timeout": 2.0}
+    options = {"max_restarts": 2, "step_timeout": 2.0, "num_workers": 1}
     with make_sampler("ray", {"fault": fault, "place": 1, "slot_task": goal}, **options) as sampler:
         tasks = sampler.sample_tasks(NUM_TASKS)
         with pytest.raises(
@@ -324,7 +301,8 @@ def test_task_that_ends_every_actor_is_named(fault: str, error: type[ChildEnvErr
             assert "_hang" in str(raised.value)
 
 
-@pytest.mark.parametrize("place", ["make", nightly("sample_tasks"), nightly("reset_task"), nightly("reset"), 4])
+@pytest.mark.nightly
+@pytest.mark.parametrize("place", ["make", "sample_tasks", "reset_task", "reset", 4])
 def test_exception_of_an_environment_comes_at_once_with_its_traceback(place: Any) -> None:
     with make_sampler("ray", {"fault": "raise", "place": place}) as sampler:
         with pytest.raises(ChildEnvError, match=r"RuntimeError.*out of fuel") as raised:
@@ -337,7 +315,8 @@ def test_exception_of_an_environment_comes_at_once_with_its_traceback(place: Any
             assert "with the task {'goal': " in str(raised.value)
 
 
-@pytest.mark.parametrize("fault", ["raise_unpicklable", nightly("raise_huge"), nightly("leave")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["raise_unpicklable", "raise_huge", "leave"])
 def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
     sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(tmp_path / "marker")})
     with sampler:
@@ -349,14 +328,51 @@ def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_pat
         assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
 
 
-def test_another_thread_can_interrupt() -> None:
-    with make_sampler("ray", {"fault": "hang", "place": 1}, step_timeout=200.0) as sampler:
+def test_sampler_gives_the_same_episodes_after_each_of_many_faults(undisturbed: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "fault.json"
+
+    def prepare(fault: str = "", place: Any = "", *, once: bool = True) -> Path:
+        marker = tmp_path / f"{fault}-{place}"
+        script.write_text(json.dumps({"fault": fault, "place": place, "marker": str(marker) if once else None}))
+        return marker
+
+    def sample() -> list[str]:
+        sampler.seek(-1)
         tasks = sampler.sample_tasks(NUM_TASKS)
-        sampler.prepare(NUM_TASKS)
+        return [sampler.rollout(tasks).digest() for _ in range(2)]
+
+    prepare()
+    with make_sampler("ray", {"script": str(script)}, step_timeout=200.0) as sampler:
+        assert sample() == undisturbed
+        # Idle actors die.
+        for pid in sampler.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert sample() == undisturbed
+        marker = prepare("exit", 3)
+        assert sample() == undisturbed
+        assert marker.exists()
+        prepare("raise", 4)
+        with pytest.raises(ChildEnvError, match=r"RuntimeError.*out of fuel") as raised:
+            sample()
+        assert raised.value.summary.startswith("RuntimeError in tests/samplers/faulty_env.py, line")
+        for part in ("in _raise", "in step 4", "in slot ", "with the task {'goal': "):
+            assert part in str(raised.value)
+        assert sample() == undisturbed
+        prepare("raise_unpicklable", 2)
+        with pytest.raises(ChildEnvError, match="UnpicklableError") as raised:
+            sample()
+        assert len(str(raised.value)) < 20_000
+        assert sample() == undisturbed
+        wait_until(lambda: (sampler.prepare(NUM_TASKS), len(sampler.pids) == 2)[-1])
+        # One actor hangs, far below its time limit; the other samples its tasks.
+        marker = prepare("hang", 2)
+        assert sample() == undisturbed
+        assert marker.exists()
+        prepare("hang", 1, once=False)
         timer = threading.Timer(0.5, sampler.interrupt, kwargs={"now": True})
         timer.start()
         with pytest.raises(RuntimeError, match="interrupted by another thread"):
-            sampler.rollout(tasks)
+            sample()
         # It may still be killing actors.
         timer.join()
 
@@ -371,35 +387,27 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.05)
 
 
-def test_nodes_that_join_are_used_and_nodes_that_leave_are_done_without(cluster: Any, undisturbed: list[str]) -> None:
+def test_nodes_that_join_are_used_and_nodes_that_leave_are_done_without(connected: Any, undisturbed: list[str]) -> None:
     with make_sampler("ray", num_workers=None) as sampler:
         tasks = sampler.sample_tasks(NUM_TASKS)
         found = {sampler.rollout(tasks).digest()}
-        node = cluster.add_node(num_cpus=1, object_store_memory=STORE, resources={"late": 1})
+        node = connected.add_node(num_cpus=1, object_store_memory=STORE, env_vars=FINDS_TESTS)
         try:
-            wait_until(lambda: (sampler.prepare(20), len(sampler.pids) == 8)[-1])
+            wait_until(lambda: (sampler.prepare(20), len(sampler.pids) == 4)[-1])
             sampler.seek(0)
             found.add(sampler.rollout(tasks).digest())
         finally:
-            cluster.remove_node(node, allow_graceful=False)
+            connected.remove_node(node, allow_graceful=False)
         sampler.seek(0)
         found.add(sampler.rollout(tasks).digest())
         assert len(found) == 1
         assert found.pop() == undisturbed[0]
         # Ray counts the CPUs of a node that has gone for some seconds more, which the next tests would see.
-        wait_until(lambda: ray.cluster_resources()["CPU"] == 7)
-
-
-def test_more_workers_than_cpus_are_said_and_done_without(
-    undisturbed: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert digests(make_sampler("ray", num_workers=9), NUM_TASKS) == undisturbed
-    assert "num_workers=9, but the Ray cluster at" in caplog.text
-    assert "has 7 CPUs; it goes on with as many workers" in caplog.text
+        wait_until(lambda: ray.cluster_resources()["CPU"] == 3)
 
 
 def test_more_workers_than_cpus_are_refused_if_the_number_is_strict() -> None:
-    with pytest.raises(ConfigError, match=r"num_workers=9, but the Ray cluster at \S+ has 7 CPUs; lower it, add nodes"):
+    with pytest.raises(ConfigError, match=r"num_workers=9, but the Ray cluster at \S+ has 3 CPUs; lower it, add nodes"):
         make_sampler("ray", num_workers=9, strict=True)
 
 
@@ -416,14 +424,6 @@ def test_policy_that_cannot_be_pickled_is_refused_with_the_name_of_the_attribute
 def test_environment_that_cannot_be_pickled_is_refused_with_the_name_of_the_argument() -> None:
     with pytest.raises(TypeError, match=r"the environment '2DNavigation-v0'\.env_kwargs\.low cannot be pickled"):
         MultiTaskSampler("2DNavigation-v0", {"low": threading.Lock()}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray")
-
-
-def test_lambda_as_nonlinearity_goes_to_the_actors_by_value() -> None:
-    policy = NormalMLPPolicy(2, 2, (4,), lambda units: torch.relu(units))
-    with MultiTaskSampler(
-        "2DNavigation-v0", {}, 2, policy, seed=0, num_workers=1, backend="ray", max_episode_steps=3
-    ) as sampler:
-        assert sampler.rollout(sampler.sample_tasks(2)).num_steps == 12
 
 
 @pytest.mark.parametrize(

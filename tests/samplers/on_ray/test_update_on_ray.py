@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,72 +13,68 @@ import pytest
 pytest.importorskip("ray")
 
 import psutil
-from cluster_on_this_machine import actor_processes, cluster_of, connected_to
+from cluster_on_this_machine import actor_processes
+from hosted_learning import config_of, learn, learned_here
 
-from maml_rl.config import Config
-from maml_rl.config.yaml_source import Mapping
+from maml_rl import MultiTaskSampler
 from maml_rl.derivatives import samples
-from maml_rl.experiment.train import train
-from maml_rl.runs.metrics import read_metrics
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners import trial_ppo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with cluster_of(1, 1, 1) as running, connected_to(running):
-        yield running
+# Learners whose policies differ in their numbers alone, so that the same actors serve them.
+PERCEPTRONS = ("maml-trpo", "promp", "meta-sgd", "reptile")
+IN_WORKERS = {"backend": "ray", "update": "workers", "max-restarts": 100}
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch, cluster: Any) -> Iterator[None]:
-    """Several chunks of few tasks; and no actor that stays."""
-    monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
-    yield
+def nothing_left_behind() -> None:
+    """The actors stay from test to test."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks(connected: Any) -> Iterator[None]:
+    """Several chunks of few tasks; and no actor that stays in the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+        patch.setattr(trial_ppo, "_CHUNK", 1)
+        yield
     _, alive = psutil.wait_procs(actor_processes(), timeout=60)
     assert not alive
 
 
-def trained(folder: Path, algorithm: str, **settings: Any) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """Return metrics without times, and the parameters."""
-    values = {
-        "env-name": "2DNavigation-v0",
-        "algorithm": algorithm,
-        "max-episode-steps": 24,
-        "fast-batch-size": 4,
-        "meta-batch-size": 9,
-        "hidden-sizes": [16],
-        "num-batches": 6,
-        **settings,
-    }
-    policy = train(Config.from_mapping(Mapping("the test", values)), folder)
-    rows = [
-        {key: value for key, value in row.items() if not key.startswith("time/")}
-        for row in read_metrics(folder / "metrics.jsonl")
-    ]
-    return rows, {name: tensor.numpy().tobytes() for name, tensor in policy.state_dict().items()}
+@pytest.fixture(scope="module")
+def sampler(small_chunks: None) -> Iterator[MultiTaskSampler]:
+    """A sampler of perceptrons, on three actors."""
+    with make_experiment(config_of("maml-trpo", **IN_WORKERS)).make_sampler(num_workers=3) as made:
+        yield made
 
 
-IN_WORKERS = {"backend": "ray", "update": "workers", "num-workers": 3, "max-restarts": 100}
+@pytest.mark.parametrize("algorithm", PERCEPTRONS)
+def test_parameters_and_metrics_are_those_of_an_update_in_this_process(
+    algorithm: str, sampler: MultiTaskSampler
+) -> None:
+    experiment = make_experiment(config_of(algorithm))
+    assert learn(experiment, sampler, 6, on_hosts=True) == learned_here(algorithm, 6)
 
 
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd", "reptile"])
-def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str, tmp_path: Path) -> None:
-    expected = trained(tmp_path / "here", algorithm, **{"num-workers": 0})
-    assert trained(tmp_path / "workers", algorithm, **IN_WORKERS) == expected
+@pytest.mark.parametrize("algorithm", ["cavia", "rl2"])
+def test_learners_whose_policies_are_not_perceptrons_have_the_same_bytes(algorithm: str) -> None:
+    experiment = make_experiment(config_of(algorithm, **IN_WORKERS))
+    with experiment.make_sampler(num_workers=2) as made:
+        assert learn(experiment, made, 6, on_hosts=True) == learned_here(algorithm, 6)
 
 
-def test_actors_that_are_killed_in_all_stages_change_no_byte(tmp_path: Path) -> None:
-    settings = {"num-batches": 12}
-    expected = trained(tmp_path / "here", "maml-trpo", **{"num-workers": 0}, **settings)
+def test_actors_that_are_killed_in_all_stages_change_no_byte(sampler: MultiTaskSampler) -> None:
     over, killed = threading.Event(), []
 
     def kill_now_and_then() -> None:
         choice = random.Random(0)
-        while not over.wait(choice.uniform(0.5, 2.0)):
+        while not over.wait(choice.uniform(0.2, 1.0)):
             actors = [process for process in actor_processes() if process.pid not in killed]
-            # One stays, so that there is progress.
-            if len(actors) > 1:
+            # One stays, so that there is progress; every start takes seconds.
+            if len(actors) > 1 and len(killed) < 4:
                 victim = choice.choice(actors).pid
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
@@ -88,9 +83,9 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(tmp_path: Path) -> 
     killer = threading.Thread(target=kill_now_and_then)
     killer.start()
     try:
-        found = trained(tmp_path / "workers", "maml-trpo", **IN_WORKERS, **settings)
+        found = learn(make_experiment(config_of("maml-trpo")), sampler, 12, on_hosts=True)
     finally:
         over.set()
         killer.join()
     assert killed
-    assert found == expected
+    assert found == learned_here("maml-trpo", 12)
