@@ -56,14 +56,14 @@ def test_parameters_and_metrics_are_those_of_an_update_in_this_process(
     algorithm: str, sampler: MultiTaskSampler
 ) -> None:
     experiment = make_experiment(config_of(algorithm))
-    assert learn(experiment, sampler, 6, on_hosts=True) == learned_here(algorithm, 6)
+    assert learn(experiment, sampler, 3, on_hosts=True) == learned_here(algorithm, 3)
 
 
 @pytest.mark.parametrize("algorithm", ["cavia", "rl2"])
 def test_learners_whose_policies_are_not_perceptrons_have_the_same_bytes(algorithm: str) -> None:
     experiment = make_experiment(config_of(algorithm, **IN_WORKERS))
     with experiment.make_sampler(num_workers=2) as made:
-        assert learn(experiment, made, 6, on_hosts=True) == learned_here(algorithm, 6)
+        assert learn(experiment, made, 3, on_hosts=True) == learned_here(algorithm, 3)
 
 
 def test_actors_that_are_killed_in_all_stages_change_no_byte(sampler: MultiTaskSampler) -> None:
@@ -83,9 +83,9 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(sampler: MultiTaskS
     killer = threading.Thread(target=kill_now_and_then)
     killer.start()
     try:
-        found = learn(make_experiment(config_of("maml-trpo")), sampler, 12, on_hosts=True)
+        found = learn(make_experiment(config_of("maml-trpo")), sampler, 8, on_hosts=True)
     finally:
         over.set()
         killer.join()
     assert killed
-    assert found == learned_here("maml-trpo", 12)
+    assert found == learned_here("maml-trpo", 8)
