@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 _PACKAGE = str(Path(__file__).parent)
 _LIBRARIES = _PACKAGE, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -22,7 +23,20 @@ class ConfigError(MamlRLError, ValueError):
 
 
 class TaskError(MamlRLError, ValueError):
-    """A task is malformed or belongs to another family; the message names the entry."""
+    """A task is malformed or belongs to another family; the message names the entry.
+
+    Attributes:
+        in_slots: of a task in a vector environment, which slot it is in and what is wrong with it.
+    """
+
+    in_slots: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def of_slot(cls, slot: int, what: object) -> Self:
+        """Return the error for the task of a slot."""
+        error = cls(f"slot {slot}: {what}")
+        error.in_slots = ((slot, str(what)),)
+        return error
 
 
 class ChildEnvError(MamlRLError, RuntimeError):

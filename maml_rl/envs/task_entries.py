@@ -114,6 +114,6 @@ def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_env
             try:
                 parsed.append(parse_task(task, entries))
             except TaskError as error:
-                raise TaskError(f"slot {slot}: {error}") from None
+                raise TaskError.of_slot(slot, error) from None
         rows.append(row)
     return {name: np.stack([arrays[name] for arrays in parsed])[rows] for name in entries}

@@ -27,6 +27,7 @@ class Failed:
         summary: what it is, where in the environment's code, and why, on one line.
         slot: slot that raised, counted over all workers; None if that is unknown.
         task: that slot's task as text, cut to a bound.
+        in_slots: those of a `TaskError`, counted over all workers.
     """
 
     generation: int
@@ -36,6 +37,7 @@ class Failed:
     summary: str
     slot: int | None
     task: str | None
+    in_slots: tuple[tuple[int, str], ...] = ()
 
 
 def failed(generation: int, error: BaseException, slot: int | None, first_slot: int, tasks: Sequence[Task]) -> Failed:
@@ -56,6 +58,10 @@ def failed(generation: int, error: BaseException, slot: int | None, first_slot: 
         summary=shorten(_text(lambda: explain(error)), _MAX_MESSAGE_CHARACTERS),
         slot=None if slot is None else first_slot + slot,
         task=None if slot is None or slot >= len(tasks) else _text(lambda: describe_task(tasks[slot])),
+        in_slots=tuple(
+            (first_slot + number, shorten(what, _MAX_MESSAGE_CHARACTERS))
+            for number, what in (error.in_slots if isinstance(error, TaskError) else ())
+        ),
     )
 
 
@@ -70,9 +76,11 @@ def _text(describe: Callable[[], str]) -> str:
 def error_of(failed: Sequence[tuple[object, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
     """Return the error for workers that raised, each with what `str` makes of it: which, and where, and a comma."""
     if all(reply.error == TaskError.__name__ for _, reply in failed):
-        return TaskError(
+        malformed = TaskError(
             "; ".join(f"{reply.message} (counted within {str(worker).rstrip(',')})" for worker, reply in failed)
         )
+        malformed.in_slots = tuple(each for _, reply in failed for each in reply.in_slots)
+        return malformed
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
         return NonFiniteError("; ".join(reply.message for _, reply in failed))
     if all(reply.error == CallHangsError.__name__ for _, reply in failed):

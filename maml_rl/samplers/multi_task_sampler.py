@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -40,12 +39,6 @@ from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 from maml_rl.task_distributions.task_distribution import TaskSplit
 
 Result = TypeVar("Result")
-
-# How environments say which slot has a malformed task; those in a worker count within it.
-_SLOT = re.compile(
-    r"slot (?P<slot>\d+): (?P<what>.*?)"
-    r"(?: \(counted within worker \d+ \(pid \d+, slots? (?P<first>\d+)(?:-\d+)?\)[^()]*\))?(?=; slot \d+: |$)"
-)
 
 
 class InterruptedSamplingError(RuntimeError):
@@ -419,7 +412,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         try:
             return self._replay(work)
         except TaskError as error:
-            raise TaskError(_slots_as_tasks(str(error), self.slots_per_task)) from error
+            if not error.in_slots:
+                raise
+            # The caller never chose slots.
+            found = [f"task {slot // self.slots_per_task}: {what}" for slot, what in error.in_slots]
+            raise TaskError("; ".join(found)) from error
 
     def rollout_trials(
         self,
@@ -810,13 +807,3 @@ def _check_tasks(tasks: Any) -> Sequence[Task]:
         if not isinstance(task, Mapping):
             raise TypeError(f"task {index} is {task!r}; a task is a dict of numbers and arrays, as sample_tasks draws")
     return tasks
-
-
-def _slots_as_tasks(message: str, slots_per_task: int) -> str:
-    """Return a message about malformed tasks with numbers of tasks for those of slots, which the caller never chose."""
-
-    def of_task(match: re.Match[str]) -> str:
-        slot = int(match["slot"]) + int(match["first"] or 0)
-        return f"task {slot // slots_per_task}: {match['what']}"
-
-    return _SLOT.sub(of_task, message)

@@ -163,7 +163,7 @@ class MetaWorldVectorEnv(BatchedFamily):
                 try:
                     self._start(key)
                 except TaskError as error:
-                    raise TaskError(f"slot {slot}: {error}") from None
+                    raise TaskError.of_slot(slot, error) from None
         before = getattr(self, "_keys", None)
         self.tasks, self._keys = parsed, keys
         if before is not None:
