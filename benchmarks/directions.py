@@ -21,9 +21,9 @@ from maml_rl.derivatives import ThreadHosts
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import MAMLTRPO
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.metalearner import Batch
 from maml_rl.metalearners.trust_region import longest_step
 from maml_rl.policies import Policy
 

@@ -20,7 +20,7 @@ from benchmarks.measuring import Measurements, Participant, machine, ratios, tak
 from benchmarks.reporting import Report, Row, chosen, common_options, finish, progress
 from maml_rl.experience import Steps
 from maml_rl.machine import intra_op_threads
-from maml_rl.metalearners.metalearner import Collection
+from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies.recurrent_actor import RecurrentActor
 

@@ -14,7 +14,8 @@ from maml_rl.envs import Task
 from maml_rl.experience import Replay
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import Adapted, Batch, MetaLearner, SettingsModel
-from maml_rl.metalearners.metalearner import Sampler, adapt_by_memory
+from maml_rl.metalearners.adapted import adapt_by_memory
+from maml_rl.metalearners.collection import Sampler
 
 
 class RewardWeighted(MetaLearner):

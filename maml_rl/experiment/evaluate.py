@@ -35,7 +35,7 @@ from maml_rl.experiment.statistics import (
     without_each_row,
 )
 from maml_rl.machine import refuse_if_too_large
-from maml_rl.metalearners.metalearner import Batch
+from maml_rl.metalearners.collection import Batch
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.runs.atomic_files import replace_file

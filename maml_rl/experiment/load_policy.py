@@ -16,7 +16,9 @@ from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners.metalearner import Collection, MetaLearner, adapt_by_memory, adapt_by_steps
+from maml_rl.metalearners.adapted import adapt_by_memory, adapt_by_steps
+from maml_rl.metalearners.collection import Collection
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
 from maml_rl.runs.run_folder import CONFIG
 from maml_rl.runs.trust import check_code

@@ -21,7 +21,7 @@ from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spre
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
-from maml_rl.metalearners.metalearner import Batch
+from maml_rl.metalearners.collection import Batch
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.metrics import Metrics, return_keys

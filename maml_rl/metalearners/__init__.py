@@ -1,8 +1,10 @@
 """Metalearners: what turns the episodes of a batch of tasks into better initial parameters."""
 
 from maml_rl.config import SettingsModel
+from maml_rl.metalearners.adapted import Adapted
+from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.maml_trpo import MAMLTRPO
-from maml_rl.metalearners.metalearner import Adapted, Batch, Collection, MetaLearner
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithms, find_metalearner, register
 
 register("maml-trpo", MAMLTRPO)

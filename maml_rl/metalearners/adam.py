@@ -15,8 +15,9 @@ from maml_rl.adaptation import AdaptationRule, InnerLoss, check_advantages, rein
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import divergence
-from maml_rl.metalearners.metalearner import Batch, MetaLearner
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 
 

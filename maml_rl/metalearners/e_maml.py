@@ -11,8 +11,8 @@ from maml_rl.adaptation import reinforce
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import sampling_log_prob
-from maml_rl.metalearners.metalearner import Batch
 
 
 class EMAML(AdamLearner):

@@ -13,9 +13,11 @@ from maml_rl.config.config import Count, Positive
 from maml_rl.derivatives import Hosts
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
+from maml_rl.metalearners.adapted import Adapted
+from maml_rl.metalearners.collection import Batch, Collection, Sampler
 from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.metalearner import Adapted, Batch, Collection, MetaLearner, Sampler
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
 from maml_rl.policies import Policy
 

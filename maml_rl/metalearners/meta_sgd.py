@@ -9,8 +9,9 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import clipped_loss
-from maml_rl.metalearners.metalearner import Batch, State
+from maml_rl.metalearners.metalearner import State
 
 _SIZES = "step_sizes."
 

@@ -4,12 +4,10 @@ Training, evaluation, checkpoints, saved policies and reports know this protocol
 a subclass of `MetaLearner` with its settings and its `update`, registered by name.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -19,194 +17,15 @@ from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.derivatives import Hosts, ThreadHosts
 from maml_rl.envs.meta_env import Task
-from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
+from maml_rl.metalearners.adapted import Adapted, adapt_by_steps
+from maml_rl.metalearners.collection import Batch, Collection, Sampler, infos_of, returns_of
 from maml_rl.metalearners.optimizer_state import SINGLE, load_optimizer_state, optimizer_state
-from maml_rl.policies import GRUPolicy, Memory, Policy, as_policy, get_policy_for_env
-from maml_rl.policies.started_policy import StartedPolicy
+from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
 from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
 
 # What a metalearner keeps: tensors, and what JSON holds, under flat names.
 State: TypeAlias = dict[str, Any]
-
-
-class Sampler(Protocol):
-    """What a metalearner asks of a `MultiTaskSampler`; see there."""
-
-    policy: Policy
-
-    def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
-        """Return whether `num_tasks` tasks are to be sampled on hosts."""
-
-    def rollout(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
-    ) -> TaskEpisodes:
-        """Sample the episodes of one phase under fixed parameters."""
-
-    def rollout_trials(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
-    ) -> TaskEpisodes:
-        """Sample a trial of every task: its episodes one after the other, through which the policy keeps its memory."""
-
-    def remember_trials(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
-    ) -> tuple[TaskEpisodes, Memory]:
-        """Sample a trial of every task, and return with it what the policy remembers at its end."""
-
-    def generator(self, purpose: str) -> np.random.Generator:
-        """Return the random stream for what a learner itself draws before the next phase."""
-
-    def adapt(
-        self,
-        tasks: Sequence[Task],
-        num_steps: int,
-        rule: AdaptationRule,
-        *,
-        gamma: float = ...,
-        gae_lambda: float = ...,
-        device: torch.device | str = ...,
-        bootstrap: bool = ...,
-    ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
-        """Adapt the policy to every task by gradient steps, new episodes before each."""
-
-    def sample(
-        self,
-        tasks: Sequence[Task],
-        num_steps: int = ...,
-        fast_lr: RuleLike | None = ...,
-        gamma: float = ...,
-        gae_lambda: float = ...,
-        device: torch.device | str = ...,
-        *,
-        rule: AdaptationRule | None = ...,
-        bootstrap: bool = ...,
-    ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
-        """Adapt the policy to every task, and sample the adapted policies."""
-
-    def sample_on_hosts(
-        self,
-        tasks: Sequence[Task],
-        num_steps: int,
-        rule: AdaptationRule,
-        *,
-        gamma: float,
-        gae_lambda: float,
-        bootstrap: bool,
-        for_update: bool,
-    ) -> Hosts:
-        """Do the same on hosts, which keep the episodes."""
-
-    def sample_trials_on_hosts(self, tasks: Sequence[Task], trials_per_chunk: int) -> Hosts:
-        """Sample a trial of every task on hosts, which keep them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The episodes of a batch of tasks, as the metalearner collected them.
-
-    Attributes:
-        phases: for a learner that adapts by gradient steps the episodes before each step and after the last; for one
-            with a memory the episodes of the trials, (M, T, B, ...).
-        hosts: where the episodes are; None if that is left to the learner.
-    """
-
-    phases: Sequence[TaskEpisodes]
-    hosts: Hosts | None = None
-
-    @classmethod
-    def on(cls, hosts: Hosts) -> Self:
-        """Make the batch that hosts have; its episodes are fetched when somebody looks at them."""
-        return cls(_FetchedPhases(hosts), hosts)
-
-    @property
-    def train_episodes(self) -> Sequence[TaskEpisodes]:
-        """The episodes before each inner step."""
-        return self.phases[:-1]
-
-    @property
-    def valid_episodes(self) -> TaskEpisodes:
-        """The episodes after the last inner step."""
-        return self.phases[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Adapted:
-    """What adaptation has made of a policy in each of M tasks.
-
-    Attributes:
-        phases: the episodes that it was made from, in the order in which they were sampled.
-        params: parameters by name, (M, ...) of each task's policy, a latent context among them, or of the policy's own
-            shape where tasks share them; None for the policy's own. `sampler.rollout` takes them.
-        memory: what the policy remembers in each task, tensors (M, ...); empty for one that has nothing to remember.
-    """
-
-    phases: Sequence[TaskEpisodes] = ()
-    params: Mapping[str, Tensor] | None = None
-    memory: Memory = ()
-
-    def policy_of(self, policy: Policy, task: int = 0) -> Policy:
-        """Return a copy of the policy that is ready to act in one of the tasks.
-
-        Args:
-            policy: that was adapted; it is left as it is.
-            task: number of the task.
-        """
-        ready = copy.deepcopy(policy)
-        if self.params is not None:
-            own = dict(ready.named_parameters())
-            of_task = {
-                name: param if param.shape == own[name].shape else param[task] for name, param in self.params.items()
-            }
-            ready.load_state_dict(of_task, strict=False)
-        return StartedPolicy(ready, [kept[task] for kept in self.memory]) if self.memory else ready
-
-
-class _FetchedPhases(Sequence[TaskEpisodes]):
-    """The phases of a batch that is on hosts, fetched when one is looked at."""
-
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
-        self._fetched: list[TaskEpisodes] | None = None
-
-    def __len__(self) -> int:
-        return self._hosts.num_phases
-
-    def __getitem__(self, index: Any) -> Any:
-        if self._fetched is None:
-            self._fetched = self._hosts.fetch()
-        return self._fetched[index]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
-    """How episodes are collected and their advantages estimated.
-
-    Attributes:
-        num_steps: inner steps in training.
-        gamma: discount in [0, 1].
-        gae_lambda: in [0, 1].
-        bootstrap: continue truncated episodes with the value of their final observation.
-    """
-
-    num_steps: int = 1
-    gamma: float = 0.99
-    gae_lambda: float = 1.0
-    bootstrap: bool = True
 
 
 class MetaLearner(ABC):
@@ -477,61 +296,6 @@ class MetaLearner(ABC):
             device=self.device,
         )
         return Batch([*train_episodes, valid_episodes])
-
-
-def adapt_by_steps(
-    sampler: Sampler,
-    tasks: Sequence[Task],
-    num_steps: int,
-    rule: AdaptationRule | None,
-    collection: Collection | None = None,
-    device: torch.device | str = "cpu",
-) -> Adapted:
-    """Adapt by gradient steps, with new episodes before each.
-
-    Args:
-        sampler: its policy is adapted.
-        tasks: M tasks.
-        num_steps: of the rule.
-        rule: the inner loop; None to adapt nothing.
-        collection: how advantages are estimated.
-        device: where the gradients are computed.
-    """
-    if rule is None:
-        return Adapted()
-    collection = collection or Collection()
-    phases, params = sampler.adapt(
-        tasks,
-        num_steps,
-        rule,
-        gamma=collection.gamma,
-        gae_lambda=collection.gae_lambda,
-        bootstrap=collection.bootstrap,
-        device=device,
-    )
-    return Adapted(phases, params)
-
-
-def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task]) -> Adapted:
-    """Adapt by a trial in each task: what the policy then remembers is the adaptation.
-
-    Args:
-        sampler: its policy, with a memory, acts; its episodes of a task are the trial.
-        tasks: M tasks.
-    """
-    trials, memory = sampler.remember_trials(tasks)
-    return Adapted([trials], memory=memory)
-
-
-def returns_of(phases: Sequence[TaskEpisodes]) -> Tensor:
-    """Return the undiscounted return of every episode, (M, phases, B)."""
-    return torch.stack([episodes.episode_returns() for episodes in phases], dim=1)
-
-
-def infos_of(phases: Sequence[TaskEpisodes]) -> dict[str, Tensor]:
-    """Return one number of each recorded info for every episode, (M, phases, B) by name."""
-    of_phases = [episodes.episode_infos() for episodes in phases]
-    return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
 
 
 def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:

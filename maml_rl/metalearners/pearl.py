@@ -18,7 +18,9 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, State, refuse_small_replay
+from maml_rl.metalearners.adapted import Adapted
+from maml_rl.metalearners.collection import Batch, Sampler
+from maml_rl.metalearners.metalearner import MetaLearner, State, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     SACSettings,
     TwinMLP,

@@ -10,9 +10,10 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Positive
 from maml_rl.derivatives import ParameterLayout
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.metalearner import Batch, MetaLearner
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from maml_rl.config import Config
 from maml_rl.config.config import Count
-from maml_rl.metalearners.metalearner import Batch
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.trial_learner import refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy

@@ -12,7 +12,8 @@ from maml_rl.config import Config
 from maml_rl.config.config import Count
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.metalearner import Batch, State, refuse_small_replay
+from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.metalearner import State, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     SACSettings,
     TwinMLP,

@@ -8,7 +8,9 @@ import torch
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.envs.meta_env import Task
-from maml_rl.metalearners.metalearner import Adapted, Batch, MetaLearner, Sampler, adapt_by_memory
+from maml_rl.metalearners.adapted import Adapted, adapt_by_memory
+from maml_rl.metalearners.collection import Batch, Sampler
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 
 

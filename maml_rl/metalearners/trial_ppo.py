@@ -17,7 +17,8 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.metalearner import Batch, Sampler, State
+from maml_rl.metalearners.collection import Batch, Sampler
+from maml_rl.metalearners.metalearner import State
 from maml_rl.metalearners.trial_learner import TrialLearner
 from maml_rl.policies import Policy
 from maml_rl.policies.heads import Distributions

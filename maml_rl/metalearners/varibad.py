@@ -17,7 +17,8 @@ from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.metalearner import Batch, State, refuse_small_replay
+from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.metalearner import State, refuse_small_replay
 from maml_rl.metalearners.trial_learner import refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOLearner, TrialPPOSettings, entries_of
 from maml_rl.policies import BeliefPolicy, Policy

@@ -12,7 +12,8 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
-from maml_rl.metalearners.metalearner import Batch, MetaLearner, State
+from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.metalearner import MetaLearner, State
 from maml_rl.seeding import seeded_torch
 from tests.small_runs import SMALL, untimed
 

@@ -12,8 +12,8 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners import Batch, find_metalearner
 from maml_rl.metalearners.adam import AdamLearner
 from maml_rl.metalearners.autograd_objective import AutogradObjective
+from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.losses import clipped_surrogate
-from maml_rl.metalearners.metalearner import Collection
 from maml_rl.metalearners.promp import ProMP
 from maml_rl.policies import MLPPolicy, Policy
 from tests.synthetic import direction, make_problem

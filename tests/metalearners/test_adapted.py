@@ -19,8 +19,9 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
+from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.cavia import CAVIA, CONTEXT
-from maml_rl.metalearners.metalearner import Adapted, Batch, Sampler
+from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.started_policy import StartedPolicy
 from maml_rl.report import write_report

@@ -15,7 +15,7 @@ from maml_rl import MultiTaskSampler, TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import trial_ppo
-from maml_rl.metalearners.metalearner import Batch, Collection
+from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, TransformerPolicy, as_policy
 from tests.small_runs import config_of

@@ -16,7 +16,7 @@ from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.machine import intra_op_threads
-from maml_rl.metalearners.metalearner import Collection
+from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.recurrent_actor import RecurrentActor

@@ -13,7 +13,7 @@ from maml_rl.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners.metalearner import Batch
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.trial_ppo import RunningMoments
 from maml_rl.metalearners.varibad import VariBAD
 from maml_rl.policies import BeliefPolicy, GRUPolicy

@@ -16,7 +16,8 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners import trial_ppo
-from maml_rl.metalearners.metalearner import Batch, MetaLearner
+from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.samplers.hosting import RemoteHosts
 from maml_rl.samplers.placement import Placement
 

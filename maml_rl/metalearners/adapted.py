@@ -1,0 +1,91 @@
+"""What adaptation makes of a policy in each task, and the two ways to it that algorithms share."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maml_rl.adaptation import AdaptationRule
+from maml_rl.envs.meta_env import Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.metalearners.collection import Collection, Sampler
+from maml_rl.policies import Memory, Policy
+from maml_rl.policies.started_policy import StartedPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What adaptation has made of a policy in each of M tasks.
+
+    Attributes:
+        phases: the episodes that it was made from, in the order in which they were sampled.
+        params: parameters by name, (M, ...) of each task's policy, a latent context among them, or of the policy's own
+            shape where tasks share them; None for the policy's own. `sampler.rollout` takes them.
+        memory: what the policy remembers in each task, tensors (M, ...); empty for one that has nothing to remember.
+    """
+
+    phases: Sequence[TaskEpisodes] = ()
+    params: Mapping[str, Tensor] | None = None
+    memory: Memory = ()
+
+    def policy_of(self, policy: Policy, task: int = 0) -> Policy:
+        """Return a copy of the policy that is ready to act in one of the tasks.
+
+        Args:
+            policy: that was adapted; it is left as it is.
+            task: number of the task.
+        """
+        ready = copy.deepcopy(policy)
+        if self.params is not None:
+            own = dict(ready.named_parameters())
+            of_task = {
+                name: param if param.shape == own[name].shape else param[task] for name, param in self.params.items()
+            }
+            ready.load_state_dict(of_task, strict=False)
+        return StartedPolicy(ready, [kept[task] for kept in self.memory]) if self.memory else ready
+
+
+def adapt_by_steps(
+    sampler: Sampler,
+    tasks: Sequence[Task],
+    num_steps: int,
+    rule: AdaptationRule | None,
+    collection: Collection | None = None,
+    device: torch.device | str = "cpu",
+) -> Adapted:
+    """Adapt by gradient steps, with new episodes before each.
+
+    Args:
+        sampler: its policy is adapted.
+        tasks: M tasks.
+        num_steps: of the rule.
+        rule: the inner loop; None to adapt nothing.
+        collection: how advantages are estimated.
+        device: where the gradients are computed.
+    """
+    if rule is None:
+        return Adapted()
+    collection = collection or Collection()
+    phases, params = sampler.adapt(
+        tasks,
+        num_steps,
+        rule,
+        gamma=collection.gamma,
+        gae_lambda=collection.gae_lambda,
+        bootstrap=collection.bootstrap,
+        device=device,
+    )
+    return Adapted(phases, params)
+
+
+def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task]) -> Adapted:
+    """Adapt by a trial in each task: what the policy then remembers is the adaptation.
+
+    Args:
+        sampler: its policy, with a memory, acts; its episodes of a task are the trial.
+        tasks: M tasks.
+    """
+    trials, memory = sampler.remember_trials(tasks)
+    return Adapted([trials], memory=memory)

@@ -1,0 +1,173 @@
+"""What an update learns from: the sampler that is asked, how it collects, and the batch that comes of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maml_rl.adaptation import AdaptationRule, RuleLike
+from maml_rl.derivatives import Hosts
+from maml_rl.envs.meta_env import Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Memory, Policy
+
+
+class Sampler(Protocol):
+    """What a metalearner asks of a `MultiTaskSampler`; see there."""
+
+    policy: Policy
+
+    def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
+        """Return whether `num_tasks` tasks are to be sampled on hosts."""
+
+    def rollout(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
+    ) -> TaskEpisodes:
+        """Sample the episodes of one phase under fixed parameters."""
+
+    def rollout_trials(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
+    ) -> TaskEpisodes:
+        """Sample a trial of every task: its episodes one after the other, through which the policy keeps its memory."""
+
+    def remember_trials(
+        self,
+        tasks: Sequence[Task],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        num_episodes: int | None = None,
+        deterministic: bool = False,
+    ) -> tuple[TaskEpisodes, Memory]:
+        """Sample a trial of every task, and return with it what the policy remembers at its end."""
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return the random stream for what a learner itself draws before the next phase."""
+
+    def adapt(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int,
+        rule: AdaptationRule,
+        *,
+        gamma: float = ...,
+        gae_lambda: float = ...,
+        device: torch.device | str = ...,
+        bootstrap: bool = ...,
+    ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
+        """Adapt the policy to every task by gradient steps, new episodes before each."""
+
+    def sample(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int = ...,
+        fast_lr: RuleLike | None = ...,
+        gamma: float = ...,
+        gae_lambda: float = ...,
+        device: torch.device | str = ...,
+        *,
+        rule: AdaptationRule | None = ...,
+        bootstrap: bool = ...,
+    ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
+        """Adapt the policy to every task, and sample the adapted policies."""
+
+    def sample_on_hosts(
+        self,
+        tasks: Sequence[Task],
+        num_steps: int,
+        rule: AdaptationRule,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        bootstrap: bool,
+        for_update: bool,
+    ) -> Hosts:
+        """Do the same on hosts, which keep the episodes."""
+
+    def sample_trials_on_hosts(self, tasks: Sequence[Task], trials_per_chunk: int) -> Hosts:
+        """Sample a trial of every task on hosts, which keep them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """How episodes are collected and their advantages estimated.
+
+    Attributes:
+        num_steps: inner steps in training.
+        gamma: discount in [0, 1].
+        gae_lambda: in [0, 1].
+        bootstrap: continue truncated episodes with the value of their final observation.
+    """
+
+    num_steps: int = 1
+    gamma: float = 0.99
+    gae_lambda: float = 1.0
+    bootstrap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The episodes of a batch of tasks, as the metalearner collected them.
+
+    Attributes:
+        phases: for a learner that adapts by gradient steps the episodes before each step and after the last; for one
+            with a memory the episodes of the trials, (M, T, B, ...).
+        hosts: where the episodes are; None if that is left to the learner.
+    """
+
+    phases: Sequence[TaskEpisodes]
+    hosts: Hosts | None = None
+
+    @classmethod
+    def on(cls, hosts: Hosts) -> Self:
+        """Make the batch that hosts have; its episodes are fetched when somebody looks at them."""
+        return cls(_FetchedPhases(hosts), hosts)
+
+    @property
+    def train_episodes(self) -> Sequence[TaskEpisodes]:
+        """The episodes before each inner step."""
+        return self.phases[:-1]
+
+    @property
+    def valid_episodes(self) -> TaskEpisodes:
+        """The episodes after the last inner step."""
+        return self.phases[-1]
+
+
+class _FetchedPhases(Sequence[TaskEpisodes]):
+    """The phases of a batch that is on hosts, fetched when one is looked at."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._fetched: list[TaskEpisodes] | None = None
+
+    def __len__(self) -> int:
+        return self._hosts.num_phases
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._fetched is None:
+            self._fetched = self._hosts.fetch()
+        return self._fetched[index]
+
+
+def returns_of(phases: Sequence[TaskEpisodes]) -> Tensor:
+    """Return the undiscounted return of every episode, (M, phases, B)."""
+    return torch.stack([episodes.episode_returns() for episodes in phases], dim=1)
+
+
+def infos_of(phases: Sequence[TaskEpisodes]) -> dict[str, Tensor]:
+    """Return one number of each recorded info for every episode, (M, phases, B) by name."""
+    of_phases = [episodes.episode_infos() for episodes in phases]
+    return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
