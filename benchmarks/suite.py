@@ -35,15 +35,21 @@ from maml_rl.experiment.statistics import interquartile_mean
 _REPETITIONS = 2_000
 _STEP = 1
 
+
 # What HalfCheetahDir learns fastest with; a whole training of a family of physics then takes minutes.
-_AS_HALFCHEETAH_DIR: dict[str, Any] = {
-    "changes": {"meta-batch-size": 20, "fast-batch-size": 10, "fast-lr": 0.5},
-    "algorithm_changes": {
-        "maml-trpo": {"max-kl": 0.03},
-        "promp": {"algorithm-settings": {"learning-rate": 3e-3}},
-        "rl2": RL2_OF_400_EPISODES,
-    },
-}
+def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
+    """Return the changes; of RL2 with noise as large as the actuators' range, in an environment of these arguments."""
+    return {
+        "changes": {"meta-batch-size": 20, "fast-batch-size": 10, "fast-lr": 0.5},
+        "algorithm_changes": {
+            "maml-trpo": {"max-kl": 0.03},
+            "promp": {"algorithm-settings": {"learning-rate": 3e-3}},
+            "rl2": RL2_OF_400_EPISODES,
+            "rl2-control": {"env-kwargs": env_kwargs},
+        },
+    }
+
+
 _STEP_OF_NAVIGATION = {"promp": {"algorithm-settings": {"learning-rate": 1e-2}}}
 FAMILIES = (
     NAVIGATION,
@@ -56,8 +62,15 @@ FAMILIES = (
         algorithm_changes=_STEP_OF_NAVIGATION,
     ),
     HALFCHEETAH_DIR,
-    Family("halfcheetah-vel", "HalfCheetahVel, horizon 100", "halfcheetah-vel.yaml", 60, 20, **_AS_HALFCHEETAH_DIR),
-    Family("ant-dir", "AntDir, horizon 100", "ant-dir.yaml", 60, 20, **_AS_HALFCHEETAH_DIR),
+    Family(
+        "halfcheetah-vel",
+        "HalfCheetahVel, horizon 100",
+        "halfcheetah-vel.yaml",
+        60,
+        20,
+        **_as_halfcheetah_dir(low=0.0, high=2.0),
+    ),
+    Family("ant-dir", "AntDir, horizon 100", "ant-dir.yaml", 60, 20, **_as_halfcheetah_dir()),
     Family("tabular-mdp", "Tabular MDPs", "tabular-mdp.yaml", 60, 20, algorithm_changes=_STEP_OF_NAVIGATION),
 )
 # Trials of two episodes: as many episodes of training as the others have with 20 tasks.
@@ -78,10 +91,34 @@ _RL2 = Contender(
         },
     },
 )
+# What control needs: observations in units of their deviation, layers that act on them and on the memory, and many
+# small steps. Five meta-updates have as many episodes as one of the others.
+_RL2_CONTROL = Contender(
+    "rl2-control",
+    "rl2",
+    {
+        "observe-last": True,
+        "gamma": 0.97,
+        "gae-lambda": 0.9,
+        "fast-batch-size": 2,
+        "meta-batch-size": 40,
+        "algorithm-settings": {
+            "hidden-size": 64,
+            "layers": [64],
+            "normalize-observations": True,
+            "learning-rate": 1e-3,
+            "num-epochs": 8,
+            "num-minibatches": 4,
+            "clip": 0.2,
+            "entropy-coefficient": 0.01,
+        },
+    },
+    updates=5,
+)
 SUITE = Plan(
     ROOT / "docs" / "suite.md",
     named(*FAMILIES),
-    named(TRPO, Contender("promp", "promp"), _RL2, PRETRAIN, ORACLE, RANDOM),
+    named(TRPO, Contender("promp", "promp"), _RL2, _RL2_CONTROL, PRETRAIN, ORACLE, RANDOM),
     {family.name: (0, 1, 2) for family in FAMILIES},
 )
 
@@ -93,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def scores_of(plan: Plan, family: Family) -> dict[str, Values]:
     """Return the compared returns after one step, or without one for an oracle, by name: (trainings, tasks)."""
-    compared = compared_rows(rows_of(plan, family))
+    compared = compared_rows(plan, rows_of(plan, family))
     return {name: np.stack([_after_step(row) for row in rows]) for name, rows in compared.items()}
 
 
@@ -150,7 +187,7 @@ def tables(plan: Plan, family: Family) -> str:
     scores = scores_of(plan, family)
     if not scores:
         return "No results yet."
-    finals = compared_rows(rows_of(plan, family))
+    finals = compared_rows(plan, rows_of(plan, family))
     over = {other: improvements(scores, other) for other in (PRETRAIN.name, TRPO.name)}
     lines = [
         f"![{family.title}: interquartile means](images/{chart_of(plan, family).name})",

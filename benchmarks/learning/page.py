@@ -57,14 +57,18 @@ def chart_of(plan: Plan, family: Family) -> Path:
     return plan.page.parent / "images" / f"{plan.page.stem}-{family.name}.svg"
 
 
-def compared_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+def compared_rows(plan: Plan, found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     """Return the rows of the trainings, by contender, after as many meta-updates as all contenders have reached.
 
-    Those that are not trained have their only row instead.
+    Of those with smaller batches, as many count as one as the plan says. Those that are not trained have their only row
+    instead.
     """
-    farthest = {name: max(row.iteration for row in rows) for name, rows in found.items()}
-    common = min((iteration for iteration in farthest.values() if iteration > 0), default=0)
-    return {name: [row for row in rows if row.iteration == min(common, farthest[name])] for name, rows in found.items()}
+    counts = {name: [row.iteration // plan.contenders[name].updates for row in rows] for name, rows in found.items()}
+    common = min((max(numbers) for numbers in counts.values() if max(numbers) > 0), default=0)
+    return {
+        name: [row for row, number in zip(rows, counts[name], strict=True) if number == min(common, max(counts[name]))]
+        for name, rows in found.items()
+    }
 
 
 def tables(plan: Plan, family: Family) -> str:
@@ -72,14 +76,14 @@ def tables(plan: Plan, family: Family) -> str:
     found = rows_of(plan, family)
     if not found:
         return "No results yet."
-    parts = [f"![{family.title}: returns](images/{chart_of(plan, family).name})", _final_table(found)]
+    parts = [f"![{family.title}: returns](images/{chart_of(plan, family).name})", _final_table(plan, found)]
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
     return "\n\n".join(parts)
 
 
-def _final_table(found: dict[str, list[Row]]) -> str:
-    finals = compared_rows(found)
+def _final_table(plan: Plan, found: dict[str, list[Row]]) -> str:
+    finals = compared_rows(plan, found)
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
     lines = [
         "| | seeds | meta-updates | environment steps | "
@@ -189,7 +193,7 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         if family.threshold is not None:
             panel.axhline(family.threshold, color="0.6", lw=0.8, ls=":")
-    _draw_final(panels[2], compared_rows(found), colors)
+    _draw_final(panels[2], compared_rows(plan, found), colors)
     figure.suptitle(family.title, x=0.01, ha="left", fontsize=11)
     _add_legend(figure, *panels[0].get_legend_handles_labels())
     figure.savefig(path, metadata={"Date": None})

@@ -22,7 +22,7 @@ class Family:
         evaluate_every: meta-updates between evaluations.
         threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every contender.
-        algorithm_changes: of the config, by the name of the algorithm.
+        algorithm_changes: of the config, by the name of the contender or, where that has none, of the algorithm.
         test_changes: of the config, in evaluations.
         ends_at_threshold: whether a training ends where it has passed the threshold.
         contenders: the names of those that are trained here; all of a plan's if there are none.
@@ -51,12 +51,14 @@ class Contender:
             MAML-TRPO is taken with this algorithm and its default settings.
         changes: of the config.
         trained: whether it is; a random initialization is not.
+        updates: how many of its meta-updates count as one of a family, where its batches are so much smaller.
     """
 
     name: str
     configs: str = "maml"
     changes: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = True
+    updates: int = 1
 
     def config(self, family: Family, seed: int) -> Config:
         """Return the config of one training.
@@ -72,11 +74,11 @@ class Contender:
             {
                 **family.changes,
                 **self.changes,
-                **family.algorithm_changes.get(config.algorithm, {}),
+                **family.algorithm_changes.get(self.name, family.algorithm_changes.get(config.algorithm, {})),
                 "seed": seed,
-                "num-batches": family.iterations,
-                "checkpoint-every": family.evaluate_every,
-                "keep-checkpoints": family.iterations + 1,
+                "num-batches": self.updates * family.iterations,
+                "checkpoint-every": self.updates * family.evaluate_every,
+                "keep-checkpoints": self.updates * family.iterations + 1,
             },
             "the plan of this benchmark",
         )
@@ -129,7 +131,7 @@ HALFCHEETAH_DIR = Family(
     100,
     10,
     150.0,
-    algorithm_changes={"rl2": RL2_OF_400_EPISODES},
+    algorithm_changes={"rl2": RL2_OF_400_EPISODES, "rl2-control": {}},
 )
 
 TRPO = Contender("maml-trpo")

@@ -62,7 +62,8 @@ class Job:
         """Return the iterations that are evaluated."""
         if not self.contender.trained:
             return [0]
-        return [*range(0, self.family.iterations, self.family.evaluate_every), self.family.iterations]
+        points = [*range(0, self.family.iterations, self.family.evaluate_every), self.family.iterations]
+        return [self.contender.updates * point for point in points]
 
     def rows(self) -> list[Row]:
         """Return the rows that are written."""

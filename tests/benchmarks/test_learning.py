@@ -180,9 +180,21 @@ def test_contenders_are_compared_after_as_many_meta_updates_as_all_have_reached(
         "near": [row(0, 0, 0, 1), row(0, 5, 0, 1), row(1, 0, 0, 1)],
         "begun": [row(0, 0, 0, 1)],
         "random": [row(0, 0, 0, 1), row(1, 0, 0, 1)],
+        "small-batches": [row(0, iteration, 0, 1) for iteration in (0, 15, 30)],
     }
-    keys = {name: [each.key for each in rows] for name, rows in page.compared_rows(found).items()}
-    assert keys == {"far": [(0, 5), (1, 5)], "near": [(0, 5)], "begun": [(0, 0)], "random": [(0, 0), (1, 0)]}
+    contenders = named(*(Contender(name, updates=3 if name == "small-batches" else 1) for name in found))
+    plan = replace(COMPARISON, contenders=contenders)
+    keys = {name: [each.key for each in rows] for name, rows in page.compared_rows(plan, found).items()}
+    trained = {"far": [(0, 5), (1, 5)], "near": [(0, 5)], "small-batches": [(0, 15)]}
+    assert keys == {**trained, "begun": [(0, 0)], "random": [(0, 0), (1, 0)]}
+
+
+def test_small_batches_are_evaluated_after_as_many_environment_steps(tmp_path: Path) -> None:
+    contender = Contender("small", "rl2", {"observe-last": True, "meta-batch-size": 4}, updates=5)
+    family = replace(FAMILY, iterations=6, evaluate_every=2, algorithm_changes={"small": {"gamma": 0.5}, "rl2": {}})
+    assert Job(family, contender, 0, tmp_path, tmp_path, 0).points() == [0, 10, 20, 30]
+    config = contender.config(family, 0)
+    assert (config.num_batches, config.checkpoint_every, config.gamma) == (30, 10, 0.5)
 
 
 @pytest.mark.parametrize("plan", [COMPARISON], ids=lambda plan: plan.page.stem)

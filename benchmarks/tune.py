@@ -1,0 +1,272 @@
+"""Searches settings of a config with Optuna: `python -m benchmarks.tune CONFIG --search KEY=VALUES ... --csv FILE`.
+
+Trials are drawn by Optuna's tree of Parzen estimators, and trained up to the same number of environment steps. Those
+that are behind at a ninth and at a third of it end there (successive halving). The CSV has a row for every trial and is
+written after each; the same command continues from it. Trials have a seed of their own, hence other tasks than reported
+trainings.
+
+Source: Akiba et al. 2019, https://arxiv.org/abs/1907.10902; Li et al. 2020, https://arxiv.org/abs/1810.05934
+"""
+
+import argparse
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from benchmarks.suite import SUITE
+from maml_rl import __version__
+from maml_rl.cli.console import Parser
+from maml_rl.config import Config, load_config
+from maml_rl.config.catalog import find_config
+from maml_rl.errors import ConfigError, NonFiniteError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.train import train
+from maml_rl.runs.atomic_files import replace_file
+from maml_rl.runs.metrics import Metrics, return_keys
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial, Trial
+
+# A third of the trials goes on at each of the rungs 1, 3 and 9 of a budget that is cut into nine.
+_REDUCTION, _PARTS = 3, 9
+_FIRST = ("trial", "state", "value", "env_steps", "seconds", "config", "seed", "version", "rungs")
+_RESERVED = sorted({seed for seeds in SUITE.seeds.values() for seed in seeds})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the trials that the CSV file lacks."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="a name that `maml-rl configs` lists, or a YAML file")
+    parser.add_argument(
+        "--search",
+        nargs="+",
+        required=True,
+        metavar="KEY=VALUES",
+        help="LOW:HIGH, LOW:HIGH:log, or A|B|C; as algorithm-settings.learning-rate=1e-4:1e-2:log",
+    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="what all trials have")
+    parser.add_argument("--trials", type=int, default=20, help="trials in all (default: 20)")
+    parser.add_argument("--env-steps", type=float, required=True, help="environment steps of a whole trial")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many; resumable")
+    parser.add_argument("--seed", type=int, default=7000, help="of all trials and of the search (default: 7000)")
+    parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
+    parser.add_argument("--runs", type=Path, default=Path("runs/tune"), help="folder of the runs")
+    parser.add_argument("--csv", type=Path, required=True, help="the trials")
+    options = parser.parse_args(arguments)
+    if options.seed in _RESERVED:
+        parser.error(f"seed {options.seed} is one of the reported trainings, {_RESERVED}; tune with another")
+    try:
+        import optuna
+    except ImportError:
+        parser.error("this needs Optuna; run pip install -e '.[bench]'")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        search(options)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def search(options: argparse.Namespace) -> None:
+    """Run the trials that the CSV file lacks, and write them.
+
+    Raises:
+        ConfigError: If the config, or a value that is searched, is wrong.
+    """
+    import optuna
+
+    path = Path(options.config)
+    config = load_config(path if path.is_file() else find_config(options.config))
+    fixed = {key: yaml.safe_load(text) for key, text in map(_pair, options.set)}
+    config = changed(config, {**fixed, "seed": options.seed})
+    space = {key: distribution_of(key, text) for key, text in map(_pair, options.search)}
+    # All values are tried before anything is trained.
+    for key, distribution in space.items():
+        for value in _extremes(distribution):
+            make_experiment(changed(config, {key: value}))
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=options.seed),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
+    )
+    study.add_trials(read_trials(options.csv, space))
+    deadline = monotonic() + 60.0 * options.minutes
+    while len(study.trials) < options.trials and monotonic() < deadline:
+        trial = study.ask(space)
+        began = monotonic()
+
+        def ends(rung: int, value: float, trial: "Trial" = trial) -> bool:
+            trial.report(value, rung)
+            return bool(trial.should_prune())
+
+        values = {key: yaml.safe_load(x) if isinstance(x, str) else x for key, x in trial.params.items()}
+        folder, state = options.runs / str(trial.number), optuna.trial.TrialState.PRUNED
+        try:
+            value, steps = train_trial(changed(config, values), folder, options.env_steps, options.num_workers, ends)
+        except NonFiniteError:
+            value, steps, state = None, 0, optuna.trial.TrialState.FAIL
+        trial.set_user_attr("env_steps", steps)
+        trial.set_user_attr("seconds", round(monotonic() - began))
+        study.tell(trial, value, state if value is None else None)
+        write_trials(options.csv, study.trials, options.config, options.seed)
+        last = study.trials[-1]
+        print(f"trial {last.number}, {last.state.name.lower()}: {last.value} with {last.params}", flush=True)
+    if any(trial.state.name == "COMPLETE" for trial in study.trials):
+        print(f"best: {study.best_value:.2f} with {study.best_params}")
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a config with some keys replaced; `section.key` replaces one key of a section."""
+    replaced: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        if name:
+            present = config.env_kwargs if section == "env-kwargs" else {}
+            replaced[section] = {**present, **replaced.get(section, {}), name: value}
+        else:
+            replaced[key] = value
+    return config.override(replaced, "the settings that are searched")
+
+
+def train_trial(
+    config: Config, folder: Path, env_steps: float, num_workers: int | None, ends: Callable[[int, float], bool]
+) -> tuple[float | None, int]:
+    """Train one trial up to a number of environment steps.
+
+    Args:
+        config: of the trial.
+        folder: of its run, which is replaced.
+        env_steps: after which it is complete.
+        num_workers: see `train`.
+        ends: is given the number of each rung and the return there, and says whether the trial ends there.
+
+    Returns:
+        The mean return after adaptation in the last ninth of the environment steps, None if the trial was ended before;
+        and the environment steps that it took.
+
+    Raises:
+        ConfigError: If `num-batches` is too small for so many environment steps.
+    """
+    stop, returns, values = Event(), list[tuple[int, float]](), list[float]()
+    span = env_steps / _PARTS
+
+    def look(metrics: Metrics) -> None:
+        returns.append((metrics["env_steps"], metrics[return_keys(metrics)[-1]]))
+        while len(values) < _PARTS and metrics["env_steps"] >= (len(values) + 1) * span and not stop.is_set():
+            values.append(_recent(returns, span))
+            if ends(len(values), values[-1]) or len(values) == _PARTS:
+                stop.set()
+
+    train(config, folder, num_workers=num_workers, overwrite=True, on_iteration=look, stop=stop)
+    steps = returns[-1][0]
+    if not stop.is_set():
+        raise config.error(f"a trial ends after {steps:,} of {env_steps:,.0f} environment steps", "num-batches")
+    return values[-1] if len(values) == _PARTS else None, steps
+
+
+def _recent(returns: Sequence[tuple[int, float]], span: float) -> float:
+    """Return the mean of the returns within the last `span` environment steps."""
+    return float(np.mean([value for steps, value in returns if steps > returns[-1][0] - span]))
+
+
+def read_trials(path: Path, space: Mapping[str, "BaseDistribution"]) -> list["FrozenTrial"]:
+    """Return the finished trials of a CSV file, in the order of their numbers; none where there is no file.
+
+    Raises:
+        ConfigError: If other settings were searched.
+    """
+    import optuna
+
+    if not path.is_file():
+        return []
+    trials = []
+    for row in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))):
+        if set(row) - set(_FIRST) != set(space):
+            raise ConfigError(f"{path} has trials of {sorted(set(row) - set(_FIRST))}, not {sorted(space)}")
+        state = optuna.trial.TrialState[row["state"].upper()]
+        # Choices are kept as text.
+        params = {
+            key: row[key]
+            if isinstance(each, optuna.distributions.CategoricalDistribution)
+            else yaml.safe_load(row[key])
+            for key, each in space.items()
+        }
+        trials.append(
+            optuna.trial.create_trial(
+                state=state,
+                value=float(row["value"]) if state.name == "COMPLETE" else None,
+                intermediate_values={rung: float(text) for rung, text in enumerate(row["rungs"].split(), 1)},
+                params=params,
+                distributions=dict(space),
+                user_attrs={key: int(row[key]) for key in ("env_steps", "seconds")},
+            )
+        )
+    return trials
+
+
+def write_trials(path: Path, trials: Sequence["FrozenTrial"], config: str, seed: int) -> None:
+    """Write all trials; the file appears whole or not at all. One that was ended has no value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    keys = sorted({key for trial in trials for key in trial.params})
+    writer.writerow([*_FIRST, *keys])
+    for trial in trials:
+        value = f"{trial.value:.3f}" if trial.state.name == "COMPLETE" else ""
+        spent = (trial.user_attrs[key] for key in ("env_steps", "seconds"))
+        rungs = " ".join(f"{trial.intermediate_values[rung]:.3f}" for rung in sorted(trial.intermediate_values))
+        row = [trial.number, trial.state.name.lower(), value, *spent, config, seed, __version__, rungs]
+        writer.writerow([*row, *(trial.params[key] for key in keys)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text.getvalue().encode())
+
+
+def _pair(entry: str) -> tuple[str, str]:
+    key, equals, text = entry.partition("=")
+    if not equals or not text:
+        raise ConfigError(f"expected KEY=VALUES, got {entry!r}")
+    return key, text
+
+
+def distribution_of(key: str, text: str) -> "BaseDistribution":
+    """Return what `LOW:HIGH`, `LOW:HIGH:log` or `A|B|C` means.
+
+    Raises:
+        ConfigError: If it means nothing.
+    """
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if "|" in text:
+        return CategoricalDistribution(text.split("|"))
+    low, *rest = text.split(":")
+    try:
+        if len(rest) not in (1, 2) or rest[1:] not in ([], ["log"]):
+            raise ValueError("expected LOW:HIGH, LOW:HIGH:log or A|B|C")
+        is_log = len(rest) == 2
+        make: Callable[..., BaseDistribution] = IntDistribution
+        bounds: list[float] = []
+        try:
+            bounds = [int(low), int(rest[0])]
+        except ValueError:
+            make, bounds = FloatDistribution, [float(low), float(rest[0])]
+        return make(*bounds, log=is_log)
+    except ValueError as error:
+        raise ConfigError(f"the values of {key!r} are {text!r}: {error}") from None
+
+
+def _extremes(distribution: "BaseDistribution") -> list[Any]:
+    """Return all choices, or the lowest and the highest number."""
+    choices = getattr(distribution, "choices", None)
+    if choices is not None:
+        return [yaml.safe_load(choice) for choice in choices]
+    return [getattr(distribution, bound) for bound in ("low", "high")]
+
+
+if __name__ == "__main__":
+    main()

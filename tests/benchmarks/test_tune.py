@@ -1,0 +1,138 @@
+"""The search over settings: what a trial is worth, where it ends, and that the CSV file continues it."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import tune
+from maml_rl.config import Config
+from maml_rl.errors import ConfigError
+from maml_rl.runs.metrics import read_metrics
+from tests.small_runs import config_of
+
+# One task with 2 x 2 episodes of 4 steps.
+STEPS = 2 * 2 * 4
+TINY = {"env_name": "TabularMDP-v0", "meta_batch_size": 1, "fast_batch_size": 2, "max_episode_steps": 4}
+
+
+@pytest.mark.parametrize("ended", [None, 3])
+def test_trial_is_worth_its_last_ninth_and_ends_where_it_is_told_to(tmp_path: Path, ended: int | None) -> None:
+    rungs: list[tuple[int, float]] = []
+
+    def ends(rung: int, value: float) -> bool:
+        rungs.append((rung, value))
+        return rung == ended
+
+    config = config_of(**TINY, num_batches=100, checkpoint_every=100)
+    value, steps = tune.train_trial(config, tmp_path / "run", 18.0 * STEPS, 0, ends)
+    metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    returns = [row["return/step_1"] for row in metrics]
+    number = 9 if ended is None else ended
+    # Two meta-updates for each of the nine parts.
+    assert len(metrics) == 2 * number
+    assert steps == 2 * number * STEPS
+    means = np.reshape(returns, (-1, 2)).mean(1)
+    assert [rung for rung, _ in rungs] == list(range(1, number + 1))
+    np.testing.assert_allclose([value for _, value in rungs], means)
+    assert value == (None if ended else pytest.approx(means[-1]))
+
+
+def test_trial_that_is_too_short_for_its_budget_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'num-batches' in .*: a trial ends after 32 of 144 environment steps"):
+        tune.train_trial(
+            config_of(**TINY, num_batches=2),
+            tmp_path / "run",
+            9.0 * STEPS,
+            0,
+            lambda rung, value: False,
+        )
+
+
+def test_keys_of_sections_are_replaced_one_by_one() -> None:
+    config = config_of(env_kwargs={"low": -0.5, "high": 0.5})
+    changed = tune.changed(
+        config,
+        {"fast-lr": 0.3, "env-kwargs.low": -1.0, "algorithm-settings.max-kl": 0.5, "algorithm-settings.cg-iters": 4},
+    )
+    assert changed.fast_lr == 0.3
+    assert changed.env_kwargs == {"low": -1.0, "high": 0.5}
+    assert changed.algorithm_settings == {"max-kl": 0.5, "cg-iters": 4}
+
+
+CONFIG = "2d-navigation"
+SPACE = ("fast-lr=0.01:1.0:log", "algorithm-settings.cg-iters=1:9", "nonlinearity=relu|tanh")
+
+
+def search(path: Path, trials: int, space: tuple[str, ...] = SPACE, *further: str) -> list[dict[str, str]]:
+    tune.main([CONFIG, "--search", *space, "--env-steps", "900", "--csv", str(path), "--trials", str(trials), *further])
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def judge(config: Config, folder: Path, env_steps: float, num_workers: Any, ends: Any) -> tuple[float | None, int]:
+    """What stands for a training: the best is at a step size of 0.1 with tanh."""
+    value = -((np.log10(config.fast_lr) + 1.0) ** 2) - (config.nonlinearity == "relu")
+    for rung in range(1, 10):
+        if ends(rung, value) and rung < 9:
+            return None, 100 * rung
+    return value, 900
+
+
+def test_search_finds_the_best_ends_what_is_behind_and_continues_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(tune, "train_trial", judge)
+    seeds = set()
+
+    def judge_seed(config: Config, *arguments: Any) -> tuple[float | None, int]:
+        seeds.add(config.seed)
+        return judge(config, *arguments)
+
+    first = search(tmp_path / "trials.csv", 12)
+    monkeypatch.setattr(tune, "train_trial", judge_seed)
+    rows = search(tmp_path / "trials.csv", 30)
+    assert [{**row, "seconds": ""} for row in rows[:12]] == [{**row, "seconds": ""} for row in first]
+    assert [row["trial"] for row in rows] == [str(number) for number in range(30)]
+    whole = [row for row in rows if row["state"] == "complete"]
+    ended = [row for row in rows if row["state"] == "pruned"]
+    best = max(whole, key=lambda row: float(row["value"]))
+    assert best["nonlinearity"] == "tanh"
+    assert float(best["fast-lr"]) == pytest.approx(0.1, rel=0.5)
+    assert {int(row["env_steps"]) for row in ended} <= {100, 300}
+    assert len(ended) > 10
+    assert seeds == {7000}
+
+
+@pytest.mark.parametrize(
+    ("space", "further", "message"),
+    [
+        (SPACE, ("--seed", "1"), "seed 1 is one of the reported trainings"),
+        (("fast-lr=0.1",), (), "the values of 'fast-lr' are '0.1': expected LOW:HIGH, LOW:HIGH:log or A|B|C"),
+        (("fast-lr",), (), "expected KEY=VALUES, got 'fast-lr'"),
+        (("fast-lrr=0.1:0.2",), (), "unknown key 'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"),
+        (
+            ("algorithm-settings.cg-iters=0:3",),
+            (),
+            "'cg-iters' in the settings that are searched: expected at least 1, got 0",
+        ),
+    ],
+)
+def test_searches_that_make_no_sense_are_refused_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], space: Any, further: Any, message: str
+) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(SystemExit):
+        search(tmp_path / "trials.csv", 1, space, *further)
+    assert message in capsys.readouterr().err
+
+
+def test_trials_of_other_settings_are_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "trials.csv").write_text("trial,state,value,env_steps,seconds,config,seed,version,rungs,max-kl\n0\n")
+    with pytest.raises(SystemExit):
+        search(tmp_path / "trials.csv", 1, ("fast-lr=0.1:0.2",))
+    assert "has trials of ['max-kl'], not ['fast-lr']" in capsys.readouterr().err
