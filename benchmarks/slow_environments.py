@@ -168,7 +168,7 @@ def _survive(report: Report, options: argparse.Namespace) -> None:
         while kills < options.faults or retries < options.faults:
             with tempfile.TemporaryDirectory() as folder:
                 faults = {
-                    "kill": 0.5 / size / options.steps if kills < options.faults else 0.0,
+                    "kill": 2.0 / size / options.steps if kills < options.faults else 0.0,
                     "retry": 5.0 / size / options.steps if retries < options.faults else 0.0,
                 }
                 found, *_ = _sample(

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from maml_rl.envs.meta_env import SlotCounts
 from maml_rl.runs.metrics import Metrics, counted_by, return_keys
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,16 @@ class TrainingProgress:
         self._bar.update()
         if self._bar.disable and monotonic() - self._last_line >= self._seconds_between_lines:
             self._log(state)
+
+    def show_slots(self, counts: SlotCounts) -> None:
+        """Show what the slots of slow environments are doing, until the iteration ends; any thread may call this."""
+        if not self._bar.disable:
+            self._bar.set_postfix_str(str(counts))
+        elif monotonic() - self._last_line >= self._seconds_between_lines:
+            self._last_line = monotonic()
+            name = f"{self._name}, " if self._name else ""
+            done = 0 if self.latest is None else self.latest["iteration"] + 1
+            logger.info("%siteration %d of %d: %s", name, done + 1, self._num_batches, counts)
 
     def _log(self, state: str) -> None:
         """Log a line with the iteration, the state of training and the time left."""

@@ -174,6 +174,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
             overwrite=options.overwrite,
             profile=options.profile,
             on_iteration=progress,
+            on_slots=progress.show_slots,
         )
     return progress
 

@@ -83,6 +83,29 @@ class StepBuffers:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """What slots that wait side by side are doing.
+
+    Attributes:
+        waiting: how many wait for a reset or a step.
+        acting: how many have an observation for which the policy has not acted yet.
+        done: how many have no episode left to do, or wait for the others of theirs.
+        slowest: the slot whose call has run for longest; -1 if none runs.
+        seconds: for how long.
+    """
+
+    waiting: int
+    acting: int
+    done: int
+    slowest: int = -1
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        slowest = f", slot {self.slowest} for {self.seconds:.1f} s" if self.slowest >= 0 else ""
+        return f"{self.waiting} slots wait{slowest}, {self.acting} act, {self.done} done"
+
+
 def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
     """Return what an environment declares as `recorded_infos`.
 
@@ -193,6 +216,10 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready; 0 for families of this package."""
         return 0.0
+
+    def slot_counts(self) -> SlotCounts | None:
+        """Return what slots that wait side by side are doing, for any thread; None where they do not wait so."""
+        return None
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:

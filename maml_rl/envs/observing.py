@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, StepBuffers, Task
 from maml_rl.spaces import PackedSpace, is_image, write_flat
 
 
@@ -89,6 +89,10 @@ class ObservingVectorEnv(MetaVectorEnv):
     def waiting_seconds(self) -> float:
         """The environment's."""
         return self.env.waiting_seconds
+
+    def slot_counts(self) -> SlotCounts | None:
+        """Return what the environment's slots are doing."""
+        return self.env.slot_counts()
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw the environment's tasks."""

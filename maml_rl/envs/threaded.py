@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallHangsError, CallRules, SideBySide, is_async, without_wrappers
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import SlotCounts, Task
 from maml_rl.envs.serial import SerialVectorEnv, time_limit
 from maml_rl.errors import TaskError
 
@@ -78,6 +78,16 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready so far."""
         return self._waited
+
+    def slot_counts(self) -> SlotCounts:
+        """Return what the slots are doing; see `MetaVectorEnv`."""
+        waiting, over = self._calls.outstanding.copy(), self.buffers.terminated | self.buffers.truncated
+        over[list(waiting)] = False
+        slot, since = self._calls.longest() or (-1, 0.0)
+        # A call that pauses begins later than now.
+        seconds = max(0.0, monotonic() - since) if slot >= 0 else 0.0
+        done = int(over.sum())
+        return SlotCounts(len(waiting), self.num_envs - len(waiting) - done, done, slot, seconds)
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from the generator of slot 0; see `SerialVectorEnv`."""

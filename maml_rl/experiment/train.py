@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.config.config import Config
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import SlotCounts, Task
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -32,6 +32,9 @@ from maml_rl.task_distributions.task_files import save_tasks
 
 logger = logging.getLogger(__name__)
 
+# How often slots that wait side by side are looked at.
+_WATCH_SECONDS = 1.0
+
 OnIteration = Callable[[Metrics], None]
 
 
@@ -45,6 +48,7 @@ def train(
     overwrite: bool = False,
     profile: bool = False,
     on_iteration: OnIteration | None = None,
+    on_slots: Callable[[SlotCounts], object] | None = None,
     stop: Event | None = None,
 ) -> Policy:
     """Train a meta-policy, or resume training one.
@@ -65,6 +69,7 @@ def train(
         overwrite: replace the run that is in `folder`.
         profile: add each stage's share of the time to the metrics.
         on_iteration: is given the metrics of every iteration.
+        on_slots: is given what the slots of slow environments are doing, every second, by a thread of its own.
         stop: once it is set, by `on_iteration` or by another thread, training ends after the present iteration with a
             checkpoint, from which it can be resumed.
 
@@ -88,6 +93,7 @@ def train(
     timer = StageTimer() if profile else NULL_TIMER
     with (
         experiment.make_sampler(num_workers=num_workers, timer=timer) as sampler,
+        _watching(sampler, on_slots),
         _evaluating(experiment, held_out, num_workers) as evaluate_if_due,
         RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite) as run,
     ):
@@ -168,6 +174,29 @@ def _evaluating(
             return metrics | {"time/evaluation_s": perf_counter() - started}
 
         yield evaluate_if_due
+
+
+@contextmanager
+def _watching(sampler: MultiTaskSampler, on_slots: Callable[[SlotCounts], object] | None) -> Iterator[None]:
+    """Tell what the slots are doing, as long as some of them wait."""
+    if on_slots is None:
+        yield
+        return
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(_WATCH_SECONDS):
+            counts = sampler.slot_counts
+            if counts is not None and counts.waiting:
+                on_slots(counts)
+
+    thread = Thread(target=watch, name="slots-watched", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.phase import Phase
@@ -38,6 +38,11 @@ class RolloutBackend(ABC):
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready, where they wait side by side; of the worker that has waited longest."""
         return 0.0
+
+    @property
+    def slot_counts(self) -> SlotCounts | None:
+        """What slots that wait side by side are doing, for any thread; None where they do not, or are elsewhere."""
+        return None
 
     @property
     def carrier(self) -> Carrier | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.calls import CallHangsError
-from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, Task
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, MamlRLError, UsersCode
 from maml_rl.machine import usable_cores
@@ -63,6 +63,12 @@ class VectorEnvBackend(RolloutBackend):
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready."""
         return self._counted[1] + (0.0 if self._env is None else self._env.waiting_seconds)
+
+    @property
+    def slot_counts(self) -> SlotCounts | None:
+        """What the slots are doing."""
+        env = self._env
+        return None if env is None else env.slot_counts()
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         """Sample a phase in this process."""
@@ -205,6 +211,10 @@ class GuardedEnv(MetaVectorEnv):
     def waiting_seconds(self) -> float:
         """The environment's."""
         return self._env.waiting_seconds
+
+    def slot_counts(self) -> SlotCounts | None:
+        """Return what the environment's slots are doing."""
+        return self._env.slot_counts()
 
     def reset_send(self, index: int, seed: int) -> None:
         """Start the reset of a slot; see `MetaVectorEnv`."""

@@ -19,7 +19,7 @@ from maml_rl.arguments import check_count
 from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
 from maml_rl.envs.calls import Stepping
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
-from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
@@ -740,6 +740,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready, where they wait side by side; of the worker that has waited longest."""
         return self._backend.waiting_seconds
+
+    @property
+    def slot_counts(self) -> SlotCounts | None:
+        """What slots that wait side by side are doing now, for any thread; None where they do not, and on Ray."""
+        return self._backend.slot_counts
 
     @property
     def env(self) -> EnvDescription:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from time import monotonic
 from typing import Any, Self
 
@@ -27,12 +28,13 @@ class Progress:
         steps: (W,) steps that it then had behind it; -1 for a reset.
         retries: (W,) how often episodes of each worker were begun anew, because their environment raised `Retry`.
         waiting_seconds: (W,) seconds for which each worker has waited because none of its slots was ready.
+        slot_counts: (W, 5) what slots that wait side by side are doing, in the order of `SlotCounts`; zeros elsewhere.
         generation: (1,) of the parent's current work; a worker that samples a phase of an earlier one stops.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.physics_seconds, self.current_slots, self.heartbeats, self.steps, *others = arrays.values()
-        self.retries, self.waiting_seconds, self.generation = others
+        self.retries, self.waiting_seconds, self.slot_counts, self.generation = others
 
     @staticmethod
     def layout(num_workers: int) -> Layout:
@@ -45,6 +47,7 @@ class Progress:
             "steps": (each, np.dtype(np.int64)),
             "retries": (each, np.dtype(np.int64)),
             "waiting_seconds": (each, np.dtype(np.float64)),
+            "slot_counts": ((num_workers, 5), np.dtype(np.float64)),
             "generation": ((1,), np.dtype(np.int64)),
         }
 
@@ -73,7 +76,7 @@ class ReportingEnv:
     def __init__(self, env: MetaVectorEnv, progress: Progress, index: int) -> None:
         self.env, self._index = env, index
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
-        self._slots = progress.current_slots
+        self._slots, self._counts = progress.current_slots, progress.slot_counts
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
         self.observes_anywhere, self.advances_by_slot = env.observes_anywhere, env.advances_by_slot
         # Of every part: one, but where slots advance by themselves.
@@ -116,6 +119,8 @@ class ReportingEnv:
                 # Its last step was counted when it was sent.
                 self._progress[self._index] = self._steps[slot] - 1 if self._steps[slot] > 0 else -1
             raise
+        if (counts := self.env.slot_counts()) is not None:
+            self._counts[self._index] = astuple(counts)
         for slot in received:
             if self._steps[slot] < 0 or self.buffers.restarted[slot]:
                 self._steps[slot] = 0

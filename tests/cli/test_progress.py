@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from maml_rl.cli.progress import ReportProgress, TrainingProgress
+from maml_rl.envs.meta_env import SlotCounts
 
 
 def metrics_of(iteration: int, before: float, *after: float, **times: float) -> dict[str, Any]:
@@ -50,6 +51,20 @@ def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
     assert lines[-1].startswith("seed 3:  25%")
     assert "123/500" in lines[-1]
     assert lines[-1].rstrip().endswith(", return -171.3 -> -158.0, 20,000 steps/s]")
+
+
+def test_bar_says_what_slots_of_slow_environments_are_doing() -> None:
+    with terminal_of(80) as read, TrainingProgress(500) as progress:
+        progress.show_slots(SlotCounts(48, 3, 13, 17, 3.21))
+        line = [line for line in re.split(r"[\r\n]", read()) if line.strip()][-1]
+    assert len(line) <= 80
+    assert line.rstrip().endswith(", 48 slots wait, slot 17 for 3.2 s, 3 act, 13 done]")
+
+
+def test_a_line_says_what_slots_are_doing_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), TrainingProgress(500, "seed 3", seconds_between_lines=0.0) as progress:
+        progress.show_slots(SlotCounts(2, 1, 0))
+    assert caplog.messages == ["seed 3, iteration 1 of 500: 2 slots wait, 1 act, 0 done"]
 
 
 def test_nothing_is_drawn_without_a_terminal(

@@ -1,5 +1,6 @@
 """Slots that wait side by side give the episodes that serial stepping gives, whoever answers first."""
 
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,13 @@ from gymnasium import spaces
 from slow_env import HORIZON, AwaitedEnv, FixedThreadEnv, SlowEnv, WaitingEnv
 
 from maml_rl import MultiTaskSampler
+from maml_rl.config.config import Config
+from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import Retry
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.make_env import steps_in_threads
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
+from maml_rl.experiment.train import train
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy, Policy
 from maml_rl.seeding import seeded_torch
 
@@ -328,3 +332,42 @@ def test_slots_can_be_used_again_after_an_error() -> None:
         first = sampler.rollout(tasks)
     with MultiTaskSampler(SlowEnv, {}, 2, a_policy(), seed=0, max_episode_steps=HORIZON, num_workers=0) as sampler:
         np.testing.assert_equal(first.digest(), sampler.rollout(tasks).digest())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_watcher_sees_how_many_slots_wait_and_which_is_the_slowest(num_workers: int) -> None:
+    seen: list[Any] = []
+    over = threading.Event()
+    options: dict[str, Any] = {"stepping": "threads", "num_workers": num_workers, "start_method": "fork"}
+    with MultiTaskSampler(
+        partial(SteadyEnv, 0.4), {}, 1, a_policy(), seed=0, max_episode_steps=HORIZON, **options
+    ) as it:
+
+        def watch() -> None:
+            while not over.wait(0.01):
+                seen.append(it.slot_counts)
+
+        it.prepare(4)
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        it.rollout([{"goal": goal} for goal in (5.0, 5.0, 5.0, 2.0)])
+        over.set()
+        watcher.join()
+    counts = [each for each in seen if each is not None]
+    assert {each.waiting + each.acting + each.done for each in counts} == {4}
+    # The last task waits at its step 2, the others at the last one.
+    assert any(each.waiting == 4 and each.slowest in range(4) for each in counts)
+    assert max(each.seconds for each in counts) > 0.2
+    assert any(each.done for each in counts)
+
+
+def test_metrics_of_a_training_have_the_seconds_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maml_rl.experiment.train._WATCH_SECONDS", 0.01)
+    sizes = {"fast-batch-size": 2, "meta-batch-size": 2, "num-batches": 1, "hidden-sizes": [4], "num-workers": 0}
+    settings = {"env-name": "slow_env:Slow-v0", "env-kwargs": {"wait": 0.02}, "stepping": "threads", **sizes}
+    metrics: list[Any] = []
+    counts: list[Any] = []
+    config = Config.from_mapping(Mapping("the test", settings))
+    train(config, tmp_path / "run", num_workers=0, on_iteration=metrics.append, on_slots=counts.append)
+    assert 0.0 < metrics[0]["time/waiting"] <= metrics[0]["time/sample_s"]
+    assert {each.waiting + each.acting + each.done for each in counts} == {4}

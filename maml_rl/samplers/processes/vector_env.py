@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.make_env import env_id, steps_in_threads
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, slot_seeds
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
@@ -160,6 +160,18 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready, of the worker that has waited longest."""
         return float(self._progress.waiting_seconds.max())
+
+    def slot_counts(self) -> SlotCounts | None:
+        """Return what the slots of workers that act by themselves are doing; see `MetaVectorEnv`."""
+        counts = self._progress.slot_counts.copy()
+        if not counts.any(axis=1).all():
+            # Not all have begun, or none ever does.
+            return None
+        worker = int(counts[:, 4].argmax())
+        slowest = int(counts[worker, 3])
+        waiting, acting, done = counts[:, :3].sum(0).astype(int).tolist()
+        slot = slowest + self.parts[worker].start if slowest >= 0 else -1
+        return SlotCounts(waiting, acting, done, slot, float(counts[worker, 4]))
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from the generator of the first worker's environment; see `MetaVectorEnv`."""
