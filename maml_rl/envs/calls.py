@@ -24,7 +24,7 @@ from maml_rl.arguments import check_count
 Stepping = Literal["auto", "serial", "threads"]
 
 # How often a wait for calls looks after those that take too long.
-_LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.1
 # A pause is waited for in pieces, so that whoever watches sees that it is one.
 _PAUSE_SECONDS = 0.3
 
@@ -218,7 +218,6 @@ class SideBySide:
         self._loop_thread: threading.Thread | None = None
         self._slots_of_loop: asyncio.Semaphore | None = None
         self._to_await: deque[tuple[int, Attempt]] = deque()
-        self._is_loop_woken = False
         self._awaiting: set[asyncio.Task[None]] = set()
         self._coroutines: dict[int, Coroutine[Any, Any, None]] = {}
         # Of the calls that run: since when (later than now during a pause), and in which thread.
@@ -231,12 +230,8 @@ class SideBySide:
         """Start a call of a slot that has none outstanding."""
         self.outstanding.add(slot)
         if awaited:
+            # The loop is woken by `wait`, once for all that are started until then: that costs more than a call.
             self._to_await.append((slot, attempt))
-            loop = self._running_loop()
-            if not self._is_loop_woken:
-                # Once for all that are started until it wakes.
-                self._is_loop_woken = True
-                loop.call_soon_threadsafe(self._await_all)
             return
         if self._threads < min(self._limit, len(self.outstanding)):
             self._threads += 1
@@ -251,15 +246,17 @@ class SideBySide:
         Raises:
             CallHangsError: If a call takes too long. `hung` tells which.
         """
+        if self._to_await:
+            self._running_loop().call_soon_threadsafe(self._await_all)
         over: list[tuple[int, Any]] = []
         with suppress(Empty):
-            over.append(self._done.get(timeout=min(seconds, _LOOK_SECONDS)))
+            over.append(self._done.get(timeout=min(seconds, LOOK_SECONDS)))
             while True:
                 over.append(self._done.get_nowait())
         for slot, _ in over:
             self.outstanding.discard(slot)
         if not over or monotonic() >= self._next_look:
-            self._next_look = monotonic() + _LOOK_SECONDS
+            self._next_look = monotonic() + LOOK_SECONDS
             self._check_deadlines()
         return over
 
@@ -328,7 +325,6 @@ class SideBySide:
 
     def _await_all(self) -> None:
         """Begin with the calls that were started, in the thread of the loop."""
-        self._is_loop_woken = False
         while self._to_await:
             task = asyncio.get_running_loop().create_task(self._await(*self._to_await.popleft()))
             # The loop itself refers to its tasks only weakly.

@@ -15,7 +15,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import CallHangsError, CallRules, SideBySide, is_async, without_wrappers
+from maml_rl.envs.calls import LOOK_SECONDS, CallHangsError, CallRules, SideBySide, is_async, without_wrappers
 from maml_rl.envs.meta_env import SlotCounts, Task
 from maml_rl.envs.serial import SerialVectorEnv, time_limit
 from maml_rl.errors import TaskError
@@ -58,7 +58,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         limit = min(rules.threads or num_envs, check_count("num_envs", num_envs))
         self._calls = SideBySide(limit, rules.timeout)
         self._limits: list[int | None] = []
-        self._waited = 0.0
+        self._waited = self._next_mark = 0.0
         super().__init__(make_env, env_kwargs, num_envs, current_slots, rules)
         self.max_episode_steps = min((limit for limit in self._limits if limit is not None), default=None)
         self.parts = tuple(slice(slot, slot + 1) for slot in range(num_envs))
@@ -221,8 +221,9 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     def _results(self, seconds: float) -> list[tuple[int, Any]]:
         """Wait a moment for calls; meanwhile tell whose has run for longest."""
-        longest = self._calls.longest()
-        if longest is not None:
+        if monotonic() >= self._next_mark and (longest := self._calls.longest()) is not None:
+            # Now and then: it looks at all calls.
+            self._next_mark = monotonic() + LOOK_SECONDS
             slot, since = longest
             # A mark that changes during a pause: whoever watches must not take it for a call that hangs.
             pausing = since > monotonic() and self.current_slots[0] == slot
