@@ -95,9 +95,9 @@ format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff format .
 
 lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
-	$(LOCK) $(addprefix --extra ,fast report tensorboard docs examples bench ray dev) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,fast report tensorboard data docs examples bench ray dev) --output-file constraints.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
-	$(LOCK) $(addprefix --extra ,metaworld report dev) --output-file constraints-metaworld.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,metaworld report data dev) --output-file constraints-metaworld.txt pyproject.toml
 
 clean: ## remove the virtual environments and the caches; runs stay
 	rm -rf $(VENV) $(METAWORLD_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

@@ -38,8 +38,8 @@ ROOMS = (
     "errors",
 )
 # File names that rooms of one plan share: what stands for a backend, its workers and what acts in them; the commands
-# `train` and `evaluate` and what they call.
-SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "train.py", "worker.py"}
+# `train`, `evaluate` and `record` and what they call.
+SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "record.py", "train.py", "worker.py"}
 
 
 def imports() -> Iterator[tuple[str, str, str]]:

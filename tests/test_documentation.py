@@ -24,6 +24,7 @@ from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
+from maml_rl.experiment.record import record
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms, find_metalearner
 from maml_rl.task_distributions import find_task_distribution, task_distributions
@@ -43,6 +44,7 @@ RUN_PAGES = (
     "families.md",
     "first-training.md",
     "gpu.md",
+    "learning-histories.md",
     "memory.md",
     "migrating.md",
     "slow-environments.md",
@@ -266,6 +268,13 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
         sizes = {"hidden-sizes": [8], "fast-batch-size": 4, "meta-batch-size": 2, "num-batches": 1}
         config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes}))
         train(config, "runs/maml/2d-navigation", num_workers=0)
+    if page == "learning-histories.md":
+        # The page sets it.
+        monkeypatch.setenv("MINARI_DATASETS_PATH", "")
+        sizes = {"fast-batch-size": 2, "hidden-sizes": [4]}
+        config = Config.from_mapping(Mapping("the test", {"env-name": "DarkRoom-v0", **sizes}))
+        options = {"num_workers": 0, "minari": find_spec("minari") is not None}
+        record(config, "runs/histories", num_tasks=2, num_iterations=2, **options)
     if page == "memory.md":
         trials: dict[str, Any] = {"algorithm": "rl2", "observe-last": True, "algorithm-settings": {"hidden-size": 8}}
         trials |= {"env-kwargs": {"pulls": 10}, "fast-batch-size": 1, "meta-batch-size": 2, "num-batches": 1}
@@ -275,7 +284,7 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
     assert found
     for block in found:
         # The suite of other Pythons does without the packages that only some readers need.
-        if "matplotlib" not in block or find_spec("matplotlib") is not None:
+        if all(name not in block or find_spec(name) is not None for name in ("matplotlib", "minari")):
             exec(block, {})
 
 

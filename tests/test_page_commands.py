@@ -18,6 +18,7 @@ SETTINGS = {"num-batches": 1, "meta-batch-size": 2, "fast-batch-size": 2, "max-e
 SMALLER = {
     "train": [*(word for key, value in SETTINGS.items() for word in (f"--{key}", str(value))), "--num-workers", "0"],
     "test": ["--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"],
+    "record": ["--tasks", "2", "--episodes", "2", "--num-workers", "0"],
     "report": ["--tasks", "2", "--videos", "0", "--num-workers", "0"],
 }
 # These take minutes even in their short form, which other tests run; here it matters what they write.

@@ -29,6 +29,7 @@ from maml_rl.cli.console import (
 )
 from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.listing import list_benchmarks, list_configs, list_envs, list_zoo
+from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
 from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
@@ -106,10 +107,10 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
 def _report(options: Namespace) -> None:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from maml_rl.cli.progress import ReportProgress
+    from maml_rl.cli.progress import PartProgress
     from maml_rl.report import write_report
 
-    with logging_redirect_tqdm(), ReportProgress() as progress:
+    with logging_redirect_tqdm(), PartProgress() as progress:
         path = write_report(
             options.runs,
             options.output,
@@ -346,6 +347,7 @@ COMMANDS = {
     "train": Command("meta-train a policy", run_train),
     "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
     "report": Command("write an HTML page about training runs", run_report),
+    "record": Command("record learning histories of single tasks", run_record),
     "envs": Command(
         "list the task families and their tasks",
         partial(_run_list, list_envs, "List the task families and their tasks."),

@@ -127,11 +127,15 @@ class TrainingProgress:
         return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
 
 
-class ReportProgress:
-    """A progress bar over the parts of a report: policies to try, videos to draw."""
+class PartProgress:
+    """A progress bar over parts of a work: policies of a report to try, iterations to record.
 
-    def __init__(self) -> None:
-        self._bar: tqdm[Any] = tqdm(total=1, unit="part", dynamic_ncols=True, disable=None)
+    Args:
+        unit: what a part is.
+    """
+
+    def __init__(self, unit: str = "part") -> None:
+        self._bar: tqdm[Any] = tqdm(total=1, unit=unit, dynamic_ncols=True, disable=None)
 
     def __enter__(self) -> Self:
         return self

@@ -185,7 +185,7 @@ class Histories:
 
     def __repr__(self) -> str:
         name = self.env_id or "a family of one's own"
-        return f"Histories({name}, {len(self):,} of {len(self.lengths):,} episodes, {self.num_steps:,} steps)"
+        return f"{len(self):,} Histories({name}, {len(self.lengths):,} episodes, {self.num_steps:,} steps)"
 
     @property
     def num_histories(self) -> int:

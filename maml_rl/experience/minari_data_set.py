@@ -1,0 +1,240 @@
+"""Learning histories as a data set of Minari: what `minari.load_dataset` reads.
+
+A Minari episode is an episode. Its attributes say whose it is: `task`, the number of the task; `learner_seed`;
+`iteration`, after how many updates of its learner it was sampled; `trial`, the number of the history; and `episode`,
+its number within the history. Tasks themselves are in the metadata of the data set, as JSON.
+
+Minari's own writer takes 3 ms and 22 kB for an episode of 20 steps in HDF5, and more time in its other formats, which
+have a folder for each episode. The same layout, written here with compact data sets and newer headers, takes a third of
+the time and less than half of the room.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
+
+from maml_rl.envs.registration import find_spec
+from maml_rl.envs.task_space import task_key
+from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.experience.recording import Block, FinishedRecording
+from maml_rl.runs.atomic_files import TEMPORARY, remove, sync_folder
+
+DATA = "data"
+_FILE = "main_data.hdf5"
+# HDF5 keeps smaller data sets in the header of their object.
+_COMPACT_BYTES = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Credits:
+    """Who made a data set, as Minari's metadata have it.
+
+    Attributes:
+        author: a name.
+        author_email: an address; empty for none.
+        code_permalink: where the code is that made it; empty for none.
+        description: of the data set; empty for one that is made of the recording.
+    """
+
+    author: str = "maml_rl"
+    author_email: str = ""
+    code_permalink: str = ""
+    description: str = ""
+
+
+def require_minari() -> None:
+    """Refuse to begin what ends in a data set of Minari where that is not installed.
+
+    Raises:
+        ConfigError: If it is missing; in one line.
+    """
+    try:
+        import h5py
+        import minari
+    except ImportError as error:
+        raise ConfigError(
+            f"a data set of Minari needs the extra 'data' ({error}); install it with pip install 'maml-rl[data]', or "
+            "leave it out with --no-minari: maml_rl reads its recordings without"
+        ) from error
+    assert h5py
+    assert minari
+
+
+def dataset_id(env_id: str, learner: str) -> str:
+    """Return the id by Minari's conventions: namespace, family, and who learned, with a version."""
+    name, _, number = env_id.rpartition(":")[2].replace("/", "-").rpartition("-v")
+    return f"maml_rl/{(name or number).lower()}/{learner}-v0"
+
+
+def write_data_set(folder: Path, identifier: str, credits: Credits) -> Path:
+    """Write the recording in a folder as a data set of Minari beside it, whole or not at all.
+
+    Args:
+        folder: that has a finished recording in it; the data set goes into its folder `data`.
+        identifier: of the data set.
+        credits: for its metadata.
+
+    Returns:
+        The folder of the data set.
+
+    Raises:
+        ConfigError: If Minari is missing, or the recording is half-written.
+        CheckpointError: If the recording is damaged, or the disk is full.
+    """
+    require_minari()
+    from minari.dataset.minari_storage import MinariStorage
+
+    # Minari measures the size of a folder by paths that have to be absolute.
+    folder = folder.absolute()
+    recording = FinishedRecording(folder)
+    unfinished, finished = folder / f"{TEMPORARY}{DATA}", folder / DATA
+    remove(unfinished)
+    try:
+        unfinished.mkdir(parents=True)
+        storage = MinariStorage.new(
+            unfinished,
+            observation_space=recording.observation_space,
+            action_space=recording.action_space,
+            env_spec=_spec(recording.about.env_id, recording.about.env_kwargs, recording.about.horizon),
+            data_format="hdf5",
+            jpeg_encoding=False,
+        )
+        num_episodes, num_steps = _write_episodes(unfinished / _FILE, recording)
+        metadata = _metadata(recording, identifier, credits)
+        storage.update_metadata(metadata | {"total_episodes": num_episodes, "total_steps": num_steps})
+        storage.update_metadata({"dataset_size": float(storage.get_size())})
+        remove(finished)
+        unfinished.rename(finished)
+        sync_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the data set {finished}: {error.strerror or error}; the recording is complete: make room, "
+            "and write it with the same command and --resume"
+        ) from error
+    return finished
+
+
+def _metadata(recording: FinishedRecording, identifier: str, credits: Credits) -> dict[str, Any]:
+    about = recording.about
+    described = credits.description or (
+        f"Learning histories of {about.learner} in {len(about.tasks)} tasks of {about.env_id}: what a learner of each "
+        f"task did from its first to its last episode, {about.num_iterations} iterations. The attributes of an episode "
+        "are task, learner_seed, iteration, trial (the number of the history) and episode (within it)."
+    )
+    given: dict[str, Any] = {
+        "code_permalink": credits.code_permalink,
+        "description": described,
+        "algorithm_name": about.learner,
+    }
+    given |= {"author": {credits.author}, "author_email": {credits.author_email} if credits.author_email else ""}
+    return {
+        **{name: value for name, value in given.items() if value},
+        "dataset_id": identifier,
+        "minari_version": version("minari"),
+        "requirements": [f"maml-rl=={version('maml-rl')}"],
+        "tasks": json.dumps(list({task_key(task): task for task in about.tasks}.values())),
+        "learner_settings": json.dumps(about.settings),
+    }
+
+
+def _spec(env_id: str, env_kwargs: Mapping[str, Any], horizon: int) -> EnvSpec:
+    spec = deepcopy(find_spec(env_id))
+    spec.kwargs = {**spec.kwargs, **env_kwargs}
+    spec.max_episode_steps = horizon
+    return spec
+
+
+def _write_episodes(path: Path, recording: FinishedRecording) -> tuple[int, int]:
+    """Write all episodes, in the order of time, as groups `episode_0`, ...; return how many, and their steps."""
+    import h5py
+
+    about = recording.about
+    num_episodes = num_steps = 0
+    # Several learners may have had the same task.
+    keys = [task_key(task) for task in about.tasks]
+    task_numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    path.unlink(missing_ok=True)
+    with h5py.File(path, "w", libver="latest", track_order=True) as file:
+        write = _Writer(h5py)
+        for block in recording.blocks():
+            per_task = block.lengths.shape[1]
+            for row, arrays in enumerate(_episodes(block.decoded(), recording.action_space)):
+                trial, column = divmod(row, per_task)
+                numbers = {
+                    "id": num_episodes,
+                    "total_steps": len(arrays["rewards"]),
+                    "task": task_numbers[keys[trial]],
+                    "learner_seed": about.learner_seeds[trial],
+                    "iteration": block.iteration,
+                    "trial": trial,
+                    "episode": block.iteration * per_task + column,
+                }
+                write(file, f"episode_{num_episodes}", arrays, numbers)
+                num_episodes, num_steps = num_episodes + 1, num_steps + len(arrays["rewards"])
+    return num_episodes, num_steps
+
+
+def _episodes(block: Block, action_space: spaces.Space[Any]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the arrays of every episode by the names that Minari has for them."""
+    lengths, terminated, truncated = (each.ravel() for each in (block.lengths, block.terminated, block.truncated))
+    actions, rewards = block.actions.astype(action_space.dtype), block.rewards.astype(np.float64)
+    begin = 0
+    for row, length in enumerate(lengths.tolist()):
+        steps = slice(begin, begin + length)
+        begin += length
+        last = np.zeros((2, length), np.bool_)
+        last[:, -1] = terminated[row], truncated[row]
+        yield {
+            "observations": np.concatenate((block.observations[steps], block.final_observations[row][None])),
+            "actions": actions[steps],
+            "rewards": rewards[steps],
+            "terminations": last[0],
+            "truncations": last[1],
+        }
+
+
+class _Writer:
+    """Writes groups by HDF5's own functions: those of h5py's objects take twice as long.
+
+    Args:
+        h5py: the module.
+    """
+
+    def __init__(self, h5py: Any) -> None:
+        self._h5 = h5py
+        self._types: dict[np.dtype[Any], Any] = {}
+        self._compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        self._compact.set_layout(h5py.h5d.COMPACT)
+        self._contiguous = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        self._contiguous.set_layout(h5py.h5d.CONTIGUOUS)
+        for each in (self._compact, self._contiguous):
+            each.set_obj_track_times(False)
+        self._group = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+        self._group.set_obj_track_times(False)
+        self._scalar = h5py.h5s.create(h5py.h5s.SCALAR)
+
+    def __call__(self, file: Any, name: str, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, int]) -> None:
+        """Write one group."""
+        h5 = self._h5
+        group = h5.h5g.create(file.id, name.encode(), gcpl=self._group)
+        for key, values in arrays.items():
+            if values.dtype not in self._types:
+                self._types[values.dtype] = h5.h5t.py_create(values.dtype, logical=True)
+            kind = self._types[values.dtype]
+            layout = self._compact if values.nbytes < _COMPACT_BYTES else self._contiguous
+            data = h5.h5d.create(group, key.encode(), kind, h5.h5s.create_simple(values.shape), layout)
+            data.write(h5.h5s.ALL, h5.h5s.ALL, np.ascontiguousarray(values), mtype=kind)
+        # Minari prints an episode by its infos, of which there are none.
+        h5.h5g.create(group, b"infos", gcpl=self._group)
+        for key, number in numbers.items():
+            attribute = h5.h5a.create(group, key.encode(), h5.h5t.NATIVE_INT64, self._scalar)
+            attribute.write(np.asarray(number, np.int64))

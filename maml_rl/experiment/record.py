@@ -1,0 +1,276 @@
+"""Recording: learners of single tasks, all side by side, and what each did from its first to its last episode."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maml_rl.baseline import make_baseline
+from maml_rl.config.config import Config, SettingsModel
+from maml_rl.config.yaml_source import suggest
+from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.errors import ConfigError, UsersCode, explain
+from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
+from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners.single_task import (
+    QLearning,
+    QLearningSettings,
+    SingleTaskLearner,
+    SingleTaskPPO,
+    SingleTaskPPOSettings,
+)
+from maml_rl.policies import Policy
+from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
+from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.placement import Placement
+from maml_rl.seeding import Purpose, StreamKey, generator
+from maml_rl.task_distributions import TaskDistribution
+
+# (what the episodes returned, in words; how many iterations are recorded; of how many).
+OnIteration = Callable[[str, int, int], None]
+# What stands for the learner of a config while its environment and tasks are tried; nothing of it is used.
+_PLAIN = {
+    "algorithm": "maml-vpg",
+    "method": "maml",
+    "meta-batch-size": 1,
+    "observe-last": False,
+    "memory": None,
+    "policy": None,
+}
+_LEARNERS: dict[str, type[SingleTaskLearner]] = {"ppo": SingleTaskPPO, "q-learning": QLearning}
+_CLASSICAL: dict[str, Callable[[int, int, int], Policy]] = {
+    "ucb1": lambda states, actions, horizon: UCB1(actions),
+    "thompson": lambda states, actions, horizon: ThompsonSampling(actions),
+    "psrl": PSRL,
+    "random": lambda states, actions, horizon: RandomPolicy(actions),
+}
+LEARNERS = (*_LEARNERS, *_CLASSICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Where a data set of histories is.
+
+    Attributes:
+        identifier: of the data set, which `minari.load_dataset` takes where MINARI_DATASETS_PATH is the output folder.
+        folder: of the data set, which `load_histories` takes.
+    """
+
+    identifier: str
+    folder: Path
+
+
+def record(
+    config: Config,
+    output: str | Path,
+    *,
+    num_tasks: int,
+    learner: str = "ppo",
+    settings: Mapping[str, Any] | None = None,
+    num_iterations: int | None = None,
+    num_workers: int | None = None,
+    resume: bool = False,
+    minari: bool = True,
+    credits: Credits = Credits(),  # noqa: B008 - frozen
+    on_iteration: OnIteration | None = None,
+) -> Recorded:
+    """Train a learner of each task from its first episode on, all side by side, and write down all that they do.
+
+    The content is bit-identical for any number of workers, and after any number of kills with `resume`: the segments of
+    the recording, and the file of episodes of the data set.
+
+    Args:
+        config: the family and its arguments, what learners of a network have (hidden-sizes, baseline, gamma, ...), and
+            fast-batch-size, the episodes between two updates, or of a trial of a classical algorithm. Tasks are those
+            of its training: of a distribution `fixed` its training tasks, again and again with other learners.
+        output: folder of data sets; this one is in `maml_rl/FAMILY/LEARNER-v0` there.
+        num_tasks: M, learners and histories.
+        learner: one of `LEARNERS`: "ppo", "q-learning", or a classical algorithm for bandits or tabular processes.
+        settings: of the learner, by the names of its `Settings`.
+        num_iterations: batches of each learner; None for the config's num-batches. A classical algorithm has one.
+        num_workers: instead of the config's.
+        resume: continue a recording that was interrupted.
+        minari: write the data set of Minari; without, there is what `load_histories` reads alone.
+        credits: for the metadata of the data set.
+        on_iteration: is given, after each iteration, what its episodes returned, in words, how many iterations are
+            recorded, and of how many.
+
+    Raises:
+        ConfigError: If the config, the learner or a setting is wrong, Minari is missing, or `output` holds another
+            recording; before anything is sampled.
+        CheckpointError: If a file cannot be written, or is damaged.
+        ChildEnvError: If an environment fails.
+        NonFiniteError: If an environment or a learner returns NaN or infinity.
+    """
+    if learner not in LEARNERS:
+        raise ConfigError(f"there is no learner {learner!r}{suggest(learner, list(LEARNERS))}")
+    if minari:
+        require_minari()
+    if learner in _CLASSICAL and (num_iterations or settings):
+        raise ConfigError(
+            f"{learner} goes through one trial of fast-batch-size episodes in each task, without settings; leave "
+            f"{'--iterations' if num_iterations else '--learner-settings'} out"
+        )
+    checked = _check_settings(learner, settings or {})
+    experiment = make_experiment(config.override(_PLAIN, "maml-rl record"), num_workers=num_workers)
+    config = experiment.config
+    env = experiment.make_env()
+    described = EnvDescription(
+        env.single_observation_space, env.single_action_space, env.max_episode_steps, env.recorded_infos, env.task_space
+    )
+    env.close()
+    horizon = config.max_episode_steps or described.max_episode_steps
+    assert horizon is not None
+    identifier = dataset_id(config.env_name, learner)
+    folder = Path(output) / identifier
+    seeds = [_learner_seed(config.seed, number) for number in range(num_tasks)]
+    with UsersCode(
+        lambda error: ConfigError(f"{learner} cannot learn {config.env_name}: {explain(error)}"), ConfigError
+    ):
+        learners = _make_learners(learner, described, config, seeds, checked)
+        policy = learners.policy if learners is not None else _make_classical(learner, described, horizon)
+        policy.check_spaces(*_shown(described, last_step=learners is None))
+    with _make_sampler(config, policy, learners is None, experiment.task_distribution, num_workers) as sampler:
+        fixed = experiment.fixed_tasks("training")
+        drawn = sampler.sample_tasks(num_tasks) if fixed is None else fixed
+        tasks = [drawn[number % len(drawn)] for number in range(num_tasks)]
+        about = About(
+            env_id=config.env_name,
+            env_kwargs=config.env_kwargs,
+            horizon=horizon,
+            observation_space=space_as_json(described.observation_space),
+            action_space=space_as_json(described.action_space),
+            tasks=tasks,
+            learner_seeds=seeds,
+            learner=learner,
+            settings=_what_counts(config, checked),
+            num_iterations=1 if learners is None else num_iterations or config.num_batches,
+        )
+        recording = Recording(folder / FOLDER, about, resume=resume)
+        _go_on(recording, learners, sampler, tasks, on_iteration)
+    if minari:
+        write_data_set(folder, identifier, credits)
+    return Recorded(identifier, folder)
+
+
+def _go_on(
+    recording: Recording,
+    learners: SingleTaskLearner | None,
+    sampler: MultiTaskSampler,
+    tasks: list[Task],
+    on_iteration: OnIteration | None,
+) -> None:
+    """Sample and learn until everything is recorded."""
+    state = recording.learner_state()
+    if state is not None and learners is not None:
+        learners.load(state)
+    for iteration in range(recording.iteration, recording.about.num_iterations):
+        sampler.seek(iteration)
+        episodes = sampler.rollout(tasks, None if learners is None else learners.params)
+        if learners is not None:
+            learners.update(episodes)
+        if recording.append(episodes):
+            recording.save({} if learners is None else learners.state())
+        if on_iteration is not None:
+            mean = float(episodes.episode_returns().double().mean())
+            on_iteration(f"return {mean:.2f}", iteration + 1, recording.about.num_iterations)
+
+
+def _check_settings(learner: str, settings: Mapping[str, Any]) -> SettingsModel | None:
+    if learner not in _LEARNERS:
+        return None
+    model = _LEARNERS[learner].Settings
+    values = {str(name).replace("-", "_"): value for name, value in settings.items()}
+    known = {name.replace("_", "-"): name for name in model.model_fields}
+    for name in settings:
+        if str(name).replace("_", "-") not in known:
+            raise ConfigError(f"the learner {learner} has no setting {name!r}{suggest(str(name), list(known))}")
+    try:
+        return model.from_arguments(**values)
+    except ValueError as error:
+        raise ConfigError(f"a setting of the learner {learner}: {error}") from None
+
+
+def _learner_seed(seed: int, number: int) -> int:
+    """Return the seed of the initial weights of one learner."""
+    return int(generator(StreamKey(seed, Purpose.LEARNER_CONSTRUCTION, task=number)).integers(2**31))
+
+
+def _make_learners(
+    learner: str, env: EnvDescription, config: Config, seeds: list[int], settings: SettingsModel | None
+) -> SingleTaskLearner | None:
+    """Return the learners; None for a classical algorithm, which learns by its memory."""
+    if isinstance(settings, SingleTaskPPOSettings):
+        return SingleTaskPPO(
+            env,
+            seeds,
+            settings,
+            hidden_sizes=config.hidden_sizes,
+            nonlinearity=config.nonlinearity,
+            baseline=make_baseline(config.baseline, env.observation_space),
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            bootstrap=config.bootstrap,
+        )
+    if isinstance(settings, QLearningSettings):
+        return QLearning(env, len(seeds), settings, gamma=config.gamma)
+    return None
+
+
+def _make_classical(learner: str, env: EnvDescription, horizon: int) -> Policy:
+    """Return the policy of a classical algorithm.
+
+    Raises:
+        ValueError: If the actions are not Discrete.
+    """
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise ValueError(f"it chooses among Discrete actions, and they are {env.action_space}; use ppo")
+    return _CLASSICAL[learner](spaces.flatdim(env.observation_space), int(env.action_space.n), horizon)
+
+
+def _shown(env: EnvDescription, *, last_step: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Return the spaces that a policy sees."""
+    if not last_step:
+        return env.observation_space, env.action_space
+    size = LastStepParts.of(env.observation_space, env.action_space).size
+    return spaces.Box(-np.inf, np.inf, (size,), np.float32), env.action_space
+
+
+def _make_sampler(
+    config: Config,
+    policy: Policy,
+    in_trials: bool,
+    distribution: TaskDistribution | None,
+    num_workers: int | None,
+) -> MultiTaskSampler:
+    placement = {
+        each.name: getattr(config, each.name) for each in fields(Placement) if each.name in Config.model_fields
+    }
+    placement |= {"device": "cpu", "update": "driver"}
+    if num_workers is not None:
+        placement["num_workers"] = num_workers
+    return MultiTaskSampler(
+        config.env_name,
+        config.env_kwargs,
+        batch_size=config.fast_batch_size,
+        policy=policy,
+        seed=config.seed,
+        slots_per_task=1 if in_trials else config.slots_per_task,
+        max_episode_steps=config.max_episode_steps,
+        observe_last=in_trials,
+        task_distribution=distribution,
+        **placement,
+    )
+
+
+def _what_counts(config: Config, settings: SettingsModel | None) -> dict[str, Any]:
+    """Return what the content of a recording depends on, besides family and tasks."""
+    keys = ("seed", "fast-batch-size", "gamma", "gae-lambda", "bootstrap", "baseline", "hidden-sizes", "nonlinearity")
+    of_config = config.model_dump(mode="json", by_alias=True)
+    own = {} if settings is None else settings.model_dump(mode="json", by_alias=True)
+    return {key: of_config[key] for key in keys} | own

@@ -1,0 +1,79 @@
+"""A table of action values as a policy: what Q-learning acts by."""
+
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from maml_rl.policies.classical.counting import CountingPolicy
+from maml_rl.policies.heads import Params
+from maml_rl.policies.policy import Memory
+
+
+class QTablePolicy(CountingPolicy):
+    """Takes an action of the largest value in its state, or with probability `epsilon` a random one.
+
+    Both are parameters, so that each task may have its own. A state is a Discrete observation, or the place of the one
+    in a one-hot vector.
+
+    Args:
+        observation_space: of one environment: Discrete, or a vector of numbers in [0, 1].
+        action_space: of one environment: Discrete.
+        initial_value: of all actions in all states.
+
+    Raises:
+        TypeError: If a space is of another kind.
+    """
+
+    def __init__(
+        self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], initial_value: float = 0.0
+    ) -> None:
+        is_vector = isinstance(observation_space, spaces.Box) and len(observation_space.shape) == 1
+        if isinstance(observation_space, spaces.Box):
+            is_vector = is_vector and bool((observation_space.low >= 0).all() and (observation_space.high <= 1).all())
+        if not (is_vector or isinstance(observation_space, spaces.Discrete)):
+            raise TypeError(
+                f"a table needs states that can be counted, Discrete or one-hot vectors, and the observations are "
+                f"{observation_space}; use another learner"
+            )
+        if not isinstance(action_space, spaces.Discrete):
+            raise TypeError(f"a table needs Discrete actions, and they are {action_space}; use another learner")
+        super().__init__(int(action_space.n), further_noise=1)
+        self._is_vector = is_vector
+        self._start = 0 if is_vector else int(getattr(observation_space, "start", 0))
+        self._spaces = observation_space, action_space
+        self.table = nn.Parameter(torch.full((spaces.flatdim(observation_space), self.num_actions), initial_value))
+        self.epsilon = nn.Parameter(torch.ones(()))
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return nothing, as there is nothing to remember."""
+        return ()
+
+    def states(self, observations: Tensor) -> Tensor:
+        """Return the numbers (...) int64 of the states that observations (..., *observation shape) show.
+
+        Raises:
+            ValueError: If a vector is not one-hot; one that is all zero counts as the first state.
+        """
+        if not self._is_vector:
+            return observations.long() - self._start
+        if not bool(((observations == 0) | (observations == 1)).all() and (observations.sum(-1) <= 1).all()):
+            raise ValueError("a table needs one-hot observations, and these vectors hold other numbers; use ppo")
+        return observations.argmax(-1)
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Choose actions (M, S), or (...) under parameters that all tasks share; see `Policy.act`."""
+        table, epsilon = (self.table, self.epsilon) if params is None else (params["table"], params["epsilon"])
+        states = self.states(observations)
+        values = table[states] if table.dim() == 2 else table[torch.arange(len(table))[:, None], states]
+        random = noise[..., -1] < epsilon.unsqueeze(-1)
+        return torch.where(random, noise[..., : self.num_actions].argmax(-1), self.best(values, noise)), ()
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse other spaces than those that the table was made for; see `Policy.check_spaces`."""
+        if (observation_space, action_space) != self._spaces:
+            raise ValueError(f"the table is for {self._spaces}, and the environment has others; make one for it")

@@ -1,0 +1,254 @@
+"""Learning histories are recorded: the same bytes for any number of workers and after any kill, read back as Minari."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maml_rl.cli import main as cli
+from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.experience import Histories, load_histories
+from maml_rl.experience import recording as recording_module
+from maml_rl.experiment.record import Recorded, record
+from tests.small_runs import config_of
+
+DARK_ROOM = {"env_name": "DarkRoom-v0", "fast_batch_size": 3, "max_episode_steps": 6, "num_workers": 0}
+
+
+def record_small(folder: Path, **options: Any) -> Recorded:
+    config = {name: options.pop(name) for name in list(options) if name in ("tasks", "num_workers", "seed")}
+    options = {"num_tasks": 5, "num_iterations": 4, "minari": False} | options
+    return record(config_of(**DARK_ROOM | config), folder, **options)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "SEGMENT_BYTES", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [3, *(pytest.param(few, marks=pytest.mark.nightly) for few in (1, 2))])
+def test_any_number_of_workers_records_the_same_bytes(number: int, tmp_path: Path) -> None:
+    for workers in (0, number):
+        record_small(tmp_path / str(workers), num_workers=workers, num_iterations=2)
+    found = content(tmp_path / "0")
+    assert len(found) == 2
+    assert content(tmp_path / str(number)) == found
+
+
+@pytest.mark.parametrize("learner", ["ppo", "q-learning"])
+def test_interrupted_recording_ends_with_the_same_bytes(
+    learner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_segments(monkeypatch)
+    record_small(tmp_path / "whole", learner=learner)
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done % 2:
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            record_small(tmp_path / "parts", learner=learner, resume=True, on_iteration=interrupt)
+    record_small(tmp_path / "parts", learner=learner, resume=True)
+    assert content(tmp_path / "parts") == content(tmp_path / "whole")
+    assert len(content(tmp_path / "whole")) == 5
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+import maml_rl.experience.recording as recording
+import maml_rl.runs.atomic_files as files
+from maml_rl.experience import minari_data_set
+from tests.experiment.test_recorded_histories import record_small
+recording.SEGMENT_BYTES, place = 1, int(sys.argv[2])
+def kill(number, original):
+    def counted(*arguments, **options):
+        global place
+        place -= 1
+        if place == 0 or place == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+    return counted
+# Before a file is written, before it gets its name, and before an episode of the data set is written.
+for module, name in ((files.os, "fsync"), (files.os, "replace"), (minari_data_set.np, "concatenate")):
+    setattr(module, name, kill(-1, getattr(module, name)))
+record_small(Path(sys.argv[1]), resume=True, minari=True)
+"""
+
+
+def killed_at(folder: Path, place: int) -> int:
+    return subprocess.run([sys.executable, "-c", SCRIPT, str(folder), str(place)], check=False).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("places", [(20,), pytest.param(tuple(range(3, 83, 4)), marks=pytest.mark.nightly)])
+def test_killed_recording_ends_with_the_same_bytes(
+    places: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("minari")
+    small_segments(monkeypatch)
+    record_small(tmp_path / "whole", minari=True)
+    kills = sum(killed_at(tmp_path / "killed", place) == -signal.SIGKILL for place in places)
+    assert kills == len(places)
+    record_small(tmp_path / "killed", minari=True, resume=True)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_histories_are_what_the_learners_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch)
+    seen = []
+    monkeypatch.setattr(
+        recording_module.Recording,
+        "append",
+        lambda self, episodes, original=recording_module.Recording.append: (
+            seen.append(episodes),
+            original(self, episodes),
+        )[1],
+    )
+    recorded = record_small(tmp_path)
+    found = load_histories(tmp_path)
+    direct = Histories.of(seen, observation_space=found.observation_space, action_space=found.action_space)
+    one, other = (source.sequences(np.random.default_rng(3), 20, 60) for source in (found, direct))
+    for name in ("observations", "actions", "rewards", "ends", "episodes"):
+        assert bool((getattr(one, name) == getattr(other, name)).all()), name
+    assert (found.env_id, found.horizon, len(found)) == ("DarkRoom-v0", 6, 5)
+    assert load_histories(recorded.folder).num_steps == 5 * 4 * 3 * 6
+
+
+def test_minari_reads_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
+    data = minari.load_dataset(recorded.identifier)
+    assert list(minari.list_local_datasets()) == ["maml_rl/darkroom/ppo-v0"]
+    assert (data.total_episodes, data.total_steps) == (60, 360)
+    assert (data.env_spec.id, data.env_spec.max_episode_steps) == ("DarkRoom-v0", 6)
+    assert data.observation_space.shape == (81,)
+    metadata = data.storage.metadata
+    assert (metadata["algorithm_name"], metadata["author"]) == ("ppo", {"maml_rl"})
+    histories = load_histories(tmp_path)
+    of_episodes = list(data.storage.get_episode_metadata(range(60)))
+    assert [each["task"] for each in of_episodes[:15:3]] == [0, 1, 0, 1, 0]
+    assert [each["iteration"] for each in of_episodes[::15]] == [0, 1, 2, 3]
+    assert len({each["learner_seed"] for each in of_episodes}) == 5
+    assert len(json.loads(metadata["tasks"])) == 2
+    for trial, returns in enumerate(histories.returns()):
+        mine = [number for number, each in enumerate(of_episodes) if each["trial"] == trial]
+        assert [of_episodes[number]["episode"] for number in mine] == list(range(12))
+        episodes = list(data.iterate_episodes(mine))
+        assert [episode.rewards.sum() for episode in episodes] == list(returns)
+        assert all(episode.truncations.tolist() == [False] * 5 + [True] for episode in episodes)
+        assert not any(episode.terminations.any() for episode in episodes)
+        actions = np.concatenate([episode.actions for episode in episodes])
+        whole = histories.sequences(np.random.default_rng(0), 30, 72)
+        column = int((whole.histories == trial).nonzero()[0, 0])
+        assert actions.tolist() == whole.actions[:, column].tolist()
+        observations = np.concatenate([episode.observations[:-1] for episode in episodes])
+        assert (observations == whole.observations[:, column, :81].numpy()).all()
+        moved = [np.abs(np.diff(episode.observations.argmax(1))).max() for episode in episodes]
+        assert max(moved) <= 9
+
+
+@pytest.mark.parametrize(("learner", "env_name"), [("thompson", "Bandit-K5-v0"), ("psrl", "TabularMDP-v0")])
+def test_classical_algorithms_are_recorded_through_a_trial(learner: str, env_name: str, tmp_path: Path) -> None:
+    config = config_of(env_name=env_name, fast_batch_size=30, num_workers=0, max_episode_steps=None)
+    record(config, tmp_path, num_tasks=40, learner=learner, minari=False)
+    histories = load_histories(tmp_path)
+    assert histories.observation_space.shape == ((1,) if learner == "thompson" else (10,))
+    returns = np.stack(histories.returns())
+    assert returns.shape == (40, 30)
+    assert returns[:, 20:].mean() > returns[:, :5].mean()
+
+
+def test_test_tasks_of_a_fixed_set_are_never_recorded(tmp_path: Path) -> None:
+    tasks = {"distribution": "fixed", "train": 4, "test": 6}
+    record_small(tmp_path, tasks=tasks, num_tasks=9, num_iterations=1)
+    assert len({str(task) for task in load_histories(tmp_path).tasks}) == 4
+
+
+def test_command_says_where_the_data_set_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["record", "dark-room", "--tasks", "3", "--iterations", "2", "--episodes", "2", "--num-workers", "0"]
+    words += ["--learner-settings", "{clip: 0.1}", "--no-minari", "--output", str(tmp_path)]
+    assert cli.main(words) == 0
+    assert "maml_rl/darkroom/ppo-v0" in capsys.readouterr().out
+    assert load_histories(tmp_path).num_steps == 3 * 2 * 2 * 20
+    assert cli.main(words) == 2
+    assert "holds a recording already; continue it with --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learner": "pppo"}, "there is no learner 'pppo'; did you mean 'ppo'"),
+        ({"learner": "thompson"}, "thompson goes through one trial of fast-batch-size episodes in each task"),
+        ({"settings": {"clap": 0.1}}, "the learner ppo has no setting 'clap'; did you mean 'clip'"),
+        ({"settings": {"clip": -1.0}}, "a setting of the learner ppo: clip must be greater than 0"),
+    ],
+)
+def test_wrong_learners_and_settings_are_refused_in_one_line(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        record_small(tmp_path, **options)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_learner_of_other_spaces_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = config_of(num_workers=0)
+    for learner, message in (("q-learning", "states that can be counted"), ("ucb1", "Discrete actions")):
+        with pytest.raises(ConfigError, match=f"{learner} cannot learn 2DNavigation-v0: .*{message}"):
+            record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
+
+
+def test_missing_minari_is_one_line_before_anything_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(ConfigError, match=r"needs the extra 'data' .*pip install 'maml-rl\[data\]'"):
+        record_small(tmp_path, minari=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_written_missing_and_several_data_sets_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_segments(monkeypatch)
+    with pytest.raises(ConfigError, match="holds no learning histories"):
+        load_histories(tmp_path)
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record_small(tmp_path, on_iteration=interrupt)
+    with pytest.raises(ConfigError, match="is half-written, 1 of 4 iterations; finish it"):
+        load_histories(tmp_path)
+    with pytest.raises(ConfigError, match="is a recording with other tasks; resume it as it was begun"):
+        record_small(tmp_path, resume=True, num_tasks=4)
+    record_small(tmp_path, resume=True)
+    record_small(tmp_path, learner="q-learning")
+    with pytest.raises(ConfigError, match="holds 2 data sets of histories"):
+        load_histories(tmp_path)
+
+
+def test_damaged_data_set_is_one_line(tmp_path: Path) -> None:
+    folder = record_small(tmp_path).folder / "recording"
+    segment = next(folder.glob("*.safetensors"))
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="is altered or truncated"):
+        load_histories(tmp_path)
+    os.remove(segment)
+    with pytest.raises(CheckpointError, match="cannot read the experience"):
+        load_histories(tmp_path)
