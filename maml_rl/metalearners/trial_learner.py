@@ -7,6 +7,7 @@ import torch
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
+from maml_rl.derivatives import Hosts, ThreadHosts
 from maml_rl.envs.meta_env import Task
 from maml_rl.metalearners.adapted import Adapted, adapt_by_memory
 from maml_rl.metalearners.collection import Batch, Sampler
@@ -18,10 +19,15 @@ class TrialLearner(MetaLearner):
     """Base of the learners that train a policy with a memory on trials: all episodes of a task, in one slot.
 
     A subclass writes `make_policy` and `update`.
+
+    Attributes:
+        trials_per_chunk: how many trials the update computes side by side at most, for a learner with
+            `updates_on_hosts`.
     """
 
     columns = "episode"
     whole_trials = True
+    trials_per_chunk: int | None = None
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
@@ -40,8 +46,14 @@ class TrialLearner(MetaLearner):
         return super().from_config(policy, config, settings, device)
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample one trial of every task."""
+        """Sample one trial of every task, where the update is to be."""
+        if self.trials_per_chunk is not None and sampler.has_hosts(len(tasks), trials_per_chunk=self.trials_per_chunk):
+            return Batch.on(sampler.sample_trials_on_hosts(tasks, self.trials_per_chunk))
         return Batch([sampler.rollout_trials(tasks)])
+
+    def hosts_of(self, batch: Batch) -> Hosts:
+        """Return where the chunks of trials are; see `MetaLearner.hosts_of`."""
+        return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device, tasks_per_chunk=self.trials_per_chunk)
 
     def adapt(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field
@@ -12,15 +12,11 @@ from torch import Tensor, nn
 from maml_rl import functional
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
-from maml_rl.derivatives import Answer, Hosts, Session, ThreadHosts, Workspace
-from maml_rl.envs.meta_env import Task
+from maml_rl.derivatives import Answer, Hosts, Session, Workspace
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.metalearners.metalearner import State
-from maml_rl.metalearners.trial_learner import TrialLearner
-from maml_rl.policies import Policy
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Unrolled
@@ -57,6 +53,20 @@ class TrialPPOSettings(SettingsModel):
     normalize_observations: Annotated[
         bool, Field(description="show the policy observed numbers of mean 0 and deviation 1, over all trials so far")
     ] = False
+
+
+def refuse_annealed_away(config: Config, settings: TrialPPOSettings) -> None:
+    """Refuse a training that goes on after the step size has fallen to zero.
+
+    Raises:
+        ConfigError: If there are more meta-updates than `anneal_over`.
+    """
+    if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
+        raise config.error(
+            f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
+            f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
+            "num-batches",
+        )
 
 
 @dataclass(slots=True)
@@ -519,54 +529,6 @@ class TrialPPO:
             for steps in num_steps
         ]
         return scales, explained
-
-
-class TrialPPOLearner(TrialLearner):
-    """Base of the learners that train a policy with a memory by `TrialPPO`, wherever the trials are.
-
-    A subclass sets `_ppo` and `optimizer`, and writes `make_policy` and `update`.
-    """
-
-    Settings: ClassVar[type[TrialPPOSettings]] = TrialPPOSettings
-    updates_on_hosts = True
-    optimizer: torch.optim.Optimizer
-    _ppo: TrialPPO
-
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config does not fit to trials, or the step size falls to zero before the training ends.
-        """
-        if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
-            raise config.error(
-                f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
-                f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
-                "num-batches",
-            )
-        return super().from_config(policy, config, settings, device)
-
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample one trial of every task, where the update is to be."""
-        per_chunk = self._ppo.trials_per_chunk
-        if sampler.has_hosts(len(tasks), trials_per_chunk=per_chunk):
-            return Batch.on(sampler.sample_trials_on_hosts(tasks, per_chunk))
-        return super().collect(sampler, tasks)
-
-    def hosts_of(self, batch: Batch) -> Hosts:
-        """Return where the chunks of trials are; see `MetaLearner.hosts_of`."""
-        per_chunk = self._ppo.trials_per_chunk
-        return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device, tasks_per_chunk=per_chunk)
-
-    def state_dict(self) -> State:
-        """Return the state of the optimizers, and that of `TrialPPO`."""
-        return super().state_dict() | self._ppo.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        self._ppo.load_state_dict(state)
 
 
 def entries_of(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
