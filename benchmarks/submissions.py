@@ -86,6 +86,7 @@ def _rules(rules: Benchmark) -> str:
 
 def _table(submissions: dict[str, dict[str, Any]]) -> str:
     rows = []
+    infos = sorted({name for content in submissions.values() for name in content.get("infos", {})})
     for file, content in submissions.items():
         policy = content["policy"]
         scores = np.array(content["returns"], np.float64)[..., -1]
@@ -98,12 +99,23 @@ def _table(submissions: dict[str, dict[str, Any]]) -> str:
             f"{tasks.mean():.2f}",
             f"{middle:.2f}",
             f"{tasks.min():.2f}",
+            *(_mean(content.get("infos", {}).get(name)) for name in infos),
             f"`{content['command']}`" if content.get("command") else "",
         ]
         rows.append((float(tasks.mean()), cells))
-    head = ["policy", "algorithm", "episodes before", "mean return", "interquartile mean", "worst task", "command"]
-    lines = [head, ["---", "---", *["---:"] * 4, "---"], *(cells for _, cells in sorted(rows, key=lambda row: -row[0]))]
+    head = ["policy", "algorithm", "episodes before", "mean return", "interquartile mean", "worst task"]
+    head += [*(f"mean {name}" for name in infos), "command"]
+    lines = [
+        head,
+        ["---", "---", *["---:"] * (len(head) - 3), "---"],
+        *(cells for _, cells in sorted(rows, key=lambda row: -row[0])),
+    ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _mean(values: Any) -> str:
+    """Return the mean of what counts of an info; nothing where a submission lacks it."""
+    return "" if values is None else f"{np.mean(np.array(values)[..., -1]):.3f}"
 
 
 if __name__ == "__main__":

@@ -96,6 +96,27 @@ _BENCHMARKS: dict[str, tuple[str, str, dict[str, Any], int, int, int | str, int]
         3,
     ),
 }
+_BENCHMARKS |= {
+    f"ml1-{name}-v1": (
+        f"All 40 test goals of {name}-v3, after ten episodes of 500 steps.",
+        f"MetaWorld/ML1-{name}-v3",
+        {},
+        500,
+        10,
+        40,
+        3,
+    )
+    for name in ("reach", "push", "pick-place")
+}
+_BENCHMARKS["ml10-v1"] = (
+    "All 40 goals of each of the five test environments, after ten episodes of 500 steps.",
+    "MetaWorld/ML10-v3",
+    {},
+    500,
+    10,
+    200,
+    1,
+)
 # Draws among which all tasks of a family with few are found.
 _MANY = 5_000
 

@@ -240,7 +240,12 @@ def submission(
             f"{benchmark.name} allows {benchmark.episodes_before} episodes before those that count, and the policy "
             f"adapted to {before}"
         )
-    by_repetition = evaluation.repetition_returns()
+
+    def by_repetition(info: str | None = None) -> list[list[list[float]]]:
+        means = evaluation.repetition_returns(info)
+        rounded: list[list[list[float]]] = np.round(means, 6).reshape(num_tasks, -1, columns).tolist()
+        return rounded
+
     return {
         "format": _FORMAT,
         "benchmark": benchmark.name,
@@ -252,7 +257,9 @@ def submission(
         "columns": evaluation.columns,
         "versions": package_versions(),
         # Of every task and repetition, the mean return of the episodes of each column; the last one counts.
-        "returns": np.round(by_repetition, 6).reshape(num_tasks, evaluation.repetitions, columns).tolist(),
+        "returns": by_repetition(),
+        # Likewise what a family records besides, as the success of an episode.
+        **({"infos": {name: by_repetition(name) for name in evaluation.infos}} if evaluation.infos else {}),
     }
 
 

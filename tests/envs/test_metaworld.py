@@ -18,12 +18,14 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from maml_rl.cli.main import main
-from maml_rl.config import Config
+from maml_rl.config import Config, load_config
+from maml_rl.config.catalog import find_config
 from maml_rl.envs import FAMILIES, Task, make_vector_env
 from maml_rl.envs.metaworld import MetaWorldVectorEnv, environments
 from maml_rl.envs.metaworld.arm import Arm
 from maml_rl.errors import TaskError
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.certified import find_benchmark
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.policies import get_policy_for_env
@@ -107,6 +109,27 @@ def test_goals_are_those_of_metaworlds_own_benchmark(metaworld: Any, name: str) 
         drawn = env.sample_tasks(len(tasks), seed=0, evaluation=evaluation)
         assert sorted(task["rand_vec"].tolist() for task in drawn) == expected
     env.close()
+
+
+@pytest.mark.parametrize("name", ["ml1-reach-v1", "ml1-push-v1", "ml1-pick-place-v1", "ml10-v1"])
+def test_certified_tasks_are_the_test_goals_of_metaworlds_own_protocol(metaworld: Any, name: str) -> None:
+    rules = find_benchmark(name)
+    several = name == "ml10-v1"
+    # ML1 draws its test goals with the seed after that of the training goals, ML10 draws both with one seed.
+    theirs = metaworld.ML10(seed=1) if several else metaworld.ML1(f"{name[4:-3]}-v3", seed=0)
+    expected: dict[str, list[list[float]]] = {}
+    for task in theirs.test_tasks:
+        goal = pickle.loads(task.data)["rand_vec"].tolist()
+        expected.setdefault(task.env_name, []).append(goal + [0.0] * (6 - len(goal)) * several)
+    certified = [(task.get("env_name", f"{name[4:-3]}-v3"), task["rand_vec"].tolist()) for task in rules.tasks()]
+    assert sorted(certified) == sorted((name, goal) for name, goals in expected.items() for goal in goals[:40])
+
+
+def test_shipped_config_is_measured_by_the_rules_of_its_benchmark() -> None:
+    experiment = make_experiment(load_config(find_config("ml1-reach")))
+    rules = find_benchmark("ml1-reach-v1")
+    rules.check(experiment, 1)
+    assert len(rules.tasks_for(experiment)) == 40
 
 
 def test_every_environment_of_metaworld_is_a_family(metaworld: Any) -> None:
