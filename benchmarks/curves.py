@@ -1,4 +1,4 @@
-"""Draws the learning curves of runs: `python -m benchmarks.curves RUN [RUN ...] --chart curves.png`."""
+"""Draws the learning curves of runs: `python -m benchmarks.curves RUN [RUN ...] --chart curves.svg`."""
 
 import json
 from collections.abc import Sequence
@@ -6,20 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks.charts import write_panels
 from maml_rl.cli.console import Parser
-
-_COLORS = ("#8a8f98", "#1f6fb2", "#c2571a", "#2c8a57")
+from maml_rl.report.curves import after
+from maml_rl.report.plot import Plot
+from maml_rl.report.runs import moving_mean
+from maml_rl.report.scales import Span
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the metrics of every run and draw its panels."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, or metrics files")
-    parser.add_argument("--chart", type=Path, required=True, help="the picture to write")
+    parser.add_argument("--chart", type=Path, required=True, help="the SVG file to write")
     parser.add_argument("--titles", nargs="+", help="one for each run; the folders' names by default")
-    parser.add_argument("--smooth", type=int, default=1, help="iterations in a moving average (default: 1)")
+    parser.add_argument("--smooth", type=int, default=1, help="iterations in a moving mean (default: 1)")
     parser.add_argument("--infos", nargs="+", default=[], help="recorded infos, each with a panel of its own")
     options = parser.parse_args(arguments)
     titles = options.titles or [run.stem if run.suffix else run.name for run in options.runs]
@@ -40,25 +42,29 @@ def draw(
     panels: Sequence[tuple[str, Sequence[dict[str, Any]]]], chart: Path, smooth: int, infos: Sequence[str] = ()
 ) -> None:
     """Write the panels of every run: the mean return, and each of `infos`, by inner step or by episode."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     quantities = {"return": "return", **{f"info/{name}": name for name in infos}}
-    wanted = [(title, rows, quantity) for title, rows in panels for quantity in quantities]
-    figure, axes = pyplot.subplots(1, len(wanted), figsize=(5.2 * len(wanted), 3.6), squeeze=False)
-    for axis, (title, rows, quantity) in zip(axes[0], wanted, strict=True):
-        for number, column in enumerate(columns(rows[0])):
-            values = np.array([row[f"{quantity}/{column}"] for row in rows])
-            axis.plot(*moving_average(values, smooth), color=_COLORS[number % len(_COLORS)], label=label(column))
-        axis.set(title=title, xlabel="meta-update", ylabel=f"mean {quantities[quantity]} over tasks and episodes")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False)
-    figure.tight_layout()
-    chart.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(chart, dpi=130)
-    pyplot.close(figure)
+    drawn = []
+    for title, rows in panels:
+        names = columns(rows[0])
+        places = np.array([row["iteration"] for row in rows])
+        for quantity, word in quantities.items():
+            values = np.array([[row[f"{quantity}/{name}"] for row in rows] for name in names], np.float64)
+            smoothed = moving_mean(values, smooth)
+            plot = Plot(
+                Span.of(places, margin=0.0),
+                Span.of(smoothed),
+                f"{title}: mean {word} over meta-updates",
+                x_label="meta-update",
+                y_label=f"mean {word}",
+                x_counts=True,
+                width=400,
+                height=300,
+            )
+            for number, line in enumerate(smoothed):
+                plot.line(places, line, f"group{number}")
+            plot.key([(f"group{number}", label(name)) for number, name in enumerate(names)])
+            drawn.append(("run", title, plot))
+    write_panels(chart, drawn)
 
 
 def columns(row: dict[str, Any]) -> list[str]:
@@ -69,18 +75,8 @@ def columns(row: dict[str, Any]) -> list[str]:
 
 def label(column: str) -> str:
     """Return the words for a column."""
-    kind, _, number = column.rpartition("_")
-    if kind != "step":
-        return f"{kind} {int(number) + 1}" + " of the trial" * (kind == "episode")
-    steps = int(number)
-    return "before adaptation" if steps == 0 else f"after {steps} gradient step" + "s" * (steps > 1)
-
-
-def moving_average(values: NDArray[np.float64], width: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return iterations and the mean of the last `width` values at each."""
-    width = max(1, min(width, len(values)))
-    smoothed = np.convolve(values, np.full(width, 1.0 / width), mode="valid")
-    return np.arange(width - 1, len(values)), smoothed
+    kind, _, index = column.rpartition("_")
+    return after(int(index), kind).removeprefix("in ").removesuffix(" of the trial")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,12 @@
 """The suite of families: `python -m benchmarks.suite` makes docs/suite.md from the CSV files; `--train` trains first.
 
-The trainings are those of `benchmarks.learning`, of fewer algorithms on more families. The page follows rliable's
-conventions: interquartile means over trainings and tasks, probabilities of improvement, stratified bootstrap. The
-library itself cannot be imported beside a present pandas, and would bring fourteen packages for what is below.
-
-Source: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264
+The trainings are those of `benchmarks.learning`, of fewer algorithms on more families.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.learning.command import run
-from benchmarks.learning.page import chart_of, compared_rows, rows_of
 from benchmarks.learning.plan import (
     HALFCHEETAH_DIR,
     NAVIGATION,
@@ -29,12 +21,6 @@ from benchmarks.learning.plan import (
     Plan,
     named,
 )
-from benchmarks.learning.results import Row, Values
-from maml_rl.experiment.statistics import interquartile_mean
-
-_REPETITIONS = 2_000
-_STEP = 1
-
 
 # What HalfCheetahDir learns fastest with; a whole training of a family of physics then takes minutes.
 def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
@@ -125,109 +111,7 @@ SUITE = Plan(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run(SUITE, arguments, tables=tables, draw=draw)
-
-
-def scores_of(plan: Plan, family: Family) -> dict[str, Values]:
-    """Return the compared returns after one step, or without one for an oracle, by name: (trainings, tasks)."""
-    compared = compared_rows(plan, rows_of(plan, family))
-    return {name: np.stack([_after_step(row) for row in rows]) for name, rows in compared.items()}
-
-
-def _after_step(row: Row) -> Values:
-    column: Values = row.task_returns[:, min(_STEP, row.task_returns.shape[1] - 1)]
-    return column
-
-
-def interquartile_means(scores: dict[str, Values]) -> dict[str, Values]:
-    """Return the interquartile mean over trainings and tasks, and its 95 % interval, (3,), by name."""
-    found = {}
-    for name, values in scores.items():
-        weights = np.full(values.size, 1.0 / values.size)
-        draws = resampled(values, resample_tasks=True)
-        estimates = [interquartile_mean(each.reshape(len(each), -1), weights) for each in (values[None], draws)]
-        found[name] = _with_percentiles(*estimates)
-    return found
-
-
-def improvements(scores: dict[str, Values], over: str) -> dict[str, Values]:
-    """Return the probability that a training beats one of `over` on a task, and its 95 % interval, (3,), by name."""
-    found = {}
-    for name, values in scores.items():
-        if name != over and over in scores:
-            others = scores[over]
-            drawn = _wins(resampled(values), resampled(others, seed=1))
-            found[name] = _with_percentiles(_wins(values[None], others[None]), drawn)
-    return found
-
-
-def resampled(values: Values, *, resample_tasks: bool = False, seed: int = 0) -> Values:
-    """Draw trainings anew, for each task by itself, and tasks if they are drawn, too: (R, N) -> (repetitions, R, N)."""
-    random = np.random.default_rng(seed)
-    trainings, tasks = values.shape
-    rows = random.integers(trainings, size=(_REPETITIONS, trainings, tasks))
-    columns = random.integers(tasks, size=(_REPETITIONS, 1, tasks)) if resample_tasks else np.arange(tasks)
-    drawn: Values = values[rows, columns]
-    return drawn
-
-
-def _wins(values: Values, others: Values) -> Values:
-    """Return the share of pairs of trainings and of tasks in which the first have more, (repetitions,)."""
-    signs = np.sign(values[:, :, None] - others[:, None])
-    shares: Values = (signs.mean(axis=(1, 2, 3)) + 1.0) / 2.0
-    return shares
-
-
-def _with_percentiles(estimate: Values, drawn: Values) -> Values:
-    return np.concatenate([estimate, np.percentile(drawn, (2.5, 97.5))])
-
-
-def tables(plan: Plan, family: Family) -> str:
-    """Return the table of one family as Markdown."""
-    scores = scores_of(plan, family)
-    if not scores:
-        return "No results yet."
-    finals = compared_rows(plan, rows_of(plan, family))
-    over = {other: improvements(scores, other) for other in (PRETRAIN.name, TRPO.name)}
-    lines = [
-        f"![{family.title}: interquartile means](images/{chart_of(plan, family).name})",
-        "",
-        "| | trainings | meta-updates | environment steps | interquartile mean | over `pretrain` | over `maml-trpo` |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, (value, low, high) in interquartile_means(scores).items():
-        steps = np.mean([row.env_steps for row in finals[name]]) / 1e6
-        chances = [_percent(over[other].get(name)) for other in over]
-        cells = [name, str(len(finals[name])), str(finals[name][0].iteration), f"{steps:.1f} M"]
-        lines.append(f"| {' | '.join([*cells, f'{value:.1f} [{low:.1f}, {high:.1f}]', *chances])} |")
-    return "\n".join(lines)
-
-
-def _percent(estimate: Values | None) -> str:
-    if estimate is None:
-        return ""
-    value, low, high = 100.0 * estimate
-    # With one training on either side there is nothing to resample.
-    return f"{value:.0f} %" + (f" [{low:.0f}, {high:.0f}]" if low < high else "")
-
-
-def draw(plan: Plan, family: Family, path: Path) -> None:
-    """Draw the interquartile means with their intervals."""
-    from matplotlib import pyplot
-
-    estimates = interquartile_means(scores_of(plan, family))
-    figure, panel = pyplot.subplots(figsize=(7.0, 0.8 + 0.4 * len(estimates)), layout="constrained")
-    for place, (value, low, high) in enumerate(estimates.values()):
-        panel.barh(place, high - low, left=low, height=0.6, color=f"C{place}", alpha=0.75)
-        panel.vlines(value, place - 0.3, place + 0.3, color="0.2")
-    panel.set_yticks(range(len(estimates)), list(estimates))
-    panel.invert_yaxis()
-    panel.set_title(f"{family.title}: interquartile mean of the return after one step", loc="left", fontsize=10)
-    panel.spines[["top", "right", "left"]].set_visible(False)
-    panel.grid(axis="x", color="0.9")
-    panel.set_axisbelow(True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    run(SUITE, arguments)
 
 
 if __name__ == "__main__":

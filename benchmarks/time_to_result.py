@@ -5,12 +5,13 @@ is a return after one step, on 40 held-out tasks, that two evaluations in a row 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.learning.command import run
-from benchmarks.learning.page import chart_of, rows_of
+from benchmarks.learning.page import chart_of, draw_curves, rows_of
 from benchmarks.learning.plan import ROOT, Contender, Family, Plan, named
 from benchmarks.learning.results import by_seed, passing_rows
 
@@ -135,7 +136,7 @@ def tables(plan: Plan, family: Family) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run(PLAN, arguments, tables=tables)
+    run(PLAN, arguments, tables=tables, draw=partial(draw_curves, minutes=True))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws a policy before and after adaptation: `python -m scripts.draw_adaptation docs/images/adaptation.png`.
+"""Draws a policy before and after adaptation: `python -m scripts.draw_adaptation docs/images/adaptation.svg`.
 
 The policy of the zoo that navigates in the plane walks to goals that it does not observe. Draw the picture again after
 that policy has been replaced.
@@ -11,40 +11,37 @@ import gymnasium
 import numpy as np
 
 import maml_rl
+from benchmarks.charts import write_panels
 from maml_rl.policies import Policy
+from maml_rl.report.curves import after
+from maml_rl.report.plot import Plot
+from maml_rl.report.scales import Span
 
 FAMILY = "2DNavigation-v0"
 GOALS = ((0.4, 0.3), (-0.4, 0.3), (-0.3, -0.4), (0.3, -0.4))
 STEPS = (0, 1, 3)
-_COLORS = ("#1f6fb2", "#c2571a", "#2c8a57", "#8b4fa0")
 
 
 def main() -> None:
     """Draw one panel for each number of gradient steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path, help="the file to write")
     parser.add_argument("--policy", default="zoo:2d-navigation", help="default: %(default)s")
     options = parser.parse_args()
     policy = maml_rl.load_policy(options.policy)
-    figure, panels = pyplot.subplots(1, len(STEPS), figsize=(10.5, 3.7), sharex=True, sharey=True, layout="constrained")
-    for panel, num_steps in zip(panels, STEPS, strict=True):
-        for goal, color in zip(GOALS, _COLORS, strict=True):
+    panels = []
+    for num_steps in STEPS:
+        plane = Span(-0.6, 0.6)
+        plot = Plot(plane, plane, f"Paths to four goals {after(num_steps)}", equal=True, width=340)
+        for index, goal in enumerate(GOALS):
             adapted = maml_rl.adapt_to_task(policy, FAMILY, {"goal": list(goal)}, num_steps=num_steps)
             path = walk(adapted, goal)
-            panel.plot(*path.T, color=color, lw=1.6)
-            panel.plot(*path[-1], "o", color=color, ms=4)
-            panel.plot(*goal, "*", color=color, ms=13, mec="white", mew=0.6)
-        panel.plot(0.0, 0.0, "o", color="0.2", ms=4)
-        words = "before adaptation" if num_steps == 0 else f"after {num_steps} gradient step" + "s" * (num_steps > 1)
-        panel.set(title=words, aspect="equal", xlim=(-0.6, 0.6), ylim=(-0.6, 0.6))
-        panel.spines[["top", "right"]].set_visible(False)
-    options.picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.picture, dpi=110)
+            plot.line(*path.T, f"group{index}")
+            plot.dots(*path[-1:].T, f"group{index}")
+            plot.label(goal[0] + 0.04, goal[1] - 0.03, "\N{BLACK STAR}", f"goal group{index}")
+        plot.dots([0.0], [0.0], "start")
+        panels.append(("run", after(num_steps), plot))
+    write_panels(options.picture, panels)
     print(f"the picture is {options.picture}")
 
 

@@ -3,20 +3,28 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.learning.plan import Family, Plan
+from benchmarks.charts import write_panels
+from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
 from benchmarks.learning.results import Row, Values, by_seed, passing_rows, read_rows
-from maml_rl.experiment.evaluate import interval_scope, pooled_intervals
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from maml_rl.experiment.evaluate import (
+    Evaluation,
+    difference_interval,
+    improvement_interval,
+    interval_scope,
+    pooled_intervals,
+)
+from maml_rl.experiment.statistics import interquartile_mean
+from maml_rl.report.plot import Plot
+from maml_rl.report.scales import Span
 
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _STEP = 1
+# What the algorithms are compared with is none of them.
+_REFERENCES = {PRETRAIN.name, ORACLE.name, RANDOM.name}
+_HIGHLIGHTED = 3
 
 # (plan, family) -> Markdown.
 Tables = Callable[[Plan, Family], str]
@@ -57,76 +65,112 @@ def chart_of(plan: Plan, family: Family) -> Path:
     return plan.page.parent / "images" / f"{plan.page.stem}-{family.name}.svg"
 
 
-def compared_rows(plan: Plan, found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Return the rows of the trainings, by contender, after as many meta-updates as all contenders have reached.
+def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Return the rows at the end of the trainings, by contender: at the last iteration that all of its seeds have."""
+    finals = {}
+    for name, rows in found.items():
+        common = set.intersection(*({row.iteration for row in of_seed} for of_seed in by_seed(rows).values()))
+        finals[name] = [row for row in rows if row.iteration == max(common)]
+    return finals
 
-    Of those with smaller batches, as many count as one as the plan says. Those that are not trained have their only row
-    instead.
-    """
-    counts = {name: [row.iteration // plan.contenders[name].updates for row in rows] for name, rows in found.items()}
-    common = min((max(numbers) for numbers in counts.values() if max(numbers) > 0), default=0)
-    return {
-        name: [row for row, number in zip(rows, counts[name], strict=True) if number == min(common, max(counts[name]))]
-        for name, rows in found.items()
+
+def adapted(rows: Sequence[Row]) -> list[Evaluation]:
+    """Return what counts of each row: its returns up to those after one step, of an oracle those without one."""
+    return [row.evaluation(_STEP) for row in rows]
+
+
+def ranked(finals: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the names of the algorithms, the one with the highest interquartile mean first."""
+    middles = {
+        name: pooled_intervals(adapted(rows), interquartile_mean)[-1, 0]
+        for name, rows in finals.items()
+        if name not in _REFERENCES
     }
+    return sorted(middles, key=lambda name: -middles[name])
+
+
+def leader(finals: Mapping[str, Sequence[Row]]) -> str:
+    """Return who is ahead, with the intervals that say so, in one or two sentences. One training proves nothing."""
+    names = ranked(finals)
+    if not names:
+        return "No algorithm was trained yet."
+    single = [name for name in names if len(finals[name]) == 1]
+    several = [name for name in names if name not in single]
+    caution = f" Of {_listed(single)} there is one training, which proves nothing." if single else ""
+    if len(several) < 2:
+        return f"**No statement is possible**: it takes several trainings of two algorithms.{caution}"
+    best, *others = several
+    value, low, high = pooled_intervals(adapted(finals[best]), interquartile_mean)[-1]
+    differences = {name: difference_interval(adapted(finals[best]), adapted(finals[name])) for name in others}
+    behind = [name for name, (_, least, _) in differences.items() if least > 0.0]
+    close = [name for name in others if name not in behind]
+    middle = _with_interval(value, low, high)
+    if close:
+        sentences = [
+            f"**No algorithm is ahead of all others.** {best} has the highest interquartile mean, {middle}.",
+            f"The 95 % interval of the difference to {_listed(close)} includes 0"
+            + (f", and that to {_listed(behind)} does not." if behind else "."),
+        ]
+    else:
+        gap = _with_interval(*differences[others[0]])
+        sentences = [
+            f"**{best} is ahead.** Its interquartile mean is {middle}, and its mean is above that of {others[0]}, the "
+            f"next, by {gap}."
+        ]
+    if PRETRAIN.name in finals and finals[PRETRAIN.name][0].iteration > 0:
+        chance = _in_percent(improvement_interval(adapted(finals[best]), adapted(finals[PRETRAIN.name])))
+        sentences.append(f"It is above `{PRETRAIN.name}` in {chance} of all comparisons of a training on a task.")
+    return " ".join(sentences) + caution
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def tables(plan: Plan, family: Family) -> str:
-    """Return the tables of one family as Markdown."""
+    """Return who is ahead on a family, its chart, and its tables, as Markdown."""
     found = rows_of(plan, family)
     if not found:
         return "No results yet."
-    parts = [f"![{family.title}: returns](images/{chart_of(plan, family).name})", _final_table(plan, found)]
+    finals = final_rows(found)
+    parts = [leader(finals)]
+    if highlighted := _highlighted(found, minutes=False):
+        words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
+        parts.append(f"![{words}](images/{chart_of(plan, family).name})")
+    parts.append(_final_table(finals))
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
     return "\n\n".join(parts)
 
 
-def _final_table(plan: Plan, found: dict[str, list[Row]]) -> str:
-    finals = compared_rows(plan, found)
+def _final_table(finals: Mapping[str, Sequence[Row]]) -> str:
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
+    # A pretraining that has not begun says nothing.
+    compared = [name for name in (PRETRAIN.name, TRPO.name) if name in finals and finals[name][0].iteration > 0]
     lines = [
-        "| | seeds | meta-updates | environment steps | "
+        "| | trainings | meta-updates | environment steps | "
         + " | ".join(f"k={step}" for step in range(steps))
-        + " | minutes | seconds of an update | above `pretrain` |",
-        "|---|---:|---:|---:|" + "---:|" * (steps + 3),
+        + "".join(f" | above `{name}`" for name in compared)
+        + " |",
+        "|---|" + "---:|" * (3 + steps + len(compared)),
     ]
     for name, rows in finals.items():
-        intervals = pooled_intervals([row.evaluation() for row in rows])
-        cells = [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
-        minutes = np.mean([row.minutes for row in rows])
-        update = np.mean([row.update_seconds / max(1, row.iteration) for row in rows])
-        trained = rows[0].iteration > 0
-        others = finals.get("pretrain", [])
-        # A pretraining that is not as far says nothing.
-        comparable = trained and bool(others) and others[0].iteration == rows[0].iteration
-        shown = comparable and name not in ("pretrain", "oracle")
-        above = f"{100.0 * probability_above(rows, others):.0f} %" if shown else ""
-        lines.append(
-            f"| {name} | {len(rows)} | {rows[0].iteration} | {np.mean([row.env_steps for row in rows]) / 1e6:.1f} M | "
-            + " | ".join(cells)
-            + (f" | {minutes:.1f} | {update:.2f} | " if trained else " | | | ")
-            + above
-            + " |"
-        )
+        intervals = pooled_intervals([row.evaluation() for row in rows], interquartile_mean)
+        cells = [
+            name,
+            str(len(rows)),
+            str(rows[0].iteration),
+            f"{np.mean([row.env_steps for row in rows]) / 1e6:.1f} M",
+        ]
+        cells += [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
+        for other in compared:
+            chance = improvement_interval(adapted(rows), adapted(finals[other])) if other != name else None
+            cells.append("" if chance is None else _in_percent(chance))
+        lines.append(f"| {' | '.join(cells)} |")
     # That of several seeds comes first.
     scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()})
     scope = "; where there is one seed, ".join(scopes)
     return "\n".join(lines) + f"\n\nBrackets hold 95 % intervals: {scope}."
-
-
-def probability_above(rows: Sequence[Row], others: Sequence[Row], step: int = _STEP) -> float:
-    """Return how often, over all pairs of trainings and all tasks, the one has the higher return after `step` steps.
-
-    Source: Agarwal et al. 2021, probability of improvement, https://arxiv.org/abs/2108.13264
-    """
-    pairs = [
-        np.sign(row.task_returns[:, step] - other.task_returns[:, step])
-        for row in rows
-        for other in others
-        if row.task_returns.shape[1] > step
-    ]
-    return float(np.mean((np.array(pairs) + 1.0) / 2.0)) if pairs else float("nan")
 
 
 def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:
@@ -151,72 +195,80 @@ def _with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")
 
 
+def _in_percent(estimate: Values) -> str:
+    value, low, high = 100.0 * estimate
+    return f"{value:.0f} %" + (f" [{low:.0f}, {high:.0f}]" if np.isfinite(low) else "")
+
+
 def draw_charts(plan: Plan, draw: Draw) -> list[Path]:
     """Draw one chart for each family with results, and return their files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # The same bytes for the same results.
-    matplotlib.rcParams["svg.hashsalt"] = "maml_rl"
     charts = []
     for family in plan.families.values():
-        if rows_of(plan, family):
+        if _highlighted(rows_of(plan, family), minutes=False):
             charts.append(chart_of(plan, family))
-            charts[-1].parent.mkdir(parents=True, exist_ok=True)
             draw(plan, family, charts[-1])
     return charts
 
 
-def draw_curves(plan: Plan, family: Family, path: Path) -> None:
-    """Draw the return after one step over environment steps and over minutes, and the final returns as bars."""
-    from matplotlib import pyplot
+def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False) -> None:
+    """Draw the return after one step over environment steps, or minutes: a panel for each of the best contenders.
 
-    figure, panels = pyplot.subplots(1, 3, figsize=(15.0, 5.2), layout="constrained")
-    palette = pyplot.get_cmap("tab20")
-    colors = {name: palette(index % 20) for index, name in enumerate(plan.contenders)}
+    A thick line is the interquartile mean over trainings and tasks, thin ones are the trainings. All others are gray.
+    """
     found = rows_of(plan, family)
-    for name in found:
-        trainings = [of_seed for of_seed in by_seed(found[name]).values() if len(of_seed) > 1]
-        if not trainings:
-            continue
-        common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))
-        at = [[row for row in of_seed if row.iteration in common] for of_seed in trainings]
-        returns = np.array([[row.returns()[min(_STEP, len(row.returns()) - 1)] for row in of_seed] for of_seed in at])
-        for panel, across in (
-            (panels[0], np.mean([[row.env_steps / 1e6 for row in of_seed] for of_seed in at], axis=0)),
-            (panels[1], np.mean([[row.minutes for row in of_seed] for of_seed in at], axis=0)),
-        ):
-            panel.plot(across, returns.mean(axis=0), color=colors[name], label=name, lw=1.6)
-            panel.fill_between(across, returns.min(axis=0), returns.max(axis=0), color=colors[name], alpha=0.15, lw=0)
-    for panel, label in ((panels[0], "million environment steps"), (panels[1], "minutes of sampling and updates")):
-        panel.set(xlabel=label, ylabel="return after one step")
-        panel.spines[["top", "right"]].set_visible(False)
+    lines = {name: _curves(rows, minutes) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
+    chosen = _highlighted(found, minutes)
+    # The initial policies of a family may be far below all that is learned.
+    later = [curves[0][1:] for _, *curves in lines.values()]
+    later += [training[1:] for name in chosen for training in lines[name][2:]]
+    x, y = Span.of([0.0], *(xs for xs, *_ in lines.values()), margin=0.0), Span.of(*later)
+    panels = []
+    for place, name in enumerate(chosen):
+        plot = Plot(
+            x,
+            y if family.threshold is None else y.reaching(family.threshold),
+            f"{family.title}: {name}",
+            x_label="minutes of sampling and updates" if minutes else "environment steps",
+            y_label="return after one step",
+            x_counts=True,
+            width=400,
+            height=300,
+        )
         if family.threshold is not None:
-            panel.axhline(family.threshold, color="0.6", lw=0.8, ls=":")
-    _draw_final(panels[2], compared_rows(plan, found), colors)
-    figure.suptitle(family.title, x=0.01, ha="left", fontsize=11)
-    _add_legend(figure, *panels[0].get_legend_handles_labels())
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+            plot.line([x.low, x.high], [family.threshold] * 2, "level rest")
+        for other, (xs, middle, *_) in lines.items():
+            if other != name:
+                plot.line(xs, np.clip(middle, y.low, y.high), "rest")
+            if other in (PRETRAIN.name, ORACLE.name):
+                plot.label(xs[-1], middle[-1], other, "rest")
+        xs, middle, *trainings = lines[name]
+        for training in trainings if len(trainings) > 1 else []:
+            plot.line(xs, np.clip(training, y.low, y.high), f"group{place} seed")
+        plot.line(xs, np.clip(middle, y.low, y.high), f"group{place}")
+        panels.append((f"group{place}", name, plot))
+    write_panels(path, panels)
 
 
-def _add_legend(figure: "Figure", handles: list[Any], labels: list[str]) -> None:
-    """Put a legend below the panels, in as many columns as the figure is wide."""
-    for columns in range(min(7, len(labels)), 0, -1):
-        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-        if legend.get_window_extent().width <= figure.bbox.width or columns == 1:
-            return
-        legend.remove()
+def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]:
+    """Return the contenders that a chart is about: those with the highest returns, or the fastest."""
+    trained = {name: rows for name, rows in found.items() if max(row.iteration for row in rows) > 0}
+    order = ranked(final_rows(trained))
+    if minutes:
+        order.sort(key=lambda name: float(np.mean([row.minutes for row in final_rows(trained)[name]])))
+    return order[:_HIGHLIGHTED]
 
 
-def _draw_final(panel: "Axes", finals: dict[str, list[Row]], colors: dict[str, Any]) -> None:
-    for place, (name, rows) in enumerate(finals.items()):
-        intervals: Values = pooled_intervals([row.evaluation() for row in rows])
-        value, low, high = intervals[min(_STEP, len(intervals) - 1)]
-        reach = [[value - low], [high - value]] if np.isfinite(low) else None
-        panel.errorbar([value], [place], xerr=reach, fmt="o", color=colors[name], capsize=3)
-    panel.set_yticks(range(len(finals)), list(finals))
-    panel.invert_yaxis()
-    panel.set_xlabel("return after one step (oracle: without),\n95 % interval")
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="x", color="0.9")
+def _curves(rows: Sequence[Row], minutes: bool) -> tuple[Values, ...]:
+    """Return places, the interquartile mean, and that of each training, where all trainings of a contender were."""
+    trainings = list(by_seed(rows).values())
+    common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))
+    at = [[row for row in of_seed if row.iteration in common] for of_seed in trainings]
+    places = np.mean([[row.minutes if minutes else row.env_steps for row in of_seed] for of_seed in at], axis=0)
+    each = [_middles([[row] for row in of_seed]) for of_seed in at]
+    return places, _middles([list(of_iteration) for of_iteration in zip(*at, strict=True)]), *each
+
+
+def _middles(groups: Sequence[Sequence[Row]]) -> Values:
+    """Return the interquartile mean of each group of rows."""
+    scores = [np.concatenate([each.task_returns()[:, -1] for each in adapted(rows)]) for rows in groups]
+    return np.array([interquartile_mean(each, np.full(len(each), 1.0 / len(each))) for each in scores])

@@ -55,10 +55,15 @@ class Row:
         means: Values = self.task_returns.mean(axis=0)
         return means
 
-    def evaluation(self) -> Evaluation:
-        """Return it as an evaluation, whose intervals are about the family that the tasks were drawn from."""
+    def evaluation(self, steps: int | None = None) -> Evaluation:
+        """Return it as an evaluation, whose intervals are about the family that the tasks were drawn from.
+
+        Args:
+            steps: the last step that is part of it; None for all.
+        """
         tasks = [{"number": index} for index in range(len(self.task_returns))]
-        return Evaluation("", self.seed, tasks, (), self.task_returns[:, :, None].astype(np.float32))
+        returns = self.task_returns if steps is None else self.task_returns[:, : steps + 1]
+        return Evaluation("", self.seed, tasks, (), returns[:, :, None].astype(np.float32))
 
 
 def read_rows(path: Path) -> list[Row]:

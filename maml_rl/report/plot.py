@@ -104,6 +104,19 @@ class Plot:
                     element("circle", title, class_=f"dot {css}", cx=f"{x:.1f}", cy=f"{y:.1f}", r=radius)
                 )
 
+    def label(self, x: float, y: float, text: str, css: str) -> None:
+        """Write a word to the left of a place, above it."""
+        ((across, down),) = self._points([x], [y])
+        place = {"x": f"{across - 2:.1f}", "y": f"{down - 4:.1f}", "text_anchor": "end"}
+        self._marks.append(element("text", text, class_=css, **place))
+
+    def key(self, entries: Sequence[tuple[str, str]]) -> None:
+        """Write what the colors mean above the chart, as (class, name): for a picture that stands alone."""
+        names = [
+            element("tspan", name, class_=css, dx=10 if index else None) for index, (css, name) in enumerate(entries)
+        ]
+        self._marks.append(element("text", names, class_="label", x=self._right, y=14, text_anchor="end"))
+
     def interval(self, x: float, low: float, high: float, css: str) -> None:
         """Draw a vertical bar from `low` to `high`, with caps."""
         (left, bottom), (_, top) = self._points([x, x], [low, high])

@@ -1,16 +1,19 @@
 """The runner of trainings, its CSV files, and the pages that are made from them."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import time_to_result
 from benchmarks.learning import page
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON, Contender, Family, Plan, named
 from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
 from benchmarks.learning.training import Job, turns
+from benchmarks.suite import SUITE
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
@@ -43,7 +46,6 @@ def train_tiny(plan: Plan, folder: Path, *options: str) -> None:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     """A plan that was carried out; tests must not write to it."""
-    pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("learning")
     plan = tiny_plan(folder)
     train_tiny(plan, folder)
@@ -158,7 +160,6 @@ def test_training_ends_where_it_has_passed_the_threshold_that_it_is_to_end_at(tm
 
 
 def test_family_may_name_the_contenders_that_are_trained_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     seen: list[Job] = []
     monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
     plan = tiny_plan(tmp_path)
@@ -169,24 +170,14 @@ def test_family_may_name_the_contenders_that_are_trained_on_it(tmp_path: Path, m
     assert {job.contender.name for job in seen} == {"random"}
 
 
-def test_probability_above_counts_pairs_of_trainings_on_each_task() -> None:
-    mine, others = [row(0, 1, 0, 2.0), row(1, 1, 0, 4.0)], [row(0, 1, 0, 3.0), row(1, 1, 0, 4.0)]
-    assert page.probability_above(mine, others) == pytest.approx((0 + 0 + 1 + 0.5) / 4)
-
-
-def test_contenders_are_compared_after_as_many_meta_updates_as_all_have_reached() -> None:
+def test_contenders_are_compared_at_the_last_iteration_that_all_of_their_seeds_have() -> None:
     found = {
         "far": [row(seed, iteration, 0, 1) for seed in (0, 1) for iteration in (0, 5, 10)],
-        "near": [row(0, 0, 0, 1), row(0, 5, 0, 1), row(1, 0, 0, 1)],
-        "begun": [row(0, 0, 0, 1)],
+        "uneven": [row(0, 0, 0, 1), row(0, 5, 0, 1), row(0, 10, 0, 1), row(1, 0, 0, 1), row(1, 5, 0, 1)],
         "random": [row(0, 0, 0, 1), row(1, 0, 0, 1)],
-        "small-batches": [row(0, iteration, 0, 1) for iteration in (0, 15, 30)],
     }
-    contenders = named(*(Contender(name, updates=3 if name == "small-batches" else 1) for name in found))
-    plan = replace(COMPARISON, contenders=contenders)
-    keys = {name: [each.key for each in rows] for name, rows in page.compared_rows(plan, found).items()}
-    trained = {"far": [(0, 5), (1, 5)], "near": [(0, 5)], "small-batches": [(0, 15)]}
-    assert keys == {**trained, "begun": [(0, 0)], "random": [(0, 0), (1, 0)]}
+    keys = {name: [each.key for each in rows] for name, rows in page.final_rows(found).items()}
+    assert keys == {"far": [(0, 10), (1, 10)], "uneven": [(0, 5), (1, 5)], "random": [(0, 0), (1, 0)]}
 
 
 def test_small_batches_are_evaluated_after_as_many_environment_steps(tmp_path: Path) -> None:
@@ -197,11 +188,55 @@ def test_small_batches_are_evaluated_after_as_many_environment_steps(tmp_path: P
     assert (config.num_batches, config.checkpoint_every, config.gamma) == (30, 10, 0.5)
 
 
-@pytest.mark.parametrize("plan", [COMPARISON], ids=lambda plan: plan.page.stem)
-def test_committed_page_shows_the_committed_results(plan: Plan) -> None:
+def trainings(*means: float, spread: float = 0.1) -> list[Row]:
+    """Rows of one training for each mean, on thirty tasks."""
+    random = np.random.default_rng(0)
+    tasks = np.linspace(-5.0, 5.0, 30)
+    return [
+        Row(seed, 10, 1000, 1.0, 1.0, "1", np.stack([tasks, tasks + mean + spread * random.normal(size=30)], axis=1))
+        for seed, mean in enumerate(means)
+    ]
+
+
+def test_sentence_names_who_is_ahead_where_the_intervals_say_so() -> None:
+    finals = {"a": trainings(1.0, 1.1, 1.2), "b": trainings(3.0, 3.1, 3.2), "pretrain": trainings(-9.0, -9.1, -9.2)}
+    sentence = page.leader(finals)
+    assert sentence.startswith("**b is ahead.** Its interquartile mean is 3.1 [")
+    assert "above that of a, the next, by 2.0 [1." in sentence
+    assert sentence.endswith("It is above `pretrain` in 100 % of all comparisons of a training on a task.")
+
+
+def test_sentence_says_that_nobody_is_ahead_where_an_interval_has_zero() -> None:
+    finals = {"a": trainings(0.0, 2.0, 4.0), "b": trainings(1.0, 2.0, 3.5), "c": trainings(-50.0, -50.0, -51.0)}
+    sentence = page.leader(finals)
+    assert sentence.startswith("**No algorithm is ahead of all others.** b has the highest interquartile mean, 2.2 [")
+    assert "The 95 % interval of the difference to a includes 0, and that to c does not." in sentence
+
+
+def test_no_statement_rests_on_one_training() -> None:
+    finals = {"a": trainings(1.0, 1.1), "b": trainings(3.0), "oracle": trainings(9.0, 9.0)}
+    sentence = page.leader(finals)
+    assert sentence.startswith("**No statement is possible**: it takes several trainings of two algorithms.")
+    assert sentence.endswith("Of b there is one training, which proves nothing.")
+
+
+@pytest.mark.parametrize(
+    ("plan", "draw", "tables"),
+    [
+        (COMPARISON, page.draw_curves, page.tables),
+        (SUITE, page.draw_curves, page.tables),
+        (time_to_result.PLAN, partial(page.draw_curves, minutes=True), time_to_result.tables),
+    ],
+    ids=["comparison", "suite", "performance"],
+)
+def test_committed_page_and_charts_are_what_the_script_makes_of_the_committed_results(
+    plan: Plan, draw: page.Draw, tables: page.Tables, tmp_path: Path
+) -> None:
     text = plan.page.read_text(encoding="utf-8")
     for family in plan.families.values():
-        assert page.tables(plan, family) in text
+        assert tables(plan, family) in text
+        draw(plan, family, tmp_path / "chart.svg")
+        assert (tmp_path / "chart.svg").read_text() == page.chart_of(plan, family).read_text(), family.name
 
 
 @pytest.mark.parametrize("plan", [COMPARISON], ids=lambda plan: plan.page.stem)
@@ -213,7 +248,7 @@ def test_every_contender_has_a_config(plan: Plan) -> None:
             algorithm_of(config)
 
 
-def test_trainings_of_another_length_than_that_of_pretrain_are_not_compared_with_it(tmp_path: Path) -> None:
+def test_nobody_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: Path) -> None:
     plan = tiny_plan(tmp_path)
     rows = {"promp": [row(0, 0, -3, -2), row(0, 3, -2, -1)], "pretrain": [row(0, 0, -3, -2), row(0, 3, -2, -2)]}
     for name, of_contender in rows.items():
