@@ -6,9 +6,6 @@ docs/results/submissions/. With `--classical` those of classical algorithms are 
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from benchmarks.learning.plan import ROOT
 from maml_rl.cli.console import Parser
@@ -17,11 +14,10 @@ from maml_rl.experiment.certified import (
     benchmarks,
     find_benchmark,
     measure,
-    read_submission,
     save_submission,
     submission,
 )
-from maml_rl.experiment.statistics import interquartile_mean
+from maml_rl.experiment.standings import as_markdown, read_submissions, standings
 from maml_rl.policies import Policy
 from maml_rl.policies.classical import PSRL, UCB1, BayesOptimalGridNavi, GittinsIndex, RandomPolicy, ThompsonSampling
 
@@ -65,13 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def tables(folder: Path) -> str:
     """Return the tables of all benchmarks as Markdown, the best policy first."""
-    submissions = {path.name: read_submission(path) for path in sorted(folder.glob("*.json"))}
+    submissions = read_submissions(sorted(folder.glob("*.json")))
     parts = []
     for name, rules in benchmarks().items():
-        mine = {file: content for file, content in submissions.items() if content["benchmark"] == name}
         parts.append(f"### {name}\n\n{_rules(rules)}\n")
-        if mine:
-            parts.append(_table(mine))
+        if name in submissions:
+            parts.append(as_markdown(standings(submissions[name], "results/submissions/")) + "\n")
     return "\n".join(parts)
 
 
@@ -82,40 +77,6 @@ def _rules(rules: Benchmark) -> str:
     return (
         f"{rules.description} {family}, {len(rules.tasks())} tasks, {rules.repetitions} adaptations to each; {before}."
     )
-
-
-def _table(submissions: dict[str, dict[str, Any]]) -> str:
-    rows = []
-    infos = sorted({name for content in submissions.values() for name in content.get("infos", {})})
-    for file, content in submissions.items():
-        policy = content["policy"]
-        scores = np.array(content["returns"], np.float64)[..., -1]
-        tasks = scores.mean(axis=1)
-        middle = interquartile_mean(tasks[None], np.full(tasks.size, 1.0 / tasks.size))[0]
-        cells = [
-            f"[{policy['name']}](results/submissions/{file})",
-            str(policy.get("algorithm", "")),
-            f"{content['episodes-before']}",
-            f"{tasks.mean():.2f}",
-            f"{middle:.2f}",
-            f"{tasks.min():.2f}",
-            *(_mean(content.get("infos", {}).get(name)) for name in infos),
-            f"`{content['command']}`" if content.get("command") else "",
-        ]
-        rows.append((float(tasks.mean()), cells))
-    head = ["policy", "algorithm", "episodes before", "mean return", "interquartile mean", "worst task"]
-    head += [*(f"mean {name}" for name in infos), "command"]
-    lines = [
-        head,
-        ["---", "---", *["---:"] * (len(head) - 3), "---"],
-        *(cells for _, cells in sorted(rows, key=lambda row: -row[0])),
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
-
-
-def _mean(values: Any) -> str:
-    """Return the mean of what counts of an info; nothing where a submission lacks it."""
-    return "" if values is None else f"{np.mean(np.array(values)[..., -1]):.3f}"
 
 
 if __name__ == "__main__":

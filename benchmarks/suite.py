@@ -22,6 +22,7 @@ from benchmarks.learning.plan import (
     named,
 )
 
+
 # What HalfCheetahDir learns fastest with; a whole training of a family of physics then takes minutes.
 def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
     """Return the changes; of RL2 with noise as large as the actuators' range, in an environment of these arguments."""

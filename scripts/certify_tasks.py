@@ -6,7 +6,10 @@ A benchmark that is published never changes; give its successor a new version.
 import argparse
 import hashlib
 import json
+import pickle
 from typing import Any
+
+import numpy as np
 
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.task_space import task_key
@@ -17,7 +20,7 @@ from maml_rl.task_distributions.task_files import save_tasks
 _NAVIGATION = {"low": -0.5, "high": 0.5, "normalization_scale": 1.0}
 _CHEETAH = {"normalization_scale": 10.0}
 # By name: description, family, arguments, length of an episode, episodes before, number of tasks ("all" where there are
-# few), repetitions.
+# few, "protocol" for Meta-World's own), repetitions.
 _BENCHMARKS: dict[str, tuple[str, str, dict[str, Any], int, int, int | str, int]] = {
     "2d-navigation-v1": (
         "Goals in a square, after 20 episodes of 100 steps.",
@@ -114,7 +117,7 @@ _BENCHMARKS["ml10-v1"] = (
     {},
     500,
     10,
-    200,
+    "protocol",
     1,
 )
 # Draws among which all tasks of a family with few are found.
@@ -133,7 +136,10 @@ def main(arguments: list[str] | None = None) -> None:
         env = make_vector_env(env_name, env_kwargs, max_episode_steps=steps)
         # Keyed by the name, so that no training draws from the same stream.
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-        tasks = env.sample_tasks(_MANY if count == "all" else int(count), seed=seed, evaluation=True)
+        if count == "protocol":
+            tasks = _tasks_of_ml10()
+        else:
+            tasks = env.sample_tasks(_MANY if count == "all" else int(count), seed=seed, evaluation=True)
         env.close()
         if count == "all":
             different = {task_key(task): task for task in tasks}
@@ -151,6 +157,24 @@ def main(arguments: list[str] | None = None) -> None:
         }
         print(f"{name}: {len(tasks)} tasks")
     REGISTRY.write_text(json.dumps(dict(sorted(registry.items())), indent=2) + "\n", encoding="utf-8")
+
+
+def _tasks_of_ml10() -> list[dict[str, Any]]:
+    """Return the first 40 test goals of each environment of `metaworld.ML10(seed=0)`, as the protocol evaluates.
+
+    The goals of an environment of ML10 depend on those of the environments before it, so that they are not those of
+    ML1, which the family has.
+    """
+    import metaworld
+
+    goals: dict[str, list[Any]] = {}
+    for task in metaworld.ML10(seed=0).test_tasks:
+        goals.setdefault(task.env_name, []).append(pickle.loads(task.data)["rand_vec"])
+    return [
+        {"env_name": name, "rand_vec": np.concatenate([vector, np.zeros(6 - len(vector))])}
+        for name, vectors in goals.items()
+        for vector in vectors[:40]
+    ]
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from itertools import groupby, takewhile
+from pathlib import Path
 
 from maml_rl.config.catalog import full_name, shipped_configs, zoo
 from maml_rl.config.config import load_config
@@ -120,9 +121,26 @@ def list_benchmarks(*, verbose: bool) -> Iterable[str]:
                 f"{rules.sha256}.",
             )
     yield ""
-    yield "`maml-rl test RUN --benchmark NAME` measures a policy. --submit FILE writes the result for a table."
+    yield "`maml-rl test RUN --benchmark NAME --submit FILE` measures a policy."
+    yield "`maml-rl benchmarks enter FILE` shows the result in the table of its benchmark."
     if not verbose:
         yield "--verbose adds the rules of each and the SHA-256 of its tasks."
+
+
+def list_entries(files: Sequence[Path]) -> Iterable[str]:
+    """Yield the tables of the benchmarks that the reader's results are of, with the entries that come with the package.
+
+    Raises:
+        ConfigError: If one is not a submission.
+    """
+    from maml_rl.experiment.standings import ENTERED, as_markdown, read_submissions, standings
+
+    mine, entered = read_submissions(files), read_submissions(sorted(ENTERED.glob("*.json")))
+    for name, submissions in mine.items():
+        yield f"{name}\n"
+        yield as_markdown(standings({**entered.get(name, {}), **submissions}))
+        yield ""
+    yield "To enter the documentation's table, open a pull request that adds the file to docs/results/submissions/."
 
 
 def _entry(start: str, text: str) -> list[str]:

@@ -28,7 +28,7 @@ from maml_rl.cli.console import (
     utf8,
 )
 from maml_rl.cli.evaluate import run_test
-from maml_rl.cli.listing import list_benchmarks, list_configs, list_envs, list_zoo
+from maml_rl.cli.listing import list_benchmarks, list_configs, list_entries, list_envs, list_zoo
 from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
 from maml_rl.config.yaml_source import suggest
@@ -142,6 +142,25 @@ def _run_list(
             print(line)
 
     return run_command(parser, arguments, show)
+
+
+def run_benchmarks(arguments: Sequence[str] | None = None, prog: str = "maml-rl benchmarks") -> int:
+    """List the certified benchmarks, or show a result in the table of its benchmark, and return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments[:1]) != ["enter"]:
+        purpose = "List the benchmarks that maml-rl test --benchmark takes; `enter` shows a result among the others."
+        return _run_list(list_benchmarks, purpose, arguments, prog)
+    parser = Parser(
+        prog=f"{prog} enter", description="Check results of maml-rl test --submit, and show them in their tables."
+    )
+    parser.add_argument("files", nargs="+", type=file_path, metavar="FILE", help="what --submit has written")
+    add_log_level(parser)
+
+    def show(options: Namespace) -> None:
+        for line in list_entries(options.files):
+            print(line)
+
+    return run_command(parser, arguments[1:], show)
 
 
 def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -> int:
@@ -359,7 +378,7 @@ COMMANDS = {
     ),
     "benchmarks": Command(
         "list the benchmarks that policies are compared by",
-        partial(_run_list, list_benchmarks, "List the benchmarks that maml-rl test --benchmark takes."),
+        run_benchmarks,
     ),
     "zoo": Command("list the trained policies that come with the package", run_zoo),
     "check-env": Command("check that your environment is a task family", run_check_env),

@@ -16,7 +16,7 @@ from benchmarks import submissions
 from maml_rl.cli.main import main
 from maml_rl.envs import SampleTaskOnReset, make_vector_env
 from maml_rl.errors import ConfigError
-from maml_rl.experiment import certified
+from maml_rl.experiment import certified, standings
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.certified import (
     benchmarks,
@@ -283,10 +283,32 @@ def test_a_submission_keeps_what_a_family_records_and_the_table_shows_it(tmp_pat
     assert np.array(content["infos"]["success"]).shape == (500, 3, 1)
     save_submission(tmp_path / "one.json", content)
     save_submission(tmp_path / "two.json", submission(rules, evaluation, policy={"name": "no infos"}))
-    table = submissions.tables(tmp_path)
+    table = standings.as_markdown(standings.standings(standings.read_submissions(tmp_path.glob("*.json"))[rules.name]))
     assert "worst task | mean success | command |" in table
-    assert re.search(r"first arm\].* \| 0\.250 \|  \|$", table, re.MULTILINE)
-    assert re.search(r"no infos\].* \|  \|  \|$", table, re.MULTILINE)
+    assert re.search(r"^\| first arm \|.* \| 0\.250 \|  \|$", table, re.MULTILINE)
+    assert re.search(r"^\| no infos \|.* \|  \|  \|$", table, re.MULTILINE)
+
+
+def test_a_result_is_shown_in_the_table_among_the_entries_of_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = BENCHMARKS["bandit-k5-n10-v1"]
+    mine = tmp_path / "mine.json"
+    save_submission(mine, submission(rules, measure(CountsPulls(), rules), policy={"name": "first arm"}))
+    assert main(["benchmarks", "enter", str(mine)]) == 0
+    table = capsys.readouterr().out
+    names = re.findall(r"^\| (\w[\w -]+) \|", table, re.MULTILINE)
+    entered = {json.loads(path.read_text())["policy"]["name"] for path in standings.ENTERED.glob(f"*{rules.name}*")}
+    assert {"first arm", "policy"} | entered <= set(names)
+    assert "open a pull request" in table
+    mine.write_text("{}")
+    assert main(["benchmarks", "enter", str(mine)]) == 2
+    assert "mine.json is not a submission" in capsys.readouterr().err
+
+
+def test_committed_page_shows_the_committed_submissions() -> None:
+    assert submissions.tables(submissions.FOLDER) in submissions.PAGE.read_text(encoding="utf-8")
+    assert standings.ENTERED.resolve() == submissions.FOLDER
 
 
 def test_the_distance_to_the_nearest_task_is_euclidean() -> None:
