@@ -20,6 +20,10 @@ import pytest
 import yaml
 
 import maml_rl
+from benchmarks import time_to_result
+from benchmarks.learning.page import chart_of
+from benchmarks.learning.plan import COMPARISON
+from benchmarks.suite import SUITE
 from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
@@ -214,6 +218,27 @@ def test_every_algorithm_has_a_page_with_example_settings_results_and_source() -
         assert f"<!-- rows of {name} in " in page
         assert f"](algorithms/{name}.md" in PAGES["algorithms.md"]
         assert f"](algorithms/{name}.md#source" in PAGES["cite.md"]
+
+
+def test_every_file_of_results_is_named_where_its_figures_are() -> None:
+    pages = "\n".join([*PAGES.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
+    plans = {name for plan in (COMPARISON, SUITE, time_to_result.PLAN) for name in plan.families}
+    folders = {path.name for path in (DOCS / "results").iterdir() if path.is_dir()}
+    assert folders <= plans | {"submissions", "tune"}
+    assert [path.name for path in (DOCS / "results").iterdir() if path.is_file() and path.name not in pages] == []
+
+
+def test_every_chart_is_drawn_by_a_command_that_a_page_has() -> None:
+    pages = "\n".join([*PAGES.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
+    plans = (COMPARISON, SUITE, time_to_result.PLAN)
+    drawn = {chart_of(plan, family).name for plan in plans for family in plan.families.values()}
+    for chart in (DOCS / "images").glob("*.*"):
+        shown = f"images/{chart.name})" in pages
+        # Its name stands once where it is shown, and once in what draws it.
+        others = pages.replace(f"images/{chart.name})", "")
+        command = chart.name in others or (chart.suffix == ".png" and "scripts.picture_report" in others)
+        assert shown, chart.name
+        assert chart.name in drawn or command, chart.name
 
 
 def test_rows_of_a_name_come_from_the_first_table_of_every_section(
