@@ -32,7 +32,7 @@ install: $(READY) ## set up .venv with everything
 # the resolver could otherwise fetch a newer torch of several gigabytes for another package's open range.
 $(TRAIN_READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
-		|| { echo 'maml_rl needs Python 3.11 to 3.14, and $(PYTHON) is none; name one: make PYTHON=python3.12 ...' >&2; exit 2; }
+		|| { echo 'maml_rl needs Python 3.11 to 3.14, and $(PYTHON) is another version; name one: make PYTHON=python3.12 ...' >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: sudo apt-get install python3-venv' >&2; exit 2; }
 	@echo 'setting up $(VENV), which takes a few minutes once'

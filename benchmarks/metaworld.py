@@ -1,8 +1,8 @@
-"""How fast Meta-World is sampled: ours against as many bare processes, which step the same episodes in a loop.
+"""How fast Meta-World is sampled: ours against as many plain processes, which step the same episodes in a loop.
 
     python -m benchmarks.metaworld --json metaworld.json
 
-It needs the extra metaworld, in an environment of its own. The bare processes hold one environment for each task; the
+It needs the extra metaworld, in an environment of its own. The plain processes hold one environment for each task; the
 policy, the sharing of actions and the assembly of episodes are on our side alone.
 """
 

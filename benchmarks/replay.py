@@ -1,6 +1,6 @@
 """The limit of sampling: only the physics, on the trajectories that were sampled.
 
-The initial states and the applied controls of sampled episodes are replayed by bare `mj_step` in a tight loop, in one
+The initial states and the applied controls of sampled episodes are replayed by plain `mj_step` in a tight loop, in one
 process per core, nothing else. The same trajectories, because contacts make real states cost more than resting ones;
 and the very model that the family steps, so that what it computes beside the motion (Ant's contact forces) is paid for
 on both sides.

@@ -139,7 +139,7 @@ def _plan_physics(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> 
         plan.participants.append(host.participant())
         for name in (str, of_cpu_time):
             plan.places[name(ours)] = table, _placement(workload)
-            plan.places[name(limit)] = table, "the same trajectories by bare mj_step, one process per core"
+            plan.places[name(limit)] = table, "the same trajectories by plain mj_step, one process per core"
             plan.quotients.append((SHARES, name(str(workload)), _placement(workload), name(ours), name(limit)))
 
 

@@ -1,4 +1,4 @@
-"""What meta-updates of MAML-TRPO earn on new episodes: `python -m benchmarks.stale_episodes`, in docs/algorithms.md.
+"""Returns of MAML-TRPO's meta-updates on new episodes: `python -m benchmarks.stale_episodes`, in docs/algorithms.md.
 
 A meta-update is computed from episodes of the old policy. Its new policy adapts here to further episodes of the old
 one, as the surrogate supposes, and to episodes of its own, as it will have to. The training goes on with one inner loss

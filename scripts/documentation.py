@@ -27,7 +27,7 @@ LOG = logging.getLogger("mkdocs.hooks.documentation")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# What is no text of a page: elements whose spaces mean something, and tags.
+# What does not count as text of a page: elements whose spaces mean something, and tags.
 _NO_TEXT = re.compile(
     r"(<(?:pre|code|math|script|style|svg)\b.*?</(?:pre|code|math|script|style|svg)>|<[^>]*>)", re.DOTALL
 )
@@ -63,7 +63,7 @@ def mark_of(diagram: str) -> str:
 
 
 def with_pictures(markdown: str, page: str, docs: Path = DOCS) -> str:
-    """Put pictures in the place of diagrams, and warn where a picture is missing or drawn from something else."""
+    """Replace diagrams by pictures, and warn where a picture is missing or drawn from something else."""
     count = 0
 
     def to_picture(match: re.Match[str]) -> str:
@@ -80,7 +80,7 @@ def with_pictures(markdown: str, page: str, docs: Path = DOCS) -> str:
 
 
 def with_settings(markdown: str) -> str:
-    """Put tables of settings in the place of the comments that ask for them; keys that there are not are left out."""
+    """Replace comments by the tables of settings that they ask for; unknown keys are left out."""
     asked = _SETTINGS.findall(markdown)
     known = {setting.key: setting for setting in describe_settings(Config)}
     named = {key for keys in asked if keys != "all others" for key in keys.split()}
@@ -110,7 +110,7 @@ def table_of(settings: list[Setting]) -> str:
 
 
 def with_rows(markdown: str, docs: Path = DOCS) -> str:
-    """Put tables in the place of the comments that ask for the rows of one name on another page, a row a section.
+    """Replace comments that ask for the rows of one name on another page by tables, a row a section.
 
     The first table of every section of that page counts, and the section's title takes the place of the name. Warns
     where there is no such row.
@@ -151,7 +151,7 @@ def with_unbroken_numbers(page_html: str) -> str:
 
 
 def with_formulas(page_html: str) -> str:
-    """Put MathML in the place of LaTeX."""
+    """Replace LaTeX by MathML."""
 
     def to_mathml(match: re.Match[str]) -> str:
         latex = html.unescape(match[2]).strip()[2:-2]

@@ -128,7 +128,7 @@ def parse_value(text: str, origin: str) -> Any:
 
 
 def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str) -> None:
-    """Record the line of every key below `node`; refuse keys that are no text or that stand twice in one mapping."""
+    """Record the line of every key below `node`; refuse keys that are not text, or that stand twice in one mapping."""
     if isinstance(node, yaml.SequenceNode):
         for entry in node.value:
             # Entries of a list share their list's place, and may repeat each other's keys.

@@ -38,8 +38,8 @@ def require_meta_env(env: Any) -> None:
     """Raise unless `env` has what sampling needs.
 
     Raises:
-        TypeError: If it is no `gymnasium.Env`, a method is missing, or a space is not supported; the message lists all
-            that is missing.
+        TypeError: If it is not a `gymnasium.Env`, a method is missing, or a space is not supported; the message lists
+            all that is missing.
         ConfigError: If a wrapper such as `NormalizeObservation` keeps running statistics.
     """
     if not isinstance(env, gymnasium.Env):
@@ -266,7 +266,7 @@ def declared_task_space(env: gymnasium.Env[Any, Any]) -> TaskSpace | None:
     """Return what an environment declares as `task_space`, also where wrappers hide it.
 
     Raises:
-        TypeError: If it is no `TaskSpace`.
+        TypeError: If it is not a `TaskSpace`.
     """
     try:
         declared = env.get_wrapper_attr("task_space")

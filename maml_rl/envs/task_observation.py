@@ -15,7 +15,7 @@ from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.errors import TaskError
 from maml_rl.spaces import require_numbers
 
-# What the first task is drawn with, which tells of how many numbers the tasks are made.
+# Seed of the first task, which shows of how many numbers tasks consist.
 _LAYOUT_SEED = 0
 
 

@@ -272,7 +272,7 @@ def read_submission(path: str | Path) -> dict[str, Any]:
     """Read a submission.
 
     Raises:
-        ConfigError: If it is none, or of other tasks than those of this version of the package; in one line.
+        ConfigError: If it is not a submission, or of other tasks than this version of the package has; in one line.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

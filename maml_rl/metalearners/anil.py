@@ -35,7 +35,7 @@ class ANIL(AdamLearner):
         """Make gradient steps on the head.
 
         Raises:
-            ConfigError: If the policy has no such parameters, or the head of a policy that is no MLP is not named.
+            ConfigError: If the policy has no such parameters, or the head of a policy other than an MLP is not named.
         """
         known = list(dict(policy.named_parameters()))
         last = policy.perceptron.layer_names[-1] if isinstance(policy, MLPPolicy) else ()

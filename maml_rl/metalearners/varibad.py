@@ -27,7 +27,7 @@ from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.policy import Unrolled
 
 _DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
-# A grid of more cells is none that has an output for each.
+# Cells of the largest grid that gets an output for each.
 _MOST_CELLS = 10_000
 
 
@@ -381,7 +381,7 @@ class Grid:
         finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
         if not (finite and (low == np.floor(low)).all() and (high == np.floor(high)).all()):
             raise ValueError(
-                "observations are not the cells of a grid: their bounds are no whole numbers; use the reward-decoder "
+                "observations are not the cells of a grid: their bounds are not integers; use the reward-decoder "
                 "'network'"
             )
         num_cells = float(np.prod(high - low + 1.0))

@@ -1,7 +1,7 @@
 """A recurrent policy, of a GRU or an LSTM.
 
-Trials are sampled cell by cell, in one product for all gates and a few element-wise operations; in the update, other
-own kernels go through whole sequences. The two agree to rounding.
+Trials are sampled cell by cell, in one product for all gates and a few element-wise operations; in the update, the
+kernels of `recurrent.run` go through whole sequences. The two agree to rounding.
 """
 
 from collections.abc import Callable, Sequence

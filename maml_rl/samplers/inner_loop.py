@@ -1,4 +1,4 @@
-"""The phases of a batch, one after the other: each gets advantages, and all but the last lead to a gradient step.
+"""The phases of a batch, one after the other: each gets advantages, and all except the last lead to a gradient step.
 
 A sampler goes through it with all tasks, a host with the tasks that it keeps. The chunks of tasks are the same.
 """

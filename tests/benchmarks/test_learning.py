@@ -82,7 +82,7 @@ def test_what_is_done_is_not_done_again(done: tuple[Plan, Path], monkeypatch: py
 @pytest.mark.slow
 def test_trainings_stop_when_the_time_is_up_and_are_resumed(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = tiny_plan(tmp_path), done[1]
-    choice = ("--contenders", "promp", "--seeds", "1")
+    choice = ("--methods", "promp", "--seeds", "1")
     train_tiny(plan, tmp_path, *choice, "--minutes", "0")
     for _ in range(9):
         # Long enough for no more than the iteration that it is in.
@@ -122,7 +122,7 @@ def test_page_without_a_place_for_results_is_refused(done: tuple[Plan, Path]) ->
 
 def test_unknown_contender_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        run(tiny_plan(tmp_path), ["--contenders", "prom"])
+        run(tiny_plan(tmp_path), ["--methods", "prom"])
     assert "did you mean 'promp'" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of what meta-updates earn on new episodes."""
+"""The benchmark of the returns of meta-updates on new episodes."""
 
 import pytest
 

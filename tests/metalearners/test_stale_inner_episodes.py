@@ -1,4 +1,4 @@
-"""What a meta-update promises against what it earns, in a problem where expectations need no sampling.
+"""The return that a meta-update predicts and the one that follows, in a problem where expectations need no sampling.
 
 States are -1 and 1, one step each; the mean of the action is linear in the state. In the task c = -1 or 1 the reward is
 c * s + 0.1 * c * a + 0.02 * a. Its first part, the larger, has nothing to do with the action. Actions stand at the
@@ -51,7 +51,7 @@ def sample(policy: NormalMLPPolicy, params: dict[str, Tensor] | None = None) -> 
     ones = torch.ones(len(TASKS), states.shape[2], dtype=torch.long)
     final = torch.zeros(len(TASKS), states.shape[2], 1)
     episodes = TaskEpisodes(states.unsqueeze(-1), actions, rewards, ones, ones.bool(), ~ones.bool(), final)
-    # The value of all states is zero in both tasks, but for what a policy earns with the small parts of the reward.
+    # The value of all states is zero in both tasks, except for the small parts of the reward.
     episodes.advantages = rewards
     return episodes
 

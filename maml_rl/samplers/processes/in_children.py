@@ -37,7 +37,7 @@ def sample_in_children(
         seconds that its environments took.
 
     Raises:
-        ValueError: If there are no workers, or the slots of one are no whole tasks.
+        ValueError: If there are no workers, or the slots of one divide a task.
         TypeError: If the policy cannot be pickled.
         NonFiniteError: If an observation, an action or a reward is NaN or infinite.
     """

@@ -62,7 +62,7 @@ class WorkerPhases:
             pickled: turns the policy into bytes.
 
         Raises:
-            ValueError: If a worker's slots are no whole tasks.
+            ValueError: If a worker's slots divide a task.
             ChildEnvError: If the memory cannot be had.
         """
         if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
