@@ -12,6 +12,11 @@ from time import monotonic, sleep
 import pytest
 import torch
 
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.experience import replay
+from maml_rl.experiment.train import train
+from maml_rl.machine import intra_op_threads
 from maml_rl.runs.checkpoint import latest_intact
 from tests.small_runs import untimed
 
@@ -30,14 +35,16 @@ CONFIG = {
         "hidden-size": 8, "batch-size": 4, "num-updates": 3, "warmup-trials": 10, "buffer-steps": 500,
     },
 }  # fmt: skip
-SCRIPT = """
+SEGMENT_BYTES = 5_000
+SCRIPT = f"""
 import json, sys, time
 from pathlib import Path
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.config.yaml_source import parse_mapping
 import maml_rl.experience.replay as replay
 from maml_rl.experiment.train import train
-replay.SEGMENT_BYTES = 5_000
+replay.SEGMENT_BYTES = {SEGMENT_BYTES}
 train(Config.from_mapping(parse_mapping(sys.argv[1], "x.yaml")), Path(sys.argv[2]), num_workers=0, resume=True,
       on_iteration=lambda metrics: time.sleep(0.04))
 """
@@ -55,11 +62,16 @@ def finished(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed_at_random_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("goals", [(14, 36), pytest.param((4, 14, 25, 36, 48), marks=pytest.mark.nightly)])
+def test_killed_at_random_it_ends_with_the_same_bytes(
+    goals: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    assert start(undisturbed).wait() == 0
+    monkeypatch.setattr(replay, "SEGMENT_BYTES", SEGMENT_BYTES)
+    with intra_op_threads(1):
+        train(Config.from_mapping(parse_mapping(json.dumps(CONFIG), "x.yaml")), undisturbed, num_workers=0)
     random, kills = Random(0), 0
-    for goal in (4, 14, 25, 36, 48):
+    for goal in goals:
         process = start(killed)
         deadline = monotonic() + 100.0
         while finished(killed) < goal and process.poll() is None and monotonic() < deadline:
@@ -68,7 +80,7 @@ def test_killed_at_random_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
         sleep(0.1 * random.random())
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
-    assert kills == 5, "a run was over before it was killed"
+    assert kills == len(goals), "a run was over before it was killed"
     assert start(killed).wait() == 0
     assert untimed(killed) == untimed(undisturbed)
     found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
