@@ -17,7 +17,7 @@ from maml_rl.cli.console import (
     run_command,
     utf8,
 )
-from maml_rl.cli.run_options import add_config, chosen_config, overridden, refuse_untrusted_code
+from maml_rl.cli.run_options import add_config, chosen_config, overridden, path_or_name, refuse_untrusted_code
 from maml_rl.config.config import load_config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
@@ -49,6 +49,12 @@ def run_record(arguments: Sequence[str] | None = None, prog: str = "maml-rl reco
     )
     parser.add_argument("--seed", type=not_negative, help="of all random streams (default: that of the config)")
     parser.add_argument("--output", type=file_path, required=True, help="folder of data sets that this one goes into")
+    parser.add_argument(
+        "--source",
+        type=path_or_name,
+        metavar="RUN",
+        help="record the policy of a run, checkpoint by checkpoint",
+    )
     parser.add_argument("--resume", action="store_true", help="continue the recording there, or begin it")
     parser.add_argument("--no-minari", action="store_true", help="write only what maml_rl itself reads")
     parser.add_argument("--author", type=utf8, default="maml_rl", help="for the metadata (default: maml_rl)")
@@ -64,6 +70,10 @@ def run_record(arguments: Sequence[str] | None = None, prog: str = "maml-rl reco
 def _record(options: argparse.Namespace) -> None:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
+    check_creatable(options.output, "--output")
+    if options.source is not None:
+        _record_run(options)
+        return
     config_path = chosen_config(options)
     if config_path is None:
         raise ConfigError("name a config, whose family is recorded, as in `maml-rl record dark-room --output runs/h`")
@@ -74,13 +84,10 @@ def _record(options: argparse.Namespace) -> None:
     settings = parse_value(options.learner_settings, "--learner-settings")
     if not isinstance(settings, dict):
         raise ConfigError(f"--learner-settings must be a mapping as '{{clip: 0.1}}', got {options.learner_settings!r}")
-    check_creatable(options.output, "--output")
 
     from maml_rl.cli.progress import PartProgress
-    from maml_rl.experience.minari_data_set import Credits
     from maml_rl.experiment.record import record
 
-    credits = Credits(options.author, options.author_email, options.code_permalink, options.description)
     with ending_in_order(), logging_redirect_tqdm(), PartProgress("iteration") as progress:
         recorded = record(
             config,
@@ -90,11 +97,44 @@ def _record(options: argparse.Namespace) -> None:
             settings=settings,
             num_iterations=options.iterations,
             num_workers=options.num_workers,
-            resume=options.resume,
-            minari=not options.no_minari,
-            credits=credits,
             on_iteration=progress,
+            **_common(options),
         )
+    _say_where(recorded, options)
+
+
+def _record_run(options: argparse.Namespace) -> None:
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from maml_rl.cli.progress import PartProgress
+    from maml_rl.experiment.record import record_run
+
+    unused = {"a config": chosen_config(options), "--iterations": options.iterations, "--episodes": options.episodes}
+    for name, value in unused.items():
+        if value is not None:
+            raise ConfigError(f"--source takes everything from its run; leave {name} out")
+    with ending_in_order(), logging_redirect_tqdm(), PartProgress("checkpoint") as progress:
+        recorded = record_run(
+            options.source,
+            options.output,
+            num_tasks=options.tasks,
+            num_workers=options.num_workers,
+            trust=options.trust,
+            on_iteration=progress,
+            **_common(options),
+        )
+    _say_where(recorded, options)
+
+
+def _common(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that both ways to record have."""
+    from maml_rl.experience.minari_data_set import Credits
+
+    credits = Credits(options.author, options.author_email, options.code_permalink, options.description)
+    return {"resume": options.resume, "minari": not options.no_minari, "credits": credits}
+
+
+def _say_where(recorded: Any, options: argparse.Namespace) -> None:
     print(f"the histories are in {recorded.folder}; maml_rl.experience.load_histories reads them")
     if not options.no_minari:
         print(f"MINARI_DATASETS_PATH={options.output} and minari.load_dataset({recorded.identifier!r}) read them, too")

@@ -1,5 +1,6 @@
 """Recording: learners of single tasks, all side by side, and what each did from its first to its last episode."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,14 +10,17 @@ import numpy as np
 from gymnasium import spaces
 
 from maml_rl.baseline import make_baseline
-from maml_rl.config.config import Config, SettingsModel
+from maml_rl.config.catalog import find_run
+from maml_rl.config.config import Config, SettingsModel, load_config
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, UsersCode, explain
 from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
-from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
@@ -26,6 +30,9 @@ from maml_rl.metalearners.single_task import (
 )
 from maml_rl.policies import Policy
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
+from maml_rl.runs.checkpoint import list_checkpoints
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
+from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.placement import Placement
 from maml_rl.seeding import Purpose, StreamKey, generator
@@ -136,9 +143,7 @@ def record(
         policy = learners.policy if learners is not None else _make_classical(learner, described, horizon)
         policy.check_spaces(*_shown(described, last_step=learners is None))
     with _make_sampler(config, policy, learners is None, experiment.task_distribution, num_workers) as sampler:
-        fixed = experiment.fixed_tasks("training")
-        drawn = sampler.sample_tasks(num_tasks) if fixed is None else fixed
-        tasks = [drawn[number % len(drawn)] for number in range(num_tasks)]
+        tasks = _draw_tasks(experiment, sampler, num_tasks)
         about = About(
             env_id=config.env_name,
             env_kwargs=config.env_kwargs,
@@ -152,28 +157,119 @@ def record(
             num_iterations=1 if learners is None else num_iterations or config.num_batches,
         )
         recording = Recording(folder / FOLDER, about, resume=resume)
-        _go_on(recording, learners, sampler, tasks, on_iteration)
+        state = recording.learner_state()
+        if state is not None and learners is not None:
+            learners.load(state)
+
+        def sample(iteration: int) -> TaskEpisodes:
+            sampler.seek(iteration)
+            episodes = sampler.rollout(tasks, None if learners is None else learners.params)
+            if learners is not None:
+                learners.update(episodes)
+            return episodes
+
+        _go_on(recording, sample, learners, on_iteration)
     if minari:
         write_data_set(folder, identifier, credits)
     return Recorded(identifier, folder)
 
 
+def record_run(
+    run: str | Path,
+    output: str | Path,
+    *,
+    num_tasks: int,
+    num_workers: int | None = None,
+    resume: bool = False,
+    minari: bool = True,
+    credits: Credits = Credits(),  # noqa: B008 - frozen
+    trust: bool = False,
+    on_iteration: OnIteration | None = None,
+) -> Recorded:
+    """Write down what the policy of a meta-training did in each task, from its first checkpoint to its last.
+
+    An iteration is a checkpoint that the run has kept (`keep-checkpoints`). Its policy acts as it is, before any
+    gradient step; one with a memory goes through a trial.
+
+    Args:
+        run: folder of a training run.
+        output: folder of data sets; this one is in `maml_rl/FAMILY/ALGORITHM-v0` there.
+        num_tasks: M, histories; tasks as in `record`.
+        num_workers: see `record`, as for the others.
+        resume: continue a recording that was interrupted.
+        minari: write the data set of Minari.
+        credits: for its metadata.
+        trust: whether to import modules that the run names; see `load_policy`.
+        on_iteration: see `record`.
+
+    Raises:
+        ConfigError: If there is no such run, it needs `trust`, Minari is missing, or `output` holds another recording.
+        CheckpointError: If a file cannot be written, or is damaged.
+    """
+    if minari:
+        require_minari()
+    path = find_run(run)
+    if not (path / CONFIG).is_file():
+        raise ConfigError(f"{path} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run")
+    config = load_config(path / CONFIG)
+    if not trust:
+        check_code(config, "add --trust", samples=True)
+    # With prefetch, a sampler has a policy of its own.
+    experiment = make_experiment(config.override({"prefetch": 0}), num_workers=num_workers)
+    config = experiment.config
+    checkpoints = list_checkpoints(path / CHECKPOINTS)
+    if not checkpoints:
+        raise ConfigError(f"{path} has no checkpoints to record; train it first")
+    bare = make_vector_env(config.env_name, config.env_kwargs, max_episode_steps=config.max_episode_steps)
+    observation_space, horizon = bare.single_observation_space, config.max_episode_steps or bare.max_episode_steps
+    bare.close()
+    assert horizon is not None
+    identifier = dataset_id(config.env_name, config.algorithm.rpartition(":")[2].lower())
+    folder = Path(output) / identifier
+    experiment.take_fixed_tasks(path)
+    with experiment.make_sampler(num_workers=num_workers) as sampler:
+        tasks = _draw_tasks(experiment, sampler, num_tasks)
+        about = About(
+            env_id=config.env_name,
+            env_kwargs=config.env_kwargs,
+            horizon=horizon,
+            observation_space=space_as_json(observation_space),
+            action_space=space_as_json(sampler.env.action_space),
+            tasks=tasks,
+            learner_seeds=[config.seed] * num_tasks,
+            learner=config.algorithm,
+            settings={"checkpoints": [each.name for each in checkpoints], **json.loads(config.to_json())},
+            num_iterations=len(checkpoints),
+        )
+        recording = Recording(folder / FOLDER, about, resume=resume)
+
+        def sample(iteration: int) -> TaskEpisodes:
+            experiment.restore(checkpoints[iteration], path)
+            sampler.seek(iteration)
+            return sampler.rollout(tasks)
+
+        _go_on(recording, sample, None, on_iteration)
+    if minari:
+        write_data_set(folder, identifier, credits)
+    return Recorded(identifier, folder)
+
+
+def _draw_tasks(experiment: Experiment, sampler: MultiTaskSampler, num_tasks: int) -> list[Task]:
+    """Return the tasks of histories: training tasks, those of a fixed set again and again."""
+    fixed = experiment.fixed_tasks("training")
+    drawn = sampler.sample_tasks(num_tasks) if fixed is None else fixed
+    return [drawn[number % len(drawn)] for number in range(num_tasks)]
+
+
 def _go_on(
     recording: Recording,
+    sample: Callable[[int], TaskEpisodes],
     learners: SingleTaskLearner | None,
-    sampler: MultiTaskSampler,
-    tasks: list[Task],
     on_iteration: OnIteration | None,
 ) -> None:
-    """Sample and learn until everything is recorded."""
-    state = recording.learner_state()
-    if state is not None and learners is not None:
-        learners.load(state)
+    """Sample iterations, and learn from them, until everything is recorded."""
     for iteration in range(recording.iteration, recording.about.num_iterations):
-        sampler.seek(iteration)
-        episodes = sampler.rollout(tasks, None if learners is None else learners.params)
-        if learners is not None:
-            learners.update(episodes)
+        episodes = sample(iteration)
         if recording.append(episodes):
             recording.save({} if learners is None else learners.state())
         if on_iteration is not None:

@@ -17,6 +17,7 @@ from benchmarks import (
     recurrent_sac,
     sampling,
     scale,
+    single_task,
     slow_environments,
     supervision,
     trials,
@@ -84,6 +85,19 @@ def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
     assert {"inference", "outer", "everything else"} <= {row["name"] for row in result["tables"][iteration.STAGES]}
     assert sum(row["median"] for row in result["tables"][iteration.STAGES]) == pytest.approx(1.0)
     assert len(result["tables"]) == 3 + len(iteration.AXES)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_learners_side_by_side_are_compared_with_learners_one_after_another(files):
+    pytest.importorskip("stable_baselines3")
+    result, rows = run(single_task.main, files)
+
+    (ratio,) = result["tables"][single_task.RATIOS]
+    first, second = (row["median"] for row in result["tables"][single_task.STEPS])
+    assert ratio["median"] == pytest.approx(first / second)
+    assert len(rows) == 3
 
 
 @pytest.mark.nightly

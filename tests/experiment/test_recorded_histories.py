@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maml_rl import MultiTaskSampler, load_policy
 from maml_rl.cli import main as cli
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Histories, load_histories
 from maml_rl.experience import recording as recording_module
 from maml_rl.experiment.record import Recorded, record
+from maml_rl.experiment.train import train
 from tests.small_runs import config_of
 
 DARK_ROOM = {"env_name": "DarkRoom-v0", "fast_batch_size": 3, "max_episode_steps": 6, "num_workers": 0}
@@ -170,6 +174,33 @@ def test_classical_algorithms_are_recorded_through_a_trial(learner: str, env_nam
     returns = np.stack(histories.returns())
     assert returns.shape == (40, 30)
     assert returns[:, 20:].mean() > returns[:, :5].mean()
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_meta_training_is_recorded_checkpoint_by_checkpoint(memory: bool, tmp_path: Path) -> None:
+    learner = {"algorithm": "rl2", "observe_last": True} if memory else {"algorithm": "maml-vpg"}
+    sizes = {"num_batches": 2, "checkpoint_every": 1, "meta_batch_size": 2, "hidden_sizes": (4,)}
+    settings = {key.replace("_", "-"): value for key, value in (DARK_ROOM | sizes | learner).items()}
+    config = Config.from_mapping(Mapping("the test", settings))
+    train(config, tmp_path / "run", num_workers=0)
+    words = ["record", "--source", str(tmp_path / "run"), "--tasks", "4", "--output", str(tmp_path / "histories")]
+    assert cli.main([*words, "--no-minari", "--num-workers", "0"]) == 0
+    histories = load_histories(tmp_path / "histories")
+    assert histories.observation_space.shape == (81,)
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    wanted = []
+    options = {"slots_per_task": 1} if memory else {}
+    for iteration, checkpoint in enumerate(checkpoints):
+        policy = load_policy(tmp_path / "run", checkpoint)
+        with MultiTaskSampler(
+            "DarkRoom-v0", {}, 3, policy, num_workers=0, max_episode_steps=6, observe_last=memory, **options
+        ) as sampler:
+            sampler.seed = 0
+            sampler.seek(iteration)
+            wanted.append(sampler.rollout(histories.tasks).actions.transpose(1, 2).flatten(1))
+    drawn = histories.sequences(np.random.default_rng(0), 20, histories.num_steps // 4)
+    for column, history in enumerate(drawn.histories):
+        assert drawn.actions[:, column].tolist() == [int(each) for part in wanted for each in part[history]]
 
 
 def test_test_tasks_of_a_fixed_set_are_never_recorded(tmp_path: Path) -> None:
