@@ -245,17 +245,11 @@ class NormalMLPPolicy(MLPPolicy):
     Parameters are named layer1.weight, layer1.bias, ..., mu.weight, mu.bias, sigma.
 
     Args:
-        input_size: number of input units.
         output_size: A, number of entries of an action.
-        hidden_sizes: units of each hidden layer.
-        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         init_std: initial standard deviation.
         min_std: the deviation never falls below it.
         action_shape: shape of one action; (output_size,) by default.
-        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
-
-    Raises:
-        ValueError: If a size or a deviation is not positive, or a shape does not fit.
+        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -280,14 +274,8 @@ class CategoricalMLPPolicy(MLPPolicy):
     Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits.
 
     Args:
-        input_size: number of input units.
         output_size: K, number of actions.
-        hidden_sizes: units of each hidden layer.
-        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
-        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
-
-    Raises:
-        ValueError: If a size is not positive or a shape does not fit.
+        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -308,15 +296,9 @@ class MultiCategoricalMLPPolicy(MLPPolicy):
     other.
 
     Args:
-        input_size: number of input units.
         num_categories: K_i of each of the A entries.
-        hidden_sizes: units of each hidden layer.
-        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         action_shape: shape of one action; (A,) by default.
-        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
-
-    Raises:
-        ValueError: If a size is not positive or a shape does not fit.
+        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -339,15 +321,9 @@ class BernoulliMLPPolicy(MLPPolicy):
     Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits of 1.
 
     Args:
-        input_size: number of input units.
         output_size: A.
-        hidden_sizes: units of each hidden layer.
-        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         action_shape: shape of one action; (A,) by default.
-        options: `seed`, `observation_shape` and `observation_start`; see `MLPPolicy`.
-
-    Raises:
-        ValueError: If a size is not positive or a shape does not fit.
+        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
     """
 
     def __init__(
