@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ConfigError
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -31,7 +32,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.hosting import EpisodeHost, Request
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.ray.source_digests import source_digest
+from maml_rl.samplers.ray.source_digests import digests_of
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
 
@@ -41,6 +42,8 @@ _SIZES_KEPT = 2
 _NO_MATTER = "mjbatch"
 # Begins the names of digests among the versions.
 CODE_OF = "code of "
+# What to do about digests that differ.
+SAME_CODE = "copy the same files everywhere, and leave them alone during a run, or the episodes would differ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,19 @@ class Worked:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """Part of an algorithm on its way through the object store.
+
+    Attributes:
+        pickled: the object.
+        digests: of the user's modules that it is of, by name.
+    """
+
+    pickled: bytes
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Raised:
     """A call has raised.
 
@@ -152,13 +168,13 @@ def own_versions(modules: Iterable[str] = ()) -> dict[str, str]:
         modules: of the user, beside the package. One that is not here is left out: if it is needed, its import says so.
     """
     packages = {name: number for name, number in package_versions().items() if name not in _NO_MATTER}
-    digests = {f"{CODE_OF}{name}": source_digest(name) for name in ("maml_rl", *modules)}
+    digests = digests_of(("maml_rl", *modules))
     return {
         "Python": platform.python_version(),
         **packages,
         "torch": torch.__version__,
         "CPU": platform.machine(),
-        **{name: digest for name, digest in digests.items() if digest is not None},
+        **{f"{CODE_OF}{name}": digest for name, digest in digests.items()},
     }
 
 
@@ -173,7 +189,19 @@ def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str
 
 
 def _from_store(reference: Any) -> Any:
-    return ray.cloudpickle.loads(ray.get(reference))
+    """Return what the driver has put into the store.
+
+    Raises:
+        ConfigError: If it is of modules that are others here.
+    """
+    stored: Stored = ray.get(reference)
+    for name, digest in digests_of(stored.digests).items():
+        if digest != stored.digests[name]:
+            raise ConfigError(
+                f"the Ray node {ray.util.get_node_ip_address()} has {CODE_OF}{name} {digest}, the driver has "
+                f"{stored.digests[name]}; {SAME_CODE}"
+            )
+    return ray.cloudpickle.loads(stored.pickled)
 
 
 class RolloutActor:

@@ -25,8 +25,9 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
 from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, split_tasks
 from maml_rl.samplers.placement import Placement
-from maml_rl.samplers.ray.actor import PhaseData, Sampled, Worked
+from maml_rl.samplers.ray.actor import PhaseData, Sampled, Stored, Worked
 from maml_rl.samplers.ray.pool import RayPool
+from maml_rl.samplers.ray.source_digests import digests_of, modules_of_user
 from maml_rl.samplers.ray.worker import RayWorker, Unit
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
@@ -139,7 +140,10 @@ class RayBackend(RolloutBackend):
     def put(self, value: Any) -> Any:
         """See `Carrier`."""
         # As bytes: what a node cannot import is then found by the actor, and not by Ray.
-        return ray.put(_pickled(value, "the algorithm"))
+        pickled = _pickled(value, "the algorithm")
+        # What a batch is made of is the policy and the environment, which actors have compared when they started.
+        modules = () if isinstance(value, HostedBatch) else modules_of_user([pickled])
+        return ray.put(Stored(pickled, digests_of(modules)))
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """See `Carrier`."""

@@ -24,7 +24,16 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.describing import describe_tasks, shorten
 from maml_rl.samplers.failures import error_of
 from maml_rl.samplers.placement import Placement
-from maml_rl.samplers.ray.actor import CODE_OF, Introduction, Raised, Sampled, Worked, differing_version, own_versions
+from maml_rl.samplers.ray.actor import (
+    CODE_OF,
+    SAME_CODE,
+    Introduction,
+    Raised,
+    Sampled,
+    Worked,
+    differing_version,
+    own_versions,
+)
 from maml_rl.samplers.ray.cluster import RayCluster, last_line
 from maml_rl.samplers.ray.source_digests import modules_of_user
 from maml_rl.samplers.ray.worker import LOOK_SECONDS, Call, RayWorker, Unit
@@ -45,7 +54,6 @@ _STORE_REMEDY = (
     "shorter episodes"
 )
 _SAME_VERSIONS = "install the same versions everywhere, or the episodes would differ"
-_SAME_CODE = "copy the same files everywhere, and leave them alone during a run, or the episodes would differ"
 _SEND_CODE = "install what is missing on all nodes, or send it along with a runtime_env (docs/cluster.md)"
 # Characters of what a line quotes.
 _LINE = 300
@@ -238,7 +246,7 @@ class RayPool:
         assert isinstance(reply, Introduction)
         if difference := differing_version(reply.versions, self._versions):
             self._remove(actor)
-            remedy = _SAME_CODE if difference.startswith(CODE_OF) else _SAME_VERSIONS
+            remedy = SAME_CODE if difference.startswith(CODE_OF) else _SAME_VERSIONS
             self._leave_out(reply.node, f"the Ray node {reply.address} has {difference}", remedy, ConfigError)
             self._refill()
             return

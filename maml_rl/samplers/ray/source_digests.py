@@ -57,6 +57,12 @@ def source_digest(name: str) -> str | None:
     return digest.hexdigest()[:_CHARACTERS]
 
 
+def digests_of(modules: Iterable[str]) -> dict[str, str]:
+    """Return the digests of modules and packages by name, of those that are here."""
+    digests = {name: source_digest(name) for name in modules}
+    return {name: digest for name, digest in digests.items() if digest is not None}
+
+
 def modules_of_user(pickles: Iterable[bytes]) -> list[str]:
     """Return the modules and packages, of the user that pickled objects need.
 

@@ -2,13 +2,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import cloudpickle
 import pytest
 
+pytest.importorskip("ray")
+
+import ray
+
 import maml_rl
+from maml_rl.errors import ConfigError
 from maml_rl.samplers.ray import source_digests
+from maml_rl.samplers.ray.actor import _from_store
+from maml_rl.samplers.ray.backend import RayBackend
 from maml_rl.samplers.ray.source_digests import modules_of_user, source_digest
+
+pytestmark = pytest.mark.ray
 
 # A family whose class is in one module of a package, with what it imports in two others outside of it.
 FILES = {
@@ -86,6 +96,38 @@ def test_modules_behind_a_pickle_are_those_of_the_user_and_what_they_import(
         assert modules_of_user([cloudpickle.dumps({"env": Family, "size": 3})]) == expected
         # As in what an id is registered with.
         assert modules_of_user([cloudpickle.dumps("digested.family:Family")]) == expected
+    finally:
+        source_digest.cache_clear()
+        source_digests._is_installed.cache_clear()
+        for name in [name for name in sys.modules if name.startswith("digested")]:
+            del sys.modules[name]
+
+
+def test_algorithm_whose_module_is_another_on_a_node_ends_with_both_digests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(write(tmp_path)))
+    for name, stand_in in (("put", lambda value: value), ("get", lambda value: value)):
+        monkeypatch.setattr(ray, name, stand_in)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.2")
+    from digested.family import Family
+
+    try:
+        stored = RayBackend.put(cast(Any, None), Family())
+        assert isinstance(_from_store(stored), Family)
+        here = source_digest("digested_with")
+        # As on a node with another file.
+        (tmp_path / "digested_with.py").write_text("def shift(number):\n    return number + 2\n")
+        source_digest.cache_clear()
+        there = source_digest("digested_with")
+        text = f"the Ray node 10.0.0.2 has code of digested_with {there}, the driver has {here}; copy the same files"
+        with pytest.raises(ConfigError, match=text):
+            _from_store(stored)
+        # What is missing there is told by its import.
+        assert modules_of_user([cloudpickle.dumps(Family())])
+        monkeypatch.setattr(source_digests, "_find", lambda name: None)
+        source_digest.cache_clear()
+        assert isinstance(_from_store(stored), Family)
     finally:
         source_digest.cache_clear()
         source_digests._is_installed.cache_clear()
