@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from benchmarks import cluster
+from benchmarks import cluster, whole_iteration
 
 pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -30,5 +30,7 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert (found["changed digests"], found["hangs"], found["actors left over"]) == (0, 0, 0)
     assert len(tables[cluster.EFFICIENCY]) == 2
     assert all(
-        row["median"] > 0.0 for title in (cluster.SHARES, cluster.FIXED, cluster.PREDICTED) for row in tables[title]
+        row["median"] > 0.0
+        for title in (cluster.SHARES, cluster.FIXED, cluster.PREDICTED, whole_iteration.SPEEDUP)
+        for row in tables[title]
     )

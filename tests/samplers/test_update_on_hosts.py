@@ -23,7 +23,7 @@ from maml_rl.samplers.placement import Placement
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 # Of the signs of life of hosts, where few requests leave few of them.
-SHARES_LOST = {"reptile": 0.4, "rl2": 0.15}
+SHARES_LOST = {"reptile": 0.2, "rl2": 0.1}
 
 
 @pytest.fixture(autouse=True)
