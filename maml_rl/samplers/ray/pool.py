@@ -35,6 +35,7 @@ from maml_rl.samplers.ray.actor import (
     own_versions,
 )
 from maml_rl.samplers.ray.cluster import RayCluster, last_line
+from maml_rl.samplers.ray.pool_metrics import PoolMetrics
 from maml_rl.samplers.ray.source_digests import modules_of_user
 from maml_rl.samplers.ray.worker import LOOK_SECONDS, Call, RayWorker, Unit
 
@@ -88,6 +89,7 @@ class RayPool:
         self._open: set[Unit] = set()
         self._durations: list[float] = []
         self._cluster = RayCluster(placement)
+        self._metrics = PoolMetrics(name)
         try:
             self._versions = own_versions(modules_of_user(code))
             self._code = ray.put((*code, self._versions))
@@ -99,6 +101,11 @@ class RayPool:
     def __len__(self) -> int:
         """Return how many actors there are, those that start included."""
         return len(self._actors)
+
+    @property
+    def _num_known(self) -> int:
+        """How many actors have started."""
+        return sum(actor.known is not None for actor in self._actors)
 
     @property
     def pids(self) -> list[int]:
@@ -146,6 +153,7 @@ class RayPool:
                         if reply.failure.error == ConfigError.__name__:
                             raise ConfigError(reply.failure.message)
                         raise error_of([(_Place(unit, reply), reply.failure)], self._name)
+                    self._metrics.note_unit()
                     yield unit, reply
                     del reply
         finally:
@@ -214,7 +222,7 @@ class RayPool:
         most = self._count_cpus()
         if self._placement.num_workers is not None:
             most = min(most, self._placement.num_workers)
-        self._team = max(1, min(most, num_tasks), sum(actor.known is not None for actor in self._actors))
+        self._team = max(1, min(most, num_tasks), self._num_known)
         # Those that wait for a node that has left.
         for actor in [actor for actor in self._actors if actor.known is None][: max(0, len(self._actors) - self._team)]:
             actor.end()
@@ -251,6 +259,7 @@ class RayPool:
             self._refill()
             return
         actor.known = reply
+        self._metrics.note_actors(self._num_known)
         self._failed_starts.pop(reply.node, None)
         self._warn_of_nodes()
 
@@ -319,6 +328,7 @@ class RayPool:
     def _remove(self, actor: RayWorker) -> None:
         actor.end()
         self._actors.remove(actor)
+        self._metrics.note_actors(self._num_known)
 
     def _refill(self) -> None:
         while len(self._actors) < self._team:
@@ -335,7 +345,7 @@ class RayPool:
             return
         self._stalled = waited
         message = (
-            f"{sum(actor.known is not None for actor in self._actors)} of {len(self._actors)} Ray actors have started "
+            f"{self._num_known} of {len(self._actors)} Ray actors have started "
             f"after {waited:.0f} s; {self._cluster.describe_cpus()}"
         )
         if waited >= self._placement.ray_start_timeout:
@@ -472,6 +482,7 @@ class RayPool:
             ChildEnvTimeout: If they hung.
         """
         self._remove(actor)
+        self._metrics.note_loss()
         head, *queued = [actor.take_call().unit for _ in range(len(actor.calls))]
         self._waiting.extendleft(unit for unit in queued if unit in self._open and not unit.copies)
         if head.method == "start":

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.commands import Failed
 from maml_rl.samplers.ray import cluster as ray_cluster
 from maml_rl.samplers.ray import pool as ray_pool
+from maml_rl.samplers.ray import pool_metrics
 from maml_rl.samplers.ray.actor import Introduction, Raised, own_versions
 from maml_rl.samplers.ray.cluster import RayCluster
 from maml_rl.samplers.ray.worker import Call, Unit
@@ -216,6 +217,45 @@ def test_node_with_other_code_of_the_same_version_is_left_out(
     (warning,) = warnings_of(caplog)
     assert f"10.0.0.2 has code of maml_rl 0123, this process has {VERSIONS['code of maml_rl']}; it" in warning
     assert list(cluster.left_out) == ["2"]
+
+
+# What a cluster's monitoring is told.
+
+
+class Noted:
+    """Stands for a metric of Ray."""
+
+    values: ClassVar[dict[str, list[float]]] = {}
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+        self._values = self.values.setdefault(name, [])
+        assert description
+
+    def set_default_tags(self, tags: dict[str, str]) -> None:
+        assert tags == {"environment": "'env'"}
+
+    def set(self, value: float) -> None:
+        self._values.append(value)
+
+    def inc(self) -> None:
+        self._values.append(1)
+
+
+def test_actors_and_losses_are_told_to_the_monitoring_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("Counter", "Gauge"):
+        monkeypatch.setattr(pool_metrics, kind, Noted)
+    pool, cluster = pool_of({"1": 2}, monkeypatch)
+    pool._hire(2)
+    for actor in list(pool._actors):
+        introduce(pool, actor, "1")
+    actor = pool._actors[0]
+    actor.give(Unit("run", ()))
+    pool._lose(actor, "was lost")
+    assert Noted.values["maml_rl_actors"] == [1, 2, 1]
+    assert len(Noted.values["maml_rl_actors_lost"]) == 1
+    page = (Path(__file__).resolve().parents[3] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in page for name in Noted.values)
+    assert cluster.left_out == {}
 
 
 # CPUs and tasks.
