@@ -9,7 +9,7 @@ import contextlib
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -43,6 +43,7 @@ class Costs:
         message: of the driver, to one actor and back.
         request: of the driver, for what is put into the store once for all actors.
         block: of the driver, for the vectors of one block in one request.
+        waiting: of the driver, for each second in which it looks after actors that work.
         requests: how many there are in an iteration.
         answers: how many of them answer with vectors.
         samples_per_task: of a phase, by which tasks are cut into chunks.
@@ -54,6 +55,7 @@ class Costs:
     message: float
     request: float
     block: float
+    waiting: float
     requests: float
     answers: float
     samples_per_task: int
@@ -65,7 +67,7 @@ class Costs:
         return len(blocks_of(num_tasks, chunks))
 
     def of_driver(self, num_actors: int, num_tasks: int) -> float:
-        """Return seconds of the driver in an iteration."""
+        """Return seconds of the driver in an iteration, in which actors wait for it."""
         blocks = self.num_blocks(num_tasks)
         # Blocks are sampled by whichever actor is free; later requests go to each actor once.
         messages = blocks + self.requests * min(num_actors, blocks)
@@ -77,9 +79,12 @@ class Costs:
 
     def of_iteration(self, num_actors: int, num_tasks: int) -> float:
         """Return the seconds of an iteration on actors: the largest share of the tasks, and then the driver."""
+        return self.of_largest_share(num_actors, num_tasks) + self.of_driver(num_actors, num_tasks)
+
+    def of_largest_share(self, num_actors: int, num_tasks: int) -> float:
+        """Return the seconds of the actor that has most blocks."""
         blocks = self.num_blocks(num_tasks)
-        share = -(-blocks // min(num_actors, blocks)) * num_tasks / blocks
-        return self.of_tasks(share) + self.of_driver(num_actors, num_tasks)
+        return self.of_tasks(-(-blocks // min(num_actors, blocks)) * num_tasks / blocks)
 
 
 @dataclass(slots=True)
@@ -182,11 +187,15 @@ def whole(options: argparse.Namespace, report: Report) -> None:
         message=_median(message),
         request=_median(request),
         block=_merge_seconds(size),
+        waiting=0.0,
         requests=last.requests,
         answers=last.answers,
         samples_per_task=_EPISODES * _STEPS,
         width=ParameterLayout(here.policy).width,
     )
+    # What is left on one actor; two are to confirm it.
+    left = [of_driver - costs.of_driver(1, num_tasks) for _, of_driver, _, _ in runs[1][1:]]
+    costs = replace(costs, waiting=max(0.0, _median(left)) / _median([took for took, *_ in runs[1][1:]]))
     note = f"{_FAMILY}, {_EPISODES} x {_STEPS} before and after one inner step, {size:,} parameters"
     for name, value, unit in (
         ("sampling and adaptation of a task", costs.sampling, "s"),
@@ -194,6 +203,7 @@ def whole(options: argparse.Namespace, report: Report) -> None:
         ("driver: a message to an actor and back", costs.message, "s"),
         ("driver: a request", costs.request, "s"),
         ("driver: the vectors of a block", costs.block, "s"),
+        ("driver: a second of waiting", costs.waiting, "s"),
         ("requests of an iteration", costs.requests, "count"),
         ("of these with vectors", costs.answers, "count"),
     ):
@@ -201,9 +211,10 @@ def whole(options: argparse.Namespace, report: Report) -> None:
     for num_actors, measured in runs.items():
         took, of_driver, of_actors, counted = zip(*measured[1:], strict=True)
         of = f"{num_actors} actor{'s' * (num_actors > 1)}"
+        of_driver_modeled = costs.of_driver(num_actors, num_tasks) + costs.waiting * _median(list(took))
         model = {
             "seconds": (list(took), costs.of_iteration(num_actors, num_tasks), "s"),
-            "driver's seconds of a processor": (list(of_driver), costs.of_driver(num_actors, num_tasks), "s"),
+            "driver's seconds of a processor": (list(of_driver), of_driver_modeled, "s"),
             "actors' seconds of a processor": (list(of_actors), costs.of_tasks(num_tasks), "s"),
         }
         for what, (values, modeled, unit) in model.items():
@@ -215,7 +226,8 @@ def whole(options: argparse.Namespace, report: Report) -> None:
         alone = costs.of_tasks(tasks)
         for actors in ACTORS:
             name, modeled = f"{tasks} tasks, {actors} actors", costs.of_iteration(actors, tasks)
-            share = costs.of_driver(actors, tasks) / (costs.of_driver(actors, tasks) + alone)
+            of_driver = costs.of_driver(actors, tasks) + costs.waiting * costs.of_largest_share(actors, tasks)
+            share = of_driver / (of_driver + alone)
             of_driver_share = f"the driver's share of all seconds of processors is {share:.1%}"
             report.add(SPEEDUP, Row(name, Samples([alone / modeled]), "ratio", of_driver_share))
             report.add(SECONDS, Row(name, Samples([modeled]), "s", note))
