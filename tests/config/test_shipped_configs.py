@@ -83,7 +83,8 @@ def test_there_is_a_config_for_every_experiment() -> None:
     others -= {"pearl/2d-navigation.yaml", "pearl/halfcheetah-dir.yaml"}
     others |= {"pearl/halfcheetah-vel.yaml", "pearl/semicircle.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
-    memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x200", "halfcheetah-vel-fixed")
+    memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x100", "halfcheetah-vel-2x200")
+    memories += ("halfcheetah-vel-fixed",)
     others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 
