@@ -80,12 +80,13 @@ def adapt_by_steps(
     return Adapted(phases, params)
 
 
-def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task]) -> Adapted:
+def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task], *, deterministic: bool = False) -> Adapted:
     """Adapt by a trial in each task: what the policy then remembers is the adaptation.
 
     Args:
         sampler: its policy, with a memory, acts; its episodes of a task are the trial.
         tasks: M tasks.
+        deterministic: act without noise.
     """
-    trials, memory = sampler.remember_trials(tasks)
+    trials, memory = sampler.remember_trials(tasks, deterministic=deterministic)
     return Adapted([trials], memory=memory)

@@ -127,6 +127,10 @@ class PEARL(MetaLearner):
         num_updates: Annotated[Count, Field(description="updates after each batch of episodes")] = 500
         warmup_steps: Annotated[Count, Field(description="steps that are sampled before the first update")] = 2000
         reward_scale: Annotated[Positive, Field(description="what rewards are multiplied by for the critics")] = 5.0
+        context_reward: Annotated[
+            str | None,
+            Field(description="info, one of every step, that the encoder sees instead of the reward; null: the reward"),
+        ] = None
 
     columns = "round"
     settings: Settings
@@ -170,9 +174,18 @@ class PEARL(MetaLearner):
         """Make an actor with a context.
 
         Raises:
-            ConfigError: If a space is not supported, or the replay is smaller than an episode.
+            ConfigError: If a space is not supported, the replay is smaller than an episode, or the context is to have a
+                number that the environment does not record at every step.
         """
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps)
+        name = settings.context_reward
+        if name is not None and env.recorded_infos.get(name) != "step":
+            known = [repr(info) for info, kind in env.recorded_infos.items() if kind == "step"]
+            raise config.error(
+                f"{config.env_name} does not record {name!r} at every step; choose {' or '.join([*known, 'null'])}",
+                "algorithm-settings",
+                "context-reward",
+            )
         spaces = env.single_observation_space, env.single_action_space
         try:
             return ContextActor(*spaces, settings.context_size, config.hidden_sizes, seed=config.seed)
@@ -234,21 +247,22 @@ class PEARL(MetaLearner):
         if not phases:
             return noise
         with torch.no_grad():
-            parts = [
-                (
-                    self._transitions(each.observations, each.actions, each.rewards).flatten(1, 2),
-                    each.mask.to(self.device).flatten(1, 2),
-                )
-                for each in phases
-            ]
+            parts = [(self._transitions(each).flatten(1, 2), each.mask.to(self.device).flatten(1, 2)) for each in phases]
             transitions, mask = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
             posterior: Posterior = self.encoder(transitions, mask)
             return posterior.sample(noise)
 
-    def _transitions(self, observations: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
-        """Return what the encoder sees of transitions, (..., inputs)."""
-        parts = (observations.float(), actions.float().flatten(rewards.dim()), rewards.unsqueeze(-1).float())
-        return torch.cat(parts, -1).to(self.device)
+    def _transitions(self, seen: Steps | TaskEpisodes) -> Tensor:
+        """Return what the encoder sees of transitions, (..., inputs), with actions in units of half of their range."""
+        name = self.settings.context_reward
+        rewards = seen.rewards if name is None else seen.infos[name]
+        parts = seen.observations.float(), self._squashed(seen.actions, rewards.dim()), rewards.unsqueeze(-1).float()
+        return torch.cat([part.to(self.device) for part in parts], -1)
+
+    def _squashed(self, actions: Tensor, axes: int) -> Tensor:
+        """Return actions (..., A) in (-1, 1), of those of the environment with so many axes before its own."""
+        actions = actions.to(self.device).float().flatten(axes)
+        return (actions - self.policy.distributions.center.to(actions)) * self._unit
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Keep the episodes, and take steps on batches of all that are kept, once there are enough.
@@ -295,9 +309,7 @@ class PEARL(MetaLearner):
         Raises:
             NonFiniteError: If a loss is not finite; the step is not taken.
         """
-        posterior: Posterior = self.encoder(
-            self._transitions(context.observations, context.actions, context.rewards), context.mask
-        )
+        posterior: Posterior = self.encoder(self._transitions(context), context.mask)
         noise = torch.randn(posterior.mean.shape, generator=self.torch_generator("contexts")).to(self.device)
         of_tasks = posterior.sample(noise)
         contexts = of_tasks.unsqueeze(1).expand(-1, steps.rewards.shape[1], -1).flatten(0, 1)
@@ -305,7 +317,7 @@ class PEARL(MetaLearner):
         rewards, terminal = steps.rewards.flatten(), steps.terminations.flatten().float()
         head, temperature = self.policy.distributions, self._log_temperature.exp()
         alpha = temperature.detach()
-        done = (steps.actions.flatten(0, 1).flatten(1).float() - head.center.to(before)) * self._unit
+        done = self._squashed(steps.actions.flatten(0, 1), 1)
         # No gradient of actor or targets goes to the encoder: the critics say what a context is good for.
         fixed = contexts.detach()
         parameters = self.policy.under(torch.cat((before, after)), torch.cat((fixed, fixed)))

@@ -117,6 +117,7 @@ class RSAC(TrialLearner):
             Count, Field(description="trials that the untrained policy samples before the first update")
         ] = 100
 
+    tests_without_noise = True
     settings: Settings
     policy: RecurrentActor
     optimizer: torch.optim.Optimizer

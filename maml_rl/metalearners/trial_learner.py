@@ -1,7 +1,7 @@
 """Learners of whole trials: a memory is what adapts, and the episodes of a trial are what is tested."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -23,11 +23,14 @@ class TrialLearner(MetaLearner):
     Attributes:
         trials_per_chunk: how many trials the update computes side by side at most, for a learner with
             `updates_on_hosts`.
+        tests_without_noise: whether the policy acts without noise after training, as soft actor-critics do, whose noise
+            is there to explore.
     """
 
     columns = "episode"
     whole_trials = True
     trials_per_chunk: int | None = None
+    tests_without_noise: ClassVar[bool] = False
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
@@ -59,13 +62,13 @@ class TrialLearner(MetaLearner):
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
     ) -> Adapted:
         """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
-        return adapt_by_memory(sampler, tasks)
+        return adapt_by_memory(sampler, tasks, deterministic=self.tests_without_noise)
 
     def test(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
     ) -> Batch:
         """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
-        return self.collect(sampler, tasks)
+        return Batch([sampler.rollout_trials(tasks, deterministic=self.tests_without_noise)])
 
 
 def refuse_hidden_rewards(config: Config) -> None:

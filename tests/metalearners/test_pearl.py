@@ -99,6 +99,36 @@ def test_gradients_of_the_losses_go_where_they_belong() -> None:
         learner.step(steps(5), bad)
 
 
+def test_encoder_does_not_depend_on_the_units_of_actions() -> None:
+    found = []
+    for scale in (0.1, 1.0):
+        learner = make_experiment(pearl(env_kwargs={"normalization_scale": scale})).metalearner
+        assert isinstance(learner, PEARL)
+        zeros = torch.zeros(2, 6, dtype=torch.bool)
+        places, moves = draw(2, 6, 2), draw(2, 6, 2, seed=1).tanh()
+        seen = Steps(places, scale * moves, draw(2, 6, seed=2), places, zeros, zeros, torch.ones(2, 6))
+        found.append(learner.encoder(learner._transitions(seen), seen.mask).mean)
+    torch.testing.assert_close(*found)
+
+
+def test_context_sees_the_sparse_reward_and_the_critics_the_dense_one() -> None:
+    kwargs = {"start": "origin", "reward": "distance"}
+    config = pearl({"context-reward": "sparse_reward"}, env_name="SemiCircle-v0", env_kwargs=kwargs)
+    experiment = make_experiment(config)
+    learner = experiment.metalearner
+    assert isinstance(learner, PEARL)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        (first, *_) = learner.collect(sampler, sampler.sample_tasks(2)).phases
+    first.infos["sparse_reward"][0, 3] = 0.75
+    learner.experience["all"].append(first)
+    steps = learner.experience["all"].sample_transitions(np.random.default_rng(0), 400, tasks=first.tasks)
+    for seen in (first, steps):
+        inputs = learner._transitions(seen)
+        assert torch.equal(inputs[..., -1], seen.infos["sparse_reward"])
+        assert float(inputs[..., -1].max()) == 0.75
+        assert float(seen.rewards.max()) < 0.0
+
+
 def test_actor_acts_under_the_context_of_each_task() -> None:
     experiment = make_experiment(pearl())
     actor = experiment.policy
@@ -173,14 +203,13 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
         return Steps(seen, scale * moves, rewards, after, no, no, torch.ones_like(rewards))
 
     scale = learner.policy.distributions.half_range
-    for _ in range(600):
+    for _ in range(900):
         goals = 2.0 * torch.rand((16, 2), generator=generator) - 1.0
         learner.step(steps(goals, 20), steps(goals, 32))
     goals = torch.tensor([[0.8, 0.8], [-0.8, 0.8], [0.8, -0.8], [-0.8, -0.8]])
     context, states = steps(goals, 20), torch.zeros(4, 2)
     with torch.no_grad():
-        transitions = learner._transitions(context.observations, context.actions, context.rewards)
-        posterior = learner.encoder(transitions, context.mask)
+        posterior = learner.encoder(learner._transitions(context), context.mask)
         means, _ = learner.policy.under(states, posterior.mean)
     # From the middle, the action under the posterior of a task goes towards the goal of this task.
     assert bool((torch.tanh(means) * goals > 0.1).all()), means
@@ -193,6 +222,10 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
         ({"prefetch": 1}, "'prefetch'.*pearl infers contexts while it samples; leave it out"),
         ({"method": "pretrain"}, "'method'.*pearl adapts without gradient steps"),
         ({"settings": {"buffer-steps": 5}}, "a replay of 5 steps has no room for an episode of 10; use at least 10"),
+        (
+            {"settings": {"context-reward": "sparse_reward"}},
+            "context-reward.*2DNavigation-v0 does not record 'sparse_reward' at every step; choose null",
+        ),
     ],
 )
 def test_what_pearl_cannot_do_is_refused_in_one_line(values: dict[str, Any], message: str) -> None:
