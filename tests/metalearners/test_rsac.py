@@ -315,6 +315,20 @@ def test_wrong_config_is_one_line(values: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_tests_act_without_the_noise_of_training() -> None:
+    experiment = make_experiment(config_for())
+    learner = experiment.metalearner
+    with experiment.make_sampler(num_workers=0) as sampler:
+        same = sampler.sample_tasks(1) * 2
+        # Points start at the origin, so that only noise can tell the two trials of one task apart.
+        first, second = learner.test(sampler, same, 0).phases[0].observations
+        assert torch.equal(first, second)
+        adapted = learner.adapt(sampler, same)
+        assert torch.equal(*adapted.phases[0].observations)
+        assert torch.equal(*adapted.memory[0])
+        assert not torch.equal(*learner.collect(sampler, same).phases[0].observations)
+
+
 def of_another_kind(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> GRUPolicy:
     return GRUPolicy(observation_space, action_space, 4)
 
