@@ -1,6 +1,7 @@
 """Training: collect a batch, update the meta-policy, write metrics and checkpoints; repeat."""
 
 import copy
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.metrics import Metrics, return_keys
@@ -36,6 +38,9 @@ logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 
 OnIteration = Callable[[Metrics], None]
+
+# Before the names of the policy's tensors in what is published; those that the learner acts by stand as they are.
+_POLICY = "policy/"
 
 
 def train(
@@ -56,8 +61,8 @@ def train(
     A KeyboardInterrupt or SystemExit ends it, once a checkpoint holds the state after the last finished iteration.
 
     The same config gives bit-identical parameters and metrics (except times), for any number of workers, after any
-    worker has been replaced, and however often the run is killed and resumed. With `prefetch` or `recv-timeout` this
-    does not hold: what is sampled then depends on timing. Evaluations (`evaluate-every`) have tasks, random streams and
+    worker has been replaced, and however often the run is killed and resumed. With `recv-timeout` this does not hold:
+    what is sampled then depends on timing. Evaluations (`evaluate-every`) have tasks, random streams and
     workers of their own: without them the parameters would be the same.
 
     Args:
@@ -102,13 +107,13 @@ def train(
         _keep_fixed_tasks(experiment, run)
         sampler.seek(run.iteration - 1)
         _resume_tasks(experiment, run)
-        with _saving_when_interrupted(run), _collecting(run.iteration, experiment, sampler) as (next_batch, publish):
+        with _saving_when_interrupted(run), _collecting(run, experiment, sampler) as (next_batch, publish):
             for iteration in range(run.iteration, config.num_batches):
                 if stop is not None and stop.is_set():
                     run.save()
                     break
                 metrics, task_state = _iterate(iteration, experiment, next_batch)
-                publish(iteration + 1)
+                earlier = publish(iteration + 1)
                 metrics["env_steps"] += run.env_steps
                 finished = iteration + 1
                 metrics |= evaluate_if_due(finished)
@@ -116,7 +121,7 @@ def train(
                 # The best checkpoint is that of the highest return after adaptation.
                 evaluated = return_keys(metrics, evaluated=True)
                 score = metrics[(evaluated or return_keys(metrics))[-1]]
-                run.keep(score, evaluated=bool(evaluated), task_state=task_state)
+                run.keep(score, evaluated=bool(evaluated), task_state=task_state, earlier=earlier)
                 if evaluated or finished % config.checkpoint_every == 0 or finished == config.num_batches:
                     run.save()
                 if on_iteration is not None:
@@ -237,16 +242,19 @@ class _Collected:
 
 @contextmanager
 def _collecting(
-    first: int, experiment: Experiment, sampler: MultiTaskSampler
-) -> Iterator[tuple[Callable[[], _Collected], Callable[[int], None]]]:
-    """Give two functions: one returns the next batch, from iteration `first` on, one publishes the updated parameters.
+    run: RunFolder, experiment: Experiment, sampler: MultiTaskSampler
+) -> Iterator[tuple[Callable[[], _Collected], Callable[[int], dict[int, dict[str, Tensor]]]]]:
+    """Give two functions: one returns the next batch, from the run's next iteration on, one publishes the parameters.
 
     A batch is collected when it is asked for; or with `prefetch` ahead of that, by a thread that alone uses the sampler
-    and its copy of the policy.
+    and its copy of the policy. Batch k is then collected with the parameters before meta-update k - `prefetch`, no
+    matter which newer ones are published: the same for every timing. What is published is returned as far as later
+    batches need it, for the checkpoint.
     """
     config, metalearner, distribution = experiment.config, experiment.metalearner, experiment.task_distribution
+    first, lag = run.iteration, config.prefetch
 
-    def collect(version: int) -> _Collected:
+    def collect(version: int, metalearner: MetaLearner) -> _Collected:
         started = perf_counter()
         retried, waited = sampler.retries, sampler.waiting_seconds
         tasks = sampler.sample_tasks(config.meta_batch_size)
@@ -265,23 +273,30 @@ def _collecting(
             means |= {"time/waiting": waiting, "time/retries": float(retries)}
         return _Collected(batch, version, seconds, stages, means, task_state, task_metrics)
 
-    newest: tuple[int, dict[str, Tensor]]
+    # Before each meta-update: the policy, and what else the learner acts by.
+    published = dict(run.earlier)
+    numbers = itertools.count(first)
 
-    def publish(version: int) -> None:
-        nonlocal newest
-        # One assignment: the other thread reads the old pair or the new one.
-        newest = version, {name: tensor.detach().clone() for name, tensor in metalearner.policy.state_dict().items()}
+    def publish(version: int) -> dict[int, dict[str, Tensor]]:
+        if not lag:
+            return {}
+        policy, own = metalearner.policy.state_dict(), metalearner.acting_state()
+        published[version] = {f"{_POLICY}{name}": tensor.detach().clone() for name, tensor in policy.items()} | own
+        published.pop(version - lag - 1, None)
+        return {earlier: acting for earlier, acting in published.items() if earlier < version}
 
     def collect_ahead() -> _Collected:
-        version, tensors = newest
-        sampler.policy.load_state_dict(tensors)
-        return collect(version)
+        version = max(next(numbers) - lag, 0)
+        acting = dict(published[version])
+        policy = {name.removeprefix(_POLICY): acting.pop(name) for name in list(acting) if name.startswith(_POLICY)}
+        sampler.policy.load_state_dict(policy)
+        return collect(version, metalearner.collector(acting))
 
-    if config.prefetch == 0:
-        yield lambda: collect(first), lambda version: None
+    if not lag:
+        yield lambda: collect(first, metalearner), publish
         return
     publish(first)
-    with Prefetcher(collect_ahead, config.num_batches - first, config.prefetch, sampler.interrupt) as prefetcher:
+    with Prefetcher(collect_ahead, config.num_batches - first, lag, sampler.interrupt) as prefetcher:
         yield prefetcher.take, publish
 
 

@@ -1,7 +1,7 @@
 """Meta-SGD: a learned step size for every parameter."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -59,10 +59,19 @@ class MetaSGD(AdamLearner):
         sizes = torch.cat([size.detach().flatten() for size in self._sizes.values()])
         return metrics | {"step_size/mean": sizes.mean().item()}
 
+    def acting_state(self) -> dict[str, Tensor]:
+        """Return the step sizes."""
+        return {_SIZES + name: size.detach().clone() for name, size in self._sizes.items()}
+
+    def collector(self, state: Mapping[str, Tensor]) -> Self:
+        """Return a learner that adapts by the step sizes of `state`; see `MetaLearner.collector`."""
+        collector = super().collector(state)
+        collector.rule = self._rule_with({name: state[_SIZES + name].to(self.device) for name in self._sizes})
+        return collector
+
     def state_dict(self) -> State:
         """Return the state of Adam, and the step sizes."""
-        sizes = {_SIZES + name: size.detach().clone() for name, size in self._sizes.items()}
-        return super().state_dict() | sizes
+        return super().state_dict() | self.acting_state()
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned.
@@ -82,5 +91,7 @@ class MetaSGD(AdamLearner):
 
     def _present_rule(self) -> AdaptationRule:
         # Copies: while Adam changes the step sizes, another thread may sample with the rule.
-        sizes = {name: size.detach().clone() for name, size in self._sizes.items()}
+        return self._rule_with({name: size.detach().clone() for name, size in self._sizes.items()})
+
+    def _rule_with(self, sizes: Mapping[str, Tensor]) -> AdaptationRule:
         return AdaptationRule(sizes, inner_loss=self.rule.inner_loss)

@@ -54,7 +54,7 @@ class MetaLearner(ABC):
         whole_trials: whether the episodes of a task are one trial, sampled in one slot.
         record_log_probs: whether the sampler records the log-probability of every action.
         rule: the inner loop. `update` may replace it (by one with newly learned step sizes, say), but never changes it
-            in place: with `prefetch` another thread is using it.
+            in place: with `prefetch` another thread is using it; see `acting_state`.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
             them, never `collect`: with `prefetch` that runs ahead, in another thread.
         updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can be where the episodes are, as those of
@@ -184,6 +184,20 @@ class MetaLearner(ABC):
             return self._on_hosts(sampler, tasks, self.collection.num_steps, self.rule, for_update=True)
         batch = self._phases(sampler, tasks, self.collection.num_steps, self.rule)
         return Batch(batch.phases, self.hosts_of(batch)) if not self.whole_trials else batch
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """Return what `collect` reads that updates change, beside the policy: copies, under flat names.
+
+        With `prefetch` a batch is collected while updates go on, by a `collector` that is given this again.
+        """
+        return {}
+
+    def collector(self, state: Mapping[str, Tensor]) -> Self:
+        """Return a learner that collects by what `acting_state` returned, in another thread, while this one learns.
+
+        It is this learner's copy: what an update changes in place must not be shared, what it replaces may be.
+        """
+        return copy.copy(self)
 
     def hosts_of(self, batch: Batch) -> Hosts:
         """Return where the chunks of a batch are: in threads of this process if nothing else is known."""

@@ -1,7 +1,8 @@
 """PEARL: soft actor-critic conditioned on a latent context, whose posterior is inferred from what was experienced."""
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Self
@@ -197,21 +198,21 @@ class PEARL(MetaLearner):
         """Return None: the context is what adapts."""
         return
 
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config asks for batches that are collected ahead, or another method.
-        """
-        if config.prefetch:
-            raise config.error("pearl infers contexts while it samples; leave it out", "prefetch")
-        return super().from_config(policy, config, settings, device)
-
     @property
     def takes_steps(self) -> bool:
         """True: a step of adaptation is a round of episodes."""
         return True
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """Return the encoder, which infers contexts while trials are sampled."""
+        return {name: value.clone() for name, value in self.encoder.state_dict().items()}
+
+    def collector(self, state: Mapping[str, Tensor]) -> Self:
+        """Return a learner that infers contexts by the encoder of `state`; see `MetaLearner.collector`."""
+        collector = super().collector(state)
+        collector.encoder = copy.deepcopy(self.encoder)
+        collector.encoder.load_state_dict(state)
+        return collector
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
         """Sample as many rounds as there are inner steps, and one more."""
@@ -247,7 +248,9 @@ class PEARL(MetaLearner):
         if not phases:
             return noise
         with torch.no_grad():
-            parts = [(self._transitions(each).flatten(1, 2), each.mask.to(self.device).flatten(1, 2)) for each in phases]
+            parts = [
+                (self._transitions(each).flatten(1, 2), each.mask.to(self.device).flatten(1, 2)) for each in phases
+            ]
             transitions, mask = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
             posterior: Posterior = self.encoder(transitions, mask)
             return posterior.sample(noise)

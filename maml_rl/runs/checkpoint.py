@@ -32,6 +32,8 @@ STATE = "state.json"
 _FORMAT = 1
 # Before the names of the tensors that the metalearner keeps; those of the policy stand as they are.
 _LEARNER = "learner/"
+# Before the tensors of earlier iterations, with which batches are sampled ahead of time.
+_EARLIER = "earlier/"
 _NAME = re.compile(r"iteration-(\d{6,})")
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Checkpoint:
         state: everything else, as JSON holds it.
         learner: what the metalearner keeps beside its policy, under flat names: tensors, and what JSON holds.
         evaluated: whether the score is that of an evaluation, which counts more than any of training.
+        earlier: tensors of earlier iterations, by iteration and name, with which batches are sampled ahead of time.
     """
 
     iteration: int
@@ -56,6 +59,7 @@ class Checkpoint:
     state: dict[str, Any] = field(default_factory=dict)
     learner: dict[str, Any] = field(default_factory=dict)
     evaluated: bool = False
+    earlier: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -> Path:
@@ -313,6 +317,8 @@ def _write(checkpoint: Checkpoint, target: Path) -> None:
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
     kept = {name: value for name, value in checkpoint.learner.items() if isinstance(value, torch.Tensor)}
     tensors = checkpoint.tensors | {f"{_LEARNER}{name}": tensor for name, tensor in kept.items()}
+    for iteration, acting in checkpoint.earlier.items():
+        tensors |= {f"{_EARLIER}{iteration}/{name}": tensor for name, tensor in acting.items()}
     # Cloned, since safetensors refuses tensors that share memory.
     tensors = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
@@ -349,7 +355,11 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder / TENSORS} is not a safetensors file: {error}") from error
     kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LEARNER)}
     learner |= {name.removeprefix(_LEARNER): tensor for name, tensor in kept.items()}
-    return Checkpoint(iteration, tensors, score, rest, learner, evaluated)
+    earlier: dict[int, dict[str, torch.Tensor]] = {}
+    for name in [name for name in tensors if name.startswith(_EARLIER)]:
+        version, _, entry = name.removeprefix(_EARLIER).partition("/")
+        earlier.setdefault(int(version), {})[entry] = tensors.pop(name)
+    return Checkpoint(iteration, tensors, score, rest, learner, evaluated, earlier)
 
 
 def _read(folder: Path, name: str) -> bytes:

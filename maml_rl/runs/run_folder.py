@@ -4,11 +4,14 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
+
+from torch import Tensor
 
 from maml_rl.checksums import SUMS, check_sum, sum_line
 from maml_rl.config.config import TASKS, Config, load_config
@@ -99,6 +102,7 @@ class RunFolder:
         iteration: number of finished iterations.
         env_steps: environment steps taken in them.
         task_state: what the task distribution kept after them; None where it keeps nothing.
+        earlier: tensors of earlier iterations, with which batches are sampled ahead of time; see `Checkpoint`.
 
     Raises:
         ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
@@ -113,6 +117,7 @@ class RunFolder:
         self._config, self._learner = config, learner
         self.iteration, self.env_steps = 0, 0
         self.task_state: dict[str, Any] | None = None
+        self.earlier: dict[int, dict[str, Tensor]] = {}
         self._kept: Checkpoint | None = None
         self._marks: dict[str, Any] = {}
         for name, replay in learner.experience.items():
@@ -173,16 +178,24 @@ class RunFolder:
         self._events.write(metrics)
         self.iteration, self.env_steps = metrics["iteration"] + 1, metrics["env_steps"]
 
-    def keep(self, score: float | None, *, evaluated: bool = False, task_state: dict[str, Any] | None = None) -> None:
+    def keep(
+        self,
+        score: float | None,
+        *,
+        evaluated: bool = False,
+        task_state: dict[str, Any] | None = None,
+        earlier: Mapping[int, dict[str, Tensor]] = MappingProxyType({}),
+    ) -> None:
         """Copy the state after the finished iterations, so that `save` can write it in the middle of the next one.
 
         Args:
             score: what the best checkpoint is best in.
             evaluated: whether the score is that of an evaluation.
             task_state: what the task distribution keeps after these iterations.
+            earlier: tensors of earlier iterations, which do not change any more; see `Checkpoint`.
         """
         self.task_state = task_state
-        self._kept = copy.deepcopy(self._checkpoint(score, evaluated))
+        self._kept = replace(copy.deepcopy(self._checkpoint(score, evaluated)), earlier=dict(earlier))
         # Experience is too large for a copy; what was there can be written as long as it is known what it was.
         self._marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
 
@@ -265,7 +278,7 @@ class RunFolder:
                 discard(newer)
         restore(checkpoint, self._learner, self._config.algorithm, path)
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
-        self.task_state = checkpoint.state.get(TASKS)
+        self.task_state, self.earlier = checkpoint.state.get(TASKS), checkpoint.earlier
         self._saved = self.iteration
 
     def _load_experience(self, checkpoint: Checkpoint) -> None:

@@ -12,8 +12,10 @@ import torch
 
 from maml_rl.config import Config
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
+from maml_rl.experiment.batch_metrics import digest_of
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
+from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
 from tests import small_runs
 from tests.small_runs import untimed
@@ -122,20 +124,31 @@ def test_every_mode_trains_navigation_to_the_same_return(
 # Ahead of time.
 
 
+def lagging(config: Config, lag: int) -> list[str]:
+    """Train without a thread, each batch with the parameters of `lag` updates before; return digests of the batches."""
+    experiment = make_experiment(config)
+    learner, versions, digests = experiment.metalearner, [], []
+    with experiment.make_sampler(num_workers=0) as sampler:
+        for number in range(config.num_batches):
+            versions.append({name: value.clone() for name, value in learner.policy.state_dict().items()})
+            sampler.policy.load_state_dict(versions[max(number - lag, 0)])
+            batch = learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
+            digests.append(digest_of(learner.hosts_of(batch)))
+            learner.learn(batch, number)
+    return digests
+
+
 @pytest.mark.parametrize(("prefetch", "num_workers"), [(1, 0), (3, 2)])
-def test_batches_collected_ahead_are_at_most_so_many_updates_old(
-    prefetch: int, num_workers: int, tmp_path: Path, undisturbed: Path
+def test_batches_collected_ahead_are_so_many_updates_old_whatever_the_timing(
+    prefetch: int, num_workers: int, tmp_path: Path
 ) -> None:
-    threads = threading.active_count()
-    train(config_of(prefetch=prefetch, num_batches=6), tmp_path, num_workers=num_workers)
+    threads, config = threading.active_count(), config_of(prefetch=prefetch, num_batches=6)
+    train(config, tmp_path, num_workers=num_workers)
     assert threading.active_count() == threads
     rows = untimed(tmp_path)
     assert [row["iteration"] for row in rows] == list(range(6))
-    assert rows[0]["staleness"] == 0
-    assert all(0 <= row["staleness"] <= prefetch for row in rows)
-    # The first batch is that of any run; what follows depends on what was finished when.
-    assert rows[0]["digest"] == untimed(undisturbed)[0]["digest"]
-    assert len({row["digest"] for row in rows}) == 6
+    assert [row["staleness"] for row in rows] == [min(number, prefetch) for number in range(6)]
+    assert [row["digest"] for row in rows] == lagging(config, prefetch)
 
 
 def test_first_update_on_recorded_log_probabilities_is_that_on_computed_ones(tmp_path: Path, undisturbed: Path) -> None:
@@ -153,8 +166,10 @@ def test_without_prefetch_nothing_is_stale_and_no_thread_is_started(
     assert "staleness" not in untimed(tmp_path)[0]
 
 
-def test_run_with_prefetch_broken_off_and_resumed_has_every_iteration_once(tmp_path: Path) -> None:
+def test_run_with_prefetch_broken_off_and_resumed_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     config = config_of(prefetch=2, num_batches=6)
+    train(config, whole, num_workers=0)
 
     def stop(metrics: Metrics) -> None:
         if metrics["iteration"] == 2:
@@ -162,14 +177,16 @@ def test_run_with_prefetch_broken_off_and_resumed_has_every_iteration_once(tmp_p
 
     threads = threading.active_count()
     with pytest.raises(ZeroDivisionError):
-        train(config, tmp_path, num_workers=2, on_iteration=stop)
+        train(config, parts, num_workers=2, on_iteration=stop)
     assert threading.active_count() == threads
     assert not psutil.Process().children()
-    train(config, tmp_path, num_workers=2, resume=True)
-    rows = untimed(tmp_path)
-    assert [row["iteration"] for row in rows] == list(range(6))
-    # What is resumed begins with the parameters of the checkpoint.
-    assert rows[2]["staleness"] == 0
+    train(config, parts, num_workers=3, resume=True)
+    assert untimed(parts) == untimed(whole)
+    mine, theirs = (latest_intact(folder / "checkpoints")[1] for folder in (parts, whole))
+    assert mine.earlier.keys() == theirs.earlier.keys() == {4, 5}
+    for found, wanted in ((mine.tensors, theirs.tensors), (mine.earlier[5], theirs.earlier[5])):
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
 def test_failure_of_an_environment_ends_the_run_and_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,6 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
     ("values", "message"),
     [
         ({"env_name": "TabularMDP-v0"}, "pearl needs vectors and actions in a bounded Box"),
-        ({"prefetch": 1}, "'prefetch'.*pearl infers contexts while it samples; leave it out"),
         ({"method": "pretrain"}, "'method'.*pearl adapts without gradient steps"),
         ({"settings": {"buffer-steps": 5}}, "a replay of 5 steps has no room for an episode of 10; use at least 10"),
         (
