@@ -238,7 +238,10 @@ class Config(SettingsModel):
         int, Field(ge=0, le=_MOST, description="how often a worker that dies is replaced within one phase")
     ] = 3
     prefetch: Annotated[
-        int, Field(ge=0, le=_MOST, description="batches collected ahead of time, by parameters so many meta-updates old; 0: none")
+        int,
+        Field(
+            ge=0, le=_MOST, description="batches collected ahead of time, by parameters as many updates old; 0: none"
+        ),
     ] = 0
     checkpoint_every: Annotated[Count, Field(description="iterations between checkpoints")] = 10
     keep_checkpoints: Annotated[Count, Field(description="newest checkpoints to keep, besides the best")] = 3
