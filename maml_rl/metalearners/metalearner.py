@@ -4,6 +4,7 @@ Training, evaluation, checkpoints, saved policies and reports know this protocol
 a subclass of `MetaLearner` with its settings and its `update`, registered by name.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

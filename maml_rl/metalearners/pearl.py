@@ -102,9 +102,10 @@ class ContextEncoder(nn.Module):
 class PEARL(MetaLearner):
     """Off-policy meta-RL by posterior sampling: act as if a context drawn from the posterior were the task.
 
-    Adaptation goes in rounds of `fast-batch-size` episodes: the context of the first is drawn from the prior, that of
-    every later one from the posterior of all rounds before it. Contexts for learning are drawn from the transitions of
-    first rounds alone, as the prior samples them; actor and critics learn from those of all rounds. In difference to
+    Adaptation goes in rounds of `fast-batch-size` episodes: the contexts of the first `prior-rounds` are drawn from the
+    prior, a new one for each, that of every later one from the posterior of all rounds before it. Contexts for learning
+    are drawn from the transitions of the first rounds alone, as the prior samples them; actor and critics learn from
+    those of all rounds. In difference to
     the published code the critics have target networks of their own instead of a value network, and the temperature is
     learned.
 
@@ -122,6 +123,9 @@ class PEARL(MetaLearner):
         context_trials: Annotated[
             Count, Field(description="newest episodes of a task that these transitions are drawn from")
         ] = 2
+        prior_rounds: Annotated[
+            Count, Field(description="rounds whose contexts are drawn from the prior, before the posterior is known")
+        ] = 1
         kl_weight: Annotated[float, Field(ge=0, description="weight of the posterior's divergence from N(0, I)")] = 0.1
         tasks_per_update: Annotated[Count, Field(description="tasks in each update")] = 16
         batch_size: Annotated[Count, Field(description="transitions of each task in an update")] = 256
@@ -175,10 +179,16 @@ class PEARL(MetaLearner):
         """Make an actor with a context.
 
         Raises:
-            ConfigError: If a space is not supported, the replay is smaller than an episode, or the context is to have a
-                number that the environment does not record at every step.
+            ConfigError: If a space is not supported, the replay is smaller than an episode, no round is left to the
+                posterior, or the context is to have a number that the environment does not record at every step.
         """
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps)
+        if config.num_steps < settings.prior_rounds:
+            raise config.error(
+                f"num-steps {config.num_steps} and one more round leave none to the posterior after "
+                f"{settings.prior_rounds} from the prior; raise num-steps, or lower prior-rounds",
+                "num-steps",
+            )
         name = settings.context_reward
         if name is not None and env.recorded_infos.get(name) != "step":
             known = [repr(info) for info, kind in env.recorded_infos.items() if kind == "step"]
@@ -236,7 +246,8 @@ class PEARL(MetaLearner):
         own: dict[str, Tensor] = {name: param.detach() for name, param in sampler.policy.named_parameters()}
         phases: list[TaskEpisodes] = []
         for step in range(num_steps + 1):
-            contexts = self._draw_contexts(sampler, phases, (len(tasks), len(own[CONTEXT]))).to(own[CONTEXT])
+            seen = phases if step >= self.settings.prior_rounds else ()
+            contexts = self._draw_contexts(sampler, seen, (len(tasks), len(own[CONTEXT]))).to(own[CONTEXT])
             params = {**own, CONTEXT: contexts}
             if step < num_steps:
                 phases.append(sampler.rollout(tasks, params, deterministic=deterministic))
@@ -279,7 +290,7 @@ class PEARL(MetaLearner):
         """
         everything, from_prior = self.experience["all"], self.experience["from_prior"]
         for index, episodes in enumerate(batch.phases):
-            for replay in (everything, from_prior)[: 2 if index == 0 else 1]:
+            for replay in (everything, from_prior)[: 2 if index < self.settings.prior_rounds else 1]:
                 replay.append(episodes, slots_per_task=episodes.rewards.shape[2])
         known = {"replay/steps": everything.num_steps, "updates": 0}
         if everything.num_steps < min(self.settings.warmup_steps, everything.capacity // 2):

@@ -15,7 +15,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners.pearl import PEARL, product_of_gaussians
+from maml_rl.metalearners.pearl import PEARL, Posterior, product_of_gaussians
 from maml_rl.policies import GRUPolicy, Policy
 from maml_rl.policies.context_actor import CONTEXT, ContextActor
 from maml_rl.runs.checkpoint import latest_intact
@@ -162,6 +162,32 @@ def test_rounds_draw_contexts_from_the_prior_and_then_from_what_was_seen() -> No
     assert adapted.params[CONTEXT].shape == (3, 2)
 
 
+def test_every_round_of_the_prior_has_a_context_of_its_own_and_all_of_them_are_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = make_experiment(pearl({"prior-rounds": 2, "warmup-steps": 2_000}, num_steps=3))
+    learner = experiment.metalearner
+    assert isinstance(learner, PEARL)
+    seen: list[int] = []
+    infer = learner.encoder.forward
+
+    def watched(transitions: Tensor, mask: Tensor) -> Posterior:
+        seen.append(transitions.shape[1])
+        return infer(transitions, mask)
+
+    monkeypatch.setattr(learner.encoder, "forward", watched)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        tasks = sampler.sample_tasks(2)
+        batch = learner.collect(sampler, tasks)
+        # The posteriors of rounds 2 and 3 are of the 10 steps of each round before them.
+        assert seen == [20, 30]
+        # Points start at the origin and act without noise: only another context can move them elsewhere.
+        first, second = learner.adapt(sampler, tasks, 2).phases
+        assert not torch.equal(first.observations, second.observations)
+        learner.update(batch)
+    assert [learner.experience[name].num_trials for name in ("from_prior", "all")] == [4, 8]
+
+
 def test_training_resumes_bit_identically_and_a_saved_policy_adapts_by_its_context(tmp_path: Path) -> None:
     train(pearl(), tmp_path / "whole", num_workers=0)
     assert untimed(tmp_path / "whole")[-1]["updates"] == 3
@@ -221,6 +247,7 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
         ({"env_name": "TabularMDP-v0"}, "pearl needs vectors and actions in a bounded Box"),
         ({"method": "pretrain"}, "'method'.*pearl adapts without gradient steps"),
         ({"settings": {"buffer-steps": 5}}, "a replay of 5 steps has no room for an episode of 10; use at least 10"),
+        ({"settings": {"prior-rounds": 2}}, "'num-steps'.*leave none to the posterior after 2 from the prior; raise"),
         (
             {"settings": {"context-reward": "sparse_reward"}},
             "context-reward.*2DNavigation-v0 does not record 'sparse_reward' at every step; choose null",
