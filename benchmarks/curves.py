@@ -57,8 +57,8 @@ def draw(
                 x_label="meta-update",
                 y_label=f"mean {word}",
                 x_counts=True,
-                width=400,
-                height=300,
+                width=320,
+                height=250,
             )
             for number, line in enumerate(smoothed):
                 plot.line(places, line, f"group{number}")

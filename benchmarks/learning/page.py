@@ -231,8 +231,9 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
             x_label="minutes of sampling and updates" if minutes else "environment steps",
             y_label="return after one step",
             x_counts=True,
-            width=400,
-            height=300,
+            # Three side by side are as wide as a page; names of settings need more room.
+            width=400 if minutes else 290,
+            height=300 if minutes else 240,
         )
         if family.threshold is not None:
             plot.line([x.low, x.high], [family.threshold] * 2, "level rest")
