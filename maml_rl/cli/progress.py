@@ -61,11 +61,8 @@ class TrainingProgress:
         if evaluated := return_keys(metrics, evaluated=True):
             self._best = max(self._best or (-math.inf, 0), (metrics[evaluated[-1]], metrics["iteration"]))
             self._evaluated = metrics
-        self._env_steps += metrics["time/steps_per_s"] * metrics["time/sample_s"]
-        # Short, so that the bar fits on one line of 80 columns.
-        returns = _returns(metrics)
-        shown = " -> ".join(f"{value:.1f}" for value in (returns if len(returns) < 3 else (returns[0], returns[-1])))
-        state = f"return {shown}, {metrics['time/steps_per_s']:,.0f} steps/s"
+        self._env_steps += metrics.get("time/steps_per_s", 0.0) * metrics["time/sample_s"]
+        state = _state(metrics)
         self._bar.set_postfix_str(state, False)
         self._bar.update()
         if self._bar.disable and monotonic() - self._last_line >= self._seconds_between_lines:
@@ -99,10 +96,11 @@ class TrainingProgress:
         lines = [f"iteration {metrics['iteration']:>5}: {_in_words(metrics)}" for metrics in (self.first, self.latest)]
         count = self.latest["iteration"] - self.first["iteration"] + 1
         sample, update = (self._seconds[key] / count for key in ("time/sample_s", "time/update_s"))
-        speed = self._env_steps / (sample * count)
-        lines.append(
-            f"each iteration took {sample:.2f} s of sampling, at {speed:,.0f} steps/s, and {update:.2f} s of updating"
-        )
+        sampling = ""
+        if sample > 0.0:
+            speed = self._env_steps / (sample * count)
+            sampling = f"{sample:.2f} s of sampling, at {speed:,.0f} steps/s, and "
+        lines.append(f"each iteration took {sampling}{update:.2f} s of updating")
         if self._evaluated is not None:
             lines.append(
                 f"on held-out tasks, after {self._evaluated['iteration'] + 1} iterations: "
@@ -170,8 +168,19 @@ def _by_column(metrics: Metrics) -> str:
     )
 
 
+def _state(metrics: Metrics) -> str:
+    """Return where training is, short enough for a bar on one line of 80 columns."""
+    returns = _returns(metrics)
+    if not returns:
+        return f"loss {metrics.get('loss', math.nan):.3f}"
+    shown = " -> ".join(f"{value:.1f}" for value in (returns if len(returns) < 3 else (returns[0], returns[-1])))
+    return f"return {shown}, {metrics['time/steps_per_s']:,.0f} steps/s"
+
+
 def _in_words(metrics: Metrics) -> str:
     returns = _returns(metrics)
+    if not returns:
+        return _state(metrics)
     if len(returns) == 1:
         return f"return {returns[0]:.1f}"
     return f"return {returns[0]:.1f} before and {returns[-1]:.1f} after adaptation"

@@ -277,7 +277,7 @@ class Histories:
     def check_fits(
         self,
         env_id: str,
-        observation_space: gymnasium.Space[Any],
+        observation_space: gymnasium.Space[Any] | None,
         action_space: gymnasium.Space[Any],
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -285,7 +285,7 @@ class Histories:
 
         Args:
             env_id: of the family that the learner is for.
-            observation_space: of one environment, without the last step.
+            observation_space: of one environment, without the last step; None does not compare it.
             action_space: of one environment.
             env_kwargs: of its environments; None does not compare them.
 

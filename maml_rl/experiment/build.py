@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import pairwise
@@ -186,7 +187,39 @@ class Experiment:
                     f"task {index + 1} in {path} is among the training tasks of the run; leave it out, or test on them "
                     "all with --training-tasks"
                 )
+        self.refuse_learned_tasks(tasks)
         return tasks
+
+    def refuse_learned_tasks(self, tasks: Sequence[Task]) -> None:
+        """Refuse tasks for a test that recorded data are of which the policy has learned from.
+
+        Raises:
+            ConfigError: If there is one; in one line, which names it.
+        """
+        found = [task for task in tasks if self.metalearner.learned_from(task)]
+        if found:
+            raise ConfigError(
+                f"{len(found)} of the {len(tasks)} tasks are among those of the histories that the policy has learned "
+                f"from, the first is {task_key(found[0])}; test on others, say by `tasks: {{distribution: fixed}}` in "
+                "the config before the histories are recorded"
+            )
+
+    def open_data(self) -> None:
+        """Have a learner of recorded data open them.
+
+        Raises:
+            ConfigError: If they cannot be read, are of another family, or the config asks for what such a learner
+                cannot do.
+        """
+        if self.metalearner.samples:
+            return
+        if self.config.prefetch:
+            raise self.config.error(f"{self.config.algorithm} samples nothing in training; leave it out", "prefetch")
+        env = self.make_env()
+        try:
+            self.metalearner.open_data(self.config, env)
+        finally:
+            env.close()
 
     @property
     def env_maker(self) -> EnvMaker:

@@ -230,6 +230,9 @@ def evaluate(
         tasks = experiment.fixed_tasks("training" if training_tasks else "test")
         if tasks is not None and on_tasks is not None:
             on_tasks(tasks)
+    checked = not (training_tasks or validation)
+    if tasks is not None and checked:
+        experiment.refuse_learned_tasks(tasks)
     at_once = meta_batch_size if tasks is None else min(meta_batch_size, len(tasks))
     experiment.refuse_too_large_evaluations(at_once, num_steps)
     num_tasks = num_batches * meta_batch_size if tasks is None else len(tasks)
@@ -251,6 +254,8 @@ def evaluate(
         if tasks is None:
             sampler.seek(start - 1)
             tasks = [task for _ in range(num_batches) for task in sampler.sample_tasks(meta_batch_size)]
+            if checked:
+                experiment.refuse_learned_tasks(tasks)
             if on_tasks is not None:
                 on_tasks(tasks)
         for index, first in enumerate(range(0, len(tasks), meta_batch_size)):

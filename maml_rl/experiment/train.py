@@ -4,8 +4,8 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 from time import perf_counter
@@ -88,24 +88,26 @@ def train(
         NonFiniteError: If an environment or the policy returns NaN or infinity.
     """
     experiment = make_experiment(config, device, num_workers=num_workers)
-    config = experiment.config
+    config, samples = experiment.config, experiment.metalearner.samples
+    experiment.open_data()
     remember_code(config)
     num_steps = config.training_steps if experiment.metalearner.takes_steps else 0
-    if experiment.update == "driver":
+    if samples and experiment.update == "driver":
         batches = 1 + min(config.prefetch, config.num_batches)
         experiment.refuse_too_large_batches(config.meta_batch_size, num_steps, batches)
     held_out = _held_out_tasks(experiment, Path(folder), resume=resume)
     timer = StageTimer() if profile else NULL_TIMER
     with (
-        experiment.make_sampler(num_workers=num_workers, timer=timer) as sampler,
-        _watching(sampler, on_slots),
+        experiment.make_sampler(num_workers=num_workers, timer=timer) if samples else nullcontext() as sampler,
+        _watching(sampler, on_slots) if sampler is not None else nullcontext(),
         _evaluating(experiment, held_out, num_workers) as evaluate_if_due,
         RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite) as run,
     ):
         if isinstance(held_out, list):
             save_tasks(run.path / EVALUATION_TASKS, config.env_name, held_out)
         _keep_fixed_tasks(experiment, run)
-        sampler.seek(run.iteration - 1)
+        if sampler is not None:
+            sampler.seek(run.iteration - 1)
         _resume_tasks(experiment, run)
         with _saving_when_interrupted(run), _collecting(run, experiment, sampler) as (next_batch, publish):
             for iteration in range(run.iteration, config.num_batches):
@@ -118,9 +120,9 @@ def train(
                 finished = iteration + 1
                 metrics |= evaluate_if_due(finished)
                 run.record(metrics)
-                # The best checkpoint is that of the highest return after adaptation.
+                # The best checkpoint is that of the highest return after adaptation, if any is known.
                 evaluated = return_keys(metrics, evaluated=True)
-                score = metrics[(evaluated or return_keys(metrics))[-1]]
+                score = next((metrics[key] for key in reversed(evaluated or return_keys(metrics))), None)
                 run.keep(score, evaluated=bool(evaluated), task_state=task_state, earlier=earlier)
                 if evaluated or finished % config.checkpoint_every == 0 or finished == config.num_batches:
                     run.save()
@@ -232,26 +234,29 @@ class _Collected:
     """
 
     batch: Batch
-    version: int
-    seconds: float
-    stages: dict[str, float]
-    means: dict[str, float]
-    task_state: dict[str, Any] | None
-    task_metrics: Metrics
+    version: int = 0
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+    task_state: dict[str, Any] | None = None
+    task_metrics: Metrics = field(default_factory=dict)
 
 
 @contextmanager
 def _collecting(
-    run: RunFolder, experiment: Experiment, sampler: MultiTaskSampler
+    run: RunFolder, experiment: Experiment, sampler: MultiTaskSampler | None
 ) -> Iterator[tuple[Callable[[], _Collected], Callable[[int], dict[int, dict[str, Tensor]]]]]:
     """Give two functions: one returns the next batch, from the run's next iteration on, one publishes the parameters.
 
     A batch is collected when it is asked for; or with `prefetch` ahead of that, by a thread that alone uses the sampler
     and its copy of the policy. Batch k is then collected with the parameters before meta-update k - `prefetch`, no
     matter which newer ones are published: the same for every timing. What is published is returned as far as later
-    batches need it, for the checkpoint.
+    batches need it, for the checkpoint. Without a sampler every batch is empty.
     """
     config, metalearner, distribution = experiment.config, experiment.metalearner, experiment.task_distribution
+    if sampler is None:
+        yield lambda: _Collected(Batch(())), lambda version: {}
+        return
     first, lag = run.iteration, config.prefetch
 
     def collect(version: int, metalearner: MetaLearner) -> _Collected:
@@ -328,6 +333,10 @@ def _iterate(
     started = perf_counter()
     collected = next_batch()
     batch, got = collected.batch, perf_counter()
+    if not metalearner.samples:
+        logs = metalearner.learn(batch, iteration)
+        times = {"time/sample_s": 0.0, "time/update_s": perf_counter() - got}
+        return {"iteration": iteration, "env_steps": 0, **logs, **times}, None
     hosts = metalearner.hosts_of(batch)
     spread = policy_spread(metalearner.policy, hosts)
     updating = perf_counter()

@@ -21,6 +21,8 @@ register("rl2", "maml_rl.metalearners.rl2:RL2")
 register("varibad", "maml_rl.metalearners.varibad:VariBAD")
 register("rsac", "maml_rl.metalearners.rsac:RSAC")
 register("pearl", "maml_rl.metalearners.pearl:PEARL")
+register("ad", "maml_rl.metalearners.ad:AD")
+register("dpt", "maml_rl.metalearners.dpt:DPT")
 
 __all__ = [
     "MAMLTRPO",

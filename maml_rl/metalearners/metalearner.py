@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.derivatives import Hosts, ThreadHosts
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.experience import Replay
 from maml_rl.metalearners.adapted import Adapted, adapt_by_steps
 from maml_rl.metalearners.collection import Batch, Collection, Sampler, infos_of, returns_of
@@ -53,7 +54,11 @@ class MetaLearner(ABC):
         columns: a noun for what the columns of `returns` count, in metrics, tables and reports: "step" for gradient
             steps, of which the first column has none; or what follows each other in a test, as "episode" of a trial.
         whole_trials: whether the episodes of a task are one trial, sampled in one slot.
+        samples: whether training samples episodes. A learner of recorded data does not: it opens them in `open_data`,
+            `update` gets a batch without phases, and returns are known from evaluations alone.
         record_log_probs: whether the sampler records the log-probability of every action.
+        source_returns: (episodes,) mean return of those whose recorded data were learned from, over their episodes, to
+            compare with; None where there are none.
         rule: the inner loop. `update` may replace it (by one with newly learned step sizes, say), but never changes it
             in place: with `prefetch` another thread is using it; see `acting_state`.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
@@ -67,9 +72,11 @@ class MetaLearner(ABC):
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
     columns: ClassVar[str] = "step"
     whole_trials: ClassVar[bool] = False
+    samples: ClassVar[bool] = True
     record_log_probs: ClassVar[bool] = False
     updates_on_hosts: ClassVar[bool] = False
     experience: Mapping[str, Replay] = MappingProxyType({})
+    source_returns: NDArray[np.float32] | None = None
     optimizer: torch.optim.Optimizer | None = None
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
 
@@ -151,6 +158,22 @@ class MetaLearner(ABC):
             device=device,
             seed=config.seed,
         )
+
+    def open_data(self, config: Config, env: MetaVectorEnv) -> None:
+        """Open what is learned from instead of sampled episodes; called before a training, where `samples` is False.
+
+        Args:
+            config: the experiment.
+            env: one environment of the family, as the policy sees it.
+
+        Raises:
+            ConfigError: If the data cannot be read, or are not of this family.
+        """
+        return
+
+    def learned_from(self, task: Task) -> bool:
+        """Tell whether recorded data that were learned from are of this task, so that a test must not have it."""
+        return False
 
     @property
     def takes_steps(self) -> bool:

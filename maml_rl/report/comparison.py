@@ -42,6 +42,7 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     if not lines:
         return None
     intervals = [pooled_intervals(evaluations) for _, _, evaluations in lines]
+    sources = _sources(results)
     evaluated = [(result.group.config, evaluation) for result in results for evaluation in result.evaluations]
     published = next((returns for each in evaluated if (returns := published_returns(*each))), None)
     steps = max([len(values) for values in intervals] + [len(published or ())])
@@ -51,7 +52,7 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     bounds = [values[:, :1] if two else values for values, two in zip(intervals, two_seeds, strict=True)]
     plot = Plot(
         Span(-0.2, steps - 0.8),
-        Span.of(*bounds, *([np.array(published)] if published else [])),
+        Span.of(*bounds, *([np.array(published)] if published else []), *(curve[:steps] for _, _, curve in sources)),
         "; ".join(
             f"{name}: " + ", ".join(readable(row[0]) for row in values)
             for (_, name, _), values in zip(lines, intervals, strict=True)
@@ -67,19 +68,30 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
         entries.append(("published", "MAML as published (Finn et al. 2017)"))
         plot.line(range(len(published)), published, "published")
         plot.dots(range(len(published)), published, "published", radius=3.5, titles=[*map(readable, published)])
+    for css, name, curve in sources:
+        entries.append((f"{css} source", name))
+        plot.line(range(min(steps, len(curve))), curve[:steps], f"{css} source")
     # Side by side, so that no interval hides another.
-    shifts = np.linspace(-1.0, 1.0, len(lines)) * min(0.03 * (len(lines) - 1), 0.15)
+    many = steps > _MOST_NAMES
+    shifts = np.linspace(-1.0, 1.0, len(lines)) * (0.0 if many else min(0.03 * (len(lines) - 1), 0.15))
     for (css, _, _), values, two, shift in zip(lines, intervals, two_seeds, shifts, strict=True):
         places = np.arange(len(values)) + shift
         if len(values) == 1 and steps > 1:
             plot.line([0, steps - 1], [values[0, 0]] * 2, f"{css} level")
         plot.line(places, values[:, 0], css)
+        if many:
+            if not two:
+                plot.band(places, values[:, 1], values[:, 2], css)
+            continue
         if not two:
             for place, (_, low, high) in zip(places, values, strict=True):
                 plot.interval(place, low, high, css)
         titles = [" ".join(readable_interval(interval)) for interval in values]
         plot.dots(places, values[:, 0], css, titles=titles)
-    note = f"{_which_tasks(lines)} Bars are 95 % intervals{'; of two seeds, the table has them' * any(two_seeds)}."
+    drawn = "Bands" if many else "Bars"
+    note = f"{_which_tasks(lines)} {drawn} are 95 % intervals{'; of two seeds, the table has them' * any(two_seeds)}."
+    if sources:
+        note += " What was learned from are the learners of the histories, on tasks of their own, from their first on."
     title = f"Return by {counted}" if counted else "Return after each gradient step"
     return figure(title, note, legend(entries), plot.svg())
 
@@ -91,11 +103,13 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
         return None
     steps = max(evaluation.returns.shape[1] for _, _, evaluations in lines for evaluation in evaluations)
     counted = _counted(lines)
+    # Of many, some, the last among them.
+    shown = sorted({*range(0, steps, -(-steps // _MOST_NAMES)), steps - 1})
     head = element(
         "tr",
         element("th", counted or "gradient steps"),
         element("th"),
-        [element("th", str(step + bool(counted))) for step in range(steps)],
+        [element("th", str(step + bool(counted))) for step in shown],
     )
     statistics = {"mean": mean, "interquartile mean": interquartile_mean}
     numbers = [
@@ -103,15 +117,17 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
         for _, _, evaluations in lines
     ]
     digits = [
-        decimals(*(each[step, 0] for row in numbers for each in row.values() if step < len(each)))
-        for step in range(steps)
+        decimals(*(each[step, 0] for row in numbers for each in row.values() if step < len(each))) for step in shown
     ]
     rows = []
     for (css, name, _), row in zip(lines, numbers, strict=True):
         title = element("th", element("b", name, class_=css), rowspan=2)
         for label, intervals in row.items():
             cells = []
-            for interval, precision in zip(intervals, digits, strict=False):
+            for step, precision in zip(shown, digits, strict=True):
+                if step >= len(intervals):
+                    break
+                interval = intervals[step]
                 value, bounds = readable_interval(interval, precision)
                 cells.append(element("td", value, element("small", f" {bounds}")))
             rows.append(element("tr", title if label == "mean" else None, element("th", label), cells))
@@ -234,6 +250,18 @@ def _lines(results: Sequence[GroupResult]) -> list[Line]:
     if untrained is not None:
         lines.append(("untrained", "random initialization", [untrained]))
     return lines
+
+
+def _sources(results: Sequence[GroupResult]) -> list[tuple[str, str, NDArray[np.float32]]]:
+    """Return (class, name, returns by episode) of the learners whose histories were learned from."""
+    several = len(results) > 1
+    names = group_names([result.group for result in results])
+    found = []
+    for name, result in zip(names, results, strict=True):
+        if result.sampled is not None and (curve := result.sampled.source_returns) is not None:
+            whose = f"what {name} was learned from" if several else "what was learned from"
+            found.append((group_css(result.group) if several else "run", f"{whose} (dashed)", curve))
+    return found
 
 
 def _which_tasks(lines: Sequence[Line]) -> str:

@@ -107,8 +107,9 @@ def _smoothing_labels() -> Markup:
 
 
 def learning_curve(group: RunGroup) -> Markup | None:
-    """Return the training returns of one group, one line per inner step; None without an iteration."""
-    return _curves_by_step("Learning curve", "return", group, [group.returns(width) for width in _SMOOTHINGS])
+    """Return the training returns of one group, one line per inner step; None where training has none."""
+    known = [group.returns(width) for width in _SMOOTHINGS] if group.keys("return/") else None
+    return _curves_by_step("Learning curve", "return", group, known) if known else None
 
 
 def evaluation_curve(group: RunGroup) -> Markup | None:
@@ -158,8 +159,9 @@ def _curves_by_step(
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns of several groups of one family, each after its own inner steps, over what they cost."""
-    smoothed = [[group.returns(width) for group in groups] for width in _SMOOTHINGS]
-    return _compared("Learning curves", groups, smoothed, _ON_TRAINING_TASKS)
+    sampled = [group for group in groups if group.keys("return/")]
+    smoothed = [[group.returns(width) for group in sampled] for width in _SMOOTHINGS]
+    return _compared("Learning curves", sampled, smoothed, _ON_TRAINING_TASKS)
 
 
 def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
@@ -328,6 +330,18 @@ def divergence(groups: Sequence[RunGroup]) -> Markup | None:
         "KL divergence",
         f"{note}." if bound is None else f"{note}, which the trust region bounds by max-kl = {bound:g}.",
         zero=True,
+    )
+
+
+def prediction(groups: Sequence[RunGroup]) -> Markup | None:
+    """Return how well actions of recorded histories are predicted, for learners that predict them."""
+    return _single_metric(
+        groups,
+        "loss",
+        "Loss on histories",
+        "loss",
+        "Mean negative log-probability, in nats, of the actions that are to be predicted, on what is learned from.",
+        zero=False,
     )
 
 

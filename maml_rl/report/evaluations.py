@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import Task
@@ -33,11 +34,13 @@ class SampledEvaluation:
         config: the run's.
         phases: episodes before adaptation, and after each gradient step.
         evaluation: their returns.
+        source_returns: see `MetaLearner`.
     """
 
     config: Config
     phases: list[TaskEpisodes]
     evaluation: Evaluation
+    source_returns: NDArray[np.float32] | None = None
 
     def episode_seed(self, phase: int, task: int, episode: int) -> int:
         """Return the seed with which the environment of an episode was reset."""
@@ -154,7 +157,7 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
         repetitions=1 if fixed is None else REPETITIONS,
         on_batch=keep_first,
     )
-    return SampledEvaluation(experiment.config, shown, evaluation)
+    return SampledEvaluation(experiment.config, shown, evaluation, experiment.metalearner.source_returns)
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:

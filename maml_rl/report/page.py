@@ -128,7 +128,8 @@ def _family(
     for result in members:
         yield _section(result.group.name, *_about_one(result, videos[result.group.index], compared=True))
     spread = curves.policy_spread(groups)
-    yield _section("Training", curves.throughput(groups), curves.divergence(groups), *spread)
+    losses = curves.prediction(groups), curves.divergence(groups)
+    yield _section("Training", curves.throughput(groups), *losses, *spread)
 
 
 def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
@@ -140,6 +141,7 @@ def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> 
     if result.evaluations:
         yield task_charts.task_returns(result.evaluations[0])
     if not compared:
+        yield curves.prediction([result.group])
         yield curves.divergence([result.group])
         yield from curves.policy_spread([result.group])
         yield performance_profiles([result])
@@ -186,13 +188,9 @@ def _amounts(group: RunGroup) -> list[tuple[str, str, str]]:
     amounts = [("iterations", readable_count(iterations), f"{readable_count(env_steps)} environment steps{each}")]
     if sample > 0:
         amounts.append(("steps per second", readable_count(env_steps / sample), "while sampling"))
-        amounts.append(
-            (
-                "training time",
-                readable_seconds(sample + update),
-                f"{sample / (sample + update):.0%} of it sampling{each}",
-            )
-        )
+    if sample + update > 0:
+        share = f"{sample / (sample + update):.0%} of it sampling{each}"
+        amounts.append(("training time", readable_seconds(sample + update), share))
     return amounts
 
 

@@ -97,8 +97,8 @@ class RunGroup:
 
     @property
     def columns(self) -> str:
-        """What the returns of training are counted by, a noun: steps of adaptation, or episodes of a trial."""
-        keys = self.keys("return/")
+        """What the returns are counted by, a noun: steps of adaptation, or episodes of a trial."""
+        keys = self.keys("return/") or self.keys("evaluation/return/")
         return counted_by(keys[0]) if keys else "step"
 
     def returns(self, smoothing: int = 1) -> list["Curve"]:

@@ -99,6 +99,16 @@ def test_run_with_nothing_left_to_do_says_so() -> None:
     assert progress.profile() == ""
 
 
+def test_training_without_sampling_has_its_loss_in_place_of_returns_and_speed() -> None:
+    progress = TrainingProgress(2)
+    for iteration, loss in enumerate((1.5, 0.25)):
+        progress({"iteration": iteration, "env_steps": 0, "loss": loss, "time/sample_s": 0.0, "time/update_s": 3.0})
+    first, last, times = progress.summary().splitlines()
+    assert first.endswith("0: loss 1.500")
+    assert last.endswith("1: loss 0.250")
+    assert times == "each iteration took 3.00 s of updating"
+
+
 def test_profile_ranks_the_stages() -> None:
     with TrainingProgress(2) as progress:
         for iteration in range(2):

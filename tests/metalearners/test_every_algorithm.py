@@ -1,5 +1,6 @@
 """What every registered algorithm promises: runs repeat, resume, and can be tested and adapted."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from maml_rl.metalearners import algorithms
 from maml_rl.report import write_report
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
+from tests.metalearners.histories import bandit_config, record
 from tests.small_runs import config_of, untimed
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -56,8 +58,24 @@ OF_CONTEXTS: dict[str, dict[str, object]] = {
 }
 
 
+# Of those that learn from recorded histories, and sample in tests alone.
+OF_HISTORIES = ("ad", "dpt")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Histories where the configs of `small` have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("histories"))
+        record(Path("histories"))
+        yield
+
+
 def small(algorithm: str, **values: object) -> Config:
     keys = {key.replace("_", "-"): value for key, value in values.items()}
+    if algorithm in OF_HISTORIES:
+        config = bandit_config(algorithm, histories="histories", num_updates=2)
+        return config.override({"num-batches": 3, "evaluate-every": 2, "evaluation-tasks": 2, **keys})
     if algorithm in OF_CONTEXTS:
         keys |= {"algorithm-settings": OF_CONTEXTS[algorithm]}
     if algorithm in OF_TRIALS:
@@ -129,7 +147,7 @@ def test_workers_change_nothing(run: tuple[str, Path], num_workers: int, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("algorithm", algorithms())
+@pytest.mark.parametrize("algorithm", [name for name in algorithms() if name not in OF_HISTORIES])
 def test_batches_collected_ahead_are_the_same_for_any_workers_and_after_resuming(
     algorithm: str, tmp_path: Path
 ) -> None:
@@ -147,6 +165,11 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     experiment.restore("latest", folder)
     evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
     policy = load_policy(folder)
+    if algorithm in OF_HISTORIES:
+        assert evaluation.returns.shape == (2, 1, 1)
+        adapted = adapt_to_task(policy, "Bandit-K5-v0", {"mean": [0.1, 0.2, 0.3, 0.4, 0.5]})
+        assert int(adapted.initial_memory(1)[1]) == 8
+        return
     if algorithm in OF_TRIALS:
         # Four episodes of one trial.
         assert evaluation.returns.shape == (2, 4, 1)

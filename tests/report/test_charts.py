@@ -232,6 +232,25 @@ def test_charts_of_runs_without_metrics_are_left_out(navigation_runs: Path, tmp_
     assert made == [None] * 7
 
 
+def test_long_trial_is_drawn_with_a_band_beside_the_learners_that_were_distilled(navigation: GroupResult) -> None:
+    tasks = [{"goal": [float(task), 0.0]} for task in range(20)]
+    returns = np.arange(40.0) + np.random.default_rng(0).normal(size=(20, 40))
+    trial = replace(evaluation(tasks, returns), step_sizes=(), columns="episode")
+    assert navigation.sampled is not None
+    source = np.linspace(0.0, 80.0, 60, dtype=np.float32)
+    sampled = replace(navigation.sampled, source_returns=source)
+    result = GroupResult(navigation.group, [trial], None, sampled)
+    root = read(step_returns([result]))
+    assert (count(root, "path", "band"), count(root, "circle", "dot"), count(root, "path", "source")) == (1, 0, 1)
+    assert {"what was learned from (dashed)", "Return by episode of the trial"} <= {*root.itertext()}
+    # As many episodes of who was learned from as the trial has.
+    line = next(mark for mark in root.iter("path") if "source" in mark.get("class", "").split())
+    assert len(re.findall("[ML]", line.get("d", ""))) == 40
+    heads = [cell.text for cell in read(step_table([result])).iter("th")]
+    assert len(heads) < 20
+    assert {"1", "40"} <= set(heads)
+
+
 def published_run(**changes: object) -> Config:
     config = load_config(Path(__file__).parents[2] / "configs" / "finn2017" / "2d-navigation.yaml")
     return config.override({key.replace("_", "-"): value for key, value in changes.items()})

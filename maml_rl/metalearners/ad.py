@@ -1,0 +1,44 @@
+"""Algorithm distillation: a transformer that imitates how others have learned learns to learn as they did."""
+
+from typing import Annotated
+
+import numpy as np
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from maml_rl.config.config import Count
+from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
+
+
+class AD(HistoryLearner):
+    """Predicts the next action of a learner from what the learner has seen and done, through many of its episodes.
+
+    Who learns better from episode to episode can be predicted only by who notices the progress: the transformer has to
+    do in its context what the learner did by its updates. Of every history only each `keep`-th episode is shown, so
+    that the progress is faster than the learner's was.
+
+    Source: Laskin et al. 2022, https://arxiv.org/abs/2210.14215
+    """
+
+    class Settings(HistorySettings):
+        """Settings of algorithm distillation."""
+
+        keep: Annotated[Count, Field(description="of every history each so manieth episode is learned from")] = 1
+        label_smoothing: Annotated[
+            float, Field(ge=0, lt=1, description="probability that the target gives to all discrete actions alike")
+        ] = 0.1
+
+    settings: Settings
+
+    def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draw sequences of histories, and what was done there; see `HistoryLearner.draw`."""
+        drawn = self.sequences(rng, keep=self.settings.keep)
+        return drawn.observations, drawn.actions
+
+    def loss(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        """Return the cross-entropy of the actions; the targets of discrete ones are smoothed."""
+        if not self._has_one_choice:
+            return super().loss(outputs, actions)
+        smoothing = self.settings.label_smoothing
+        return F.cross_entropy(outputs[0].flatten(0, 1), actions.flatten(), label_smoothing=smoothing)

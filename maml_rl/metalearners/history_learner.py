@@ -1,0 +1,249 @@
+"""Learners of recorded histories: a transformer predicts actions, and adapts by what is in its context."""
+
+import hashlib
+import math
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from maml_rl.config import Config, SettingsModel
+from maml_rl.config.config import Count, Positive
+from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
+from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.task_space import task_key
+from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
+from maml_rl.experience.histories import Histories, Sequences
+from maml_rl.experience.recording import load_histories
+from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.metalearner import State
+from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
+from maml_rl.policies import Policy, TransformerPolicy
+from maml_rl.policies.heads import CategoricalHead
+
+_TASKS, _RETURNS, _UPDATES, _CONTEXT = (f"histories.{name}" for name in ("tasks", "returns", "updates", "context"))
+
+
+class HistorySettings(SettingsModel):
+    """Settings of all learners of histories."""
+
+    histories: Annotated[
+        str | None, Field(description="data set that is learned from, as `maml-rl record` writes it; null: only tests")
+    ] = None
+    hidden_size: Annotated[Count, Field(description="width of a token")] = 64
+    context: Annotated[Count, Field(description="steps that are attended to, and steps of a sequence in training")] = (
+        200
+    )
+    num_layers: Annotated[Count, Field(description="blocks of the transformer")] = 4
+    num_heads: Annotated[Count, Field(description="heads of its attention")] = 4
+    num_updates: Annotated[Count, Field(description="gradient steps in each iteration")] = 100
+    batch_size: Annotated[Count, Field(description="sequences in each gradient step")] = 64
+    learning_rate: Annotated[Positive, Field(description="step size of AdamW")] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
+    warmup: Annotated[int, Field(ge=0, description="gradient steps in which the step size rises evenly")] = 200
+    anneal_over: Annotated[
+        Count | None, Field(description="iterations in which the step size falls evenly to zero; null: never")
+    ] = None
+    max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 1.0
+
+
+class HistoryLearner(TrialLearner):
+    """Base of the learners that never sample: supervised learning on sequences of histories, tested in context.
+
+    In training a transformer predicts an action at every step of a sequence, from what the sequence shows until then.
+    In a test it takes the actions that it predicts, and what follows becomes its context: it adapts without a change
+    of its parameters. A subclass writes `draw`.
+
+    Attributes:
+        histories: what is learned from; None until `learn_from`, and in a test.
+    """
+
+    Settings: ClassVar[type[HistorySettings]] = HistorySettings
+    samples = False
+    settings: HistorySettings
+    policy: TransformerPolicy
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not isinstance(self.policy, TransformerPolicy):
+            raise TypeError(
+                f"a TransformerPolicy learns from histories, and {type(self.policy).__name__} is not one; leave out "
+                "the policy of the config, or pass a TransformerPolicy"
+            )
+        if self.settings.context > self.policy.context:
+            raise TypeError(
+                f"a context of {self.settings.context} steps is longer than the ring of the policy, which has "
+                f"{self.policy.context}; lower context, or make the policy with a longer one"
+            )
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
+        )
+        self._has_one_choice = isinstance(self.policy.distributions, CategoricalHead)
+        self._last_step = slice(
+            LastStepParts.within(self.policy.observation_space, self.policy.action_space).last_action.start, None
+        )
+        self.histories: Histories | None = None
+        self._steps_taken = 0
+        # Digests of the tasks that were learned from, which a test must not have.
+        self._learned = torch.zeros(0, dtype=torch.int64)
+        self.source_returns = None
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        """Make a transformer.
+
+        Raises:
+            ConfigError: If it would not observe its rewards, or its sizes do not divide each other.
+        """
+        refuse_hidden_rewards(config)
+        try:
+            return TransformerPolicy(
+                env.single_observation_space,
+                env.single_action_space,
+                settings.hidden_size,
+                context=settings.context,
+                num_layers=settings.num_layers,
+                num_heads=settings.num_heads,
+                num_key_value_heads=settings.num_heads,
+                value="none",
+                seed=config.seed,
+            )
+        except ValueError as error:
+            raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
+
+    def open_data(self, config: Config, env: MetaVectorEnv) -> None:
+        """Open the histories that the settings name; see `MetaLearner.open_data`."""
+        if self.settings.histories is None:
+            raise config.error(
+                f"{config.algorithm} learns from recorded histories; add a line `histories: FOLDER` with what "
+                "`maml-rl record` has written",
+                "algorithm-settings",
+            )
+        try:
+            histories = load_histories(self.settings.histories)
+            # Elsewhere than in this process, nothing is known of the observation without the last step.
+            own = env.env.single_observation_space if isinstance(env, LastStepVectorEnv) else None
+            histories.check_fits(config.env_name, own, env.single_action_space, config.env_kwargs)
+            self.learn_from(histories)
+        except (ConfigError, CheckpointError, ValueError) as error:
+            raise config.error(str(error), "algorithm-settings", "histories") from error
+
+    def learn_from(self, histories: Histories) -> None:
+        """Have `update` learn from histories.
+
+        Raises:
+            ValueError: If they are too short for a sequence, or lack what the learner needs.
+        """
+        self.histories = histories
+        self._learned = torch.tensor(sorted({_digest(task) for task in histories.tasks}))
+        curves = histories.returns()
+        longest = max(map(len, curves))
+        padded = np.full((len(curves), longest), np.nan)
+        for row, curve in zip(padded, curves, strict=True):
+            row[: len(curve)] = curve
+        self.source_returns = np.nanmean(padded, axis=0).astype(np.float32)
+        # What is drawn here is not learned from: it tells what cannot be drawn.
+        self.draw(np.random.default_rng(0))
+
+    def learned_from(self, task: Task) -> bool:
+        """Tell whether a task is among those of the histories; see `MetaLearner.learned_from`."""
+        return bool((self._learned == _digest(task)).any())
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draw a batch of sequences.
+
+        Returns:
+            What is observed (L, N, size), and the actions (L, N, *action shape) that are to be predicted there.
+        """
+
+    def sequences(self, rng: np.random.Generator, *, keep: int = 1) -> Sequences:
+        """Draw sequences as long as the context, of every keep-th episode; see `Histories.sequences`.
+
+        A sequence begins as a trial does, with nothing to be seen of the step before it.
+        """
+        if self.histories is None:
+            raise RuntimeError("there is nothing to learn from; call learn_from with histories first")
+        drawn = self.histories.sequences(rng, self.settings.batch_size, self.settings.context, keep=keep)
+        drawn.observations[0, :, self._last_step] = 0.0
+        return drawn
+
+    def loss(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        """Return the mean negative log-probability of the actions (L, N, ...) under the predicted distribution."""
+        return -self.policy.distributions.log_prob(outputs, actions).mean()
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Take gradient steps on batches of the histories.
+
+        Returns:
+            `loss`, the mean; `accuracy`, the share of discrete actions whose prediction was right; `updates`, gradient
+            steps so far.
+
+        Raises:
+            NonFiniteError: If the loss is not finite; the step is not taken.
+        """
+        rng, totals = self.generator("histories"), torch.zeros(2, device=self.device)
+        for _ in range(self.settings.num_updates):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.settings.learning_rate * self._share()
+            observations, actions = (each.to(self.device) for each in self.draw(rng))
+            outputs = self.policy.unroll(observations).distribution
+            loss = self.loss(outputs, actions)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm)
+            if not math.isfinite(float(norm)):
+                raise NonFiniteError(
+                    "the gradient of a loss on histories is not finite; lower learning-rate, or look for observations "
+                    "and rewards that are huge"
+                )
+            self.optimizer.step()
+            self._steps_taken += 1
+            right = (outputs[0].argmax(-1) == actions).float().mean() if self._has_one_choice else loss
+            totals += torch.stack((loss, right)).detach()
+        loss, accuracy = (totals / self.settings.num_updates).tolist()
+        known = {"loss": loss, "updates": self._steps_taken}
+        return known | ({"accuracy": accuracy} if self._has_one_choice else {})
+
+    def _share(self) -> float:
+        """Return what share of the step size the next gradient step has."""
+        settings, step = self.settings, self._steps_taken
+        rising = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
+        if settings.anneal_over is None:
+            return rising
+        return rising * max(0.0, 1.0 - step / (settings.anneal_over * settings.num_updates))
+
+    def state_dict(self) -> State:
+        """Return the state of AdamW, how far the step size is, and what is known of the histories."""
+        returns = np.zeros(0, np.float32) if self.source_returns is None else self.source_returns
+        known = {_TASKS: self._learned, _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
+        return super().state_dict() | known | {_CONTEXT: self.policy.context}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            ValueError: If it comes from other histories than those that are open, or the policy that was saved with it
+                has a shorter ring.
+        """
+        super().load_state_dict(state)
+        if self.policy.context > state[_CONTEXT]:
+            raise ValueError(
+                f"a context of {self.policy.context} steps is longer than the ring of the saved policy, "
+                f"{state[_CONTEXT]}, beyond which it has not learned to attend; lower context"
+            )
+        returns = state[_RETURNS].cpu().numpy()
+        mine = self.source_returns
+        if mine is not None and not (torch.equal(state[_TASKS], self._learned) and np.array_equal(returns, mine)):
+            raise ValueError("the histories are not those with which the training began; put the earlier ones back")
+        self._learned, self.source_returns = state[_TASKS], returns if len(returns) else None
+        self._steps_taken = int(state[_UPDATES])
+
+
+def _digest(task: Task) -> int:
+    """Return the first 63 bits of the SHA-256 of a task; lists are as good as arrays."""
+    return int.from_bytes(hashlib.sha256(task_key(task).encode()).digest()[:8], "big") >> 1

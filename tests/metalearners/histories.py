@@ -1,0 +1,66 @@
+"""Histories of bandits with an arm that always pays, and of who finds it; and recordings of random pulls."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maml_rl import MultiTaskSampler
+from maml_rl.config import Config
+from maml_rl.experience import Histories
+from maml_rl.experience.recording import About, Recording, space_as_json
+from maml_rl.policies.classical import RandomPolicy
+from tests.small_runs import config_of
+
+ARMS, PULLS = 5, 8
+BANDIT = {"env_name": "Bandit-K5-v0", "env_kwargs": {"pulls": PULLS}, "max_episode_steps": None, "fast_batch_size": 1}
+SMALL = {
+    "context": PULLS,
+    "hidden-size": 16,
+    "num-layers": 2,
+    "num-heads": 2,
+    "batch-size": 16,
+    "num-updates": 4,
+    "warmup": 0,
+    "learning-rate": 0.01,
+}
+
+
+def bandit_histories(means: Any = None) -> Histories:
+    """Of learners that pull one arm after the other until one pays, and that one from then on."""
+    means = np.eye(ARMS) if means is None else np.asarray(means)
+    best = means.argmax(1)[:, None]
+    actions = np.minimum(np.arange(PULLS), best)
+    return Histories(
+        [{"mean": mean} for mean in means],
+        [1] * len(means),
+        [PULLS] * len(means),
+        np.zeros((actions.size, 1), np.float32),
+        np.zeros((len(means), 1), np.float32),
+        actions.ravel(),
+        (actions == best).ravel(),
+        observation_space=spaces.Box(0.0, 1.0, (1,), np.float32),
+        action_space=spaces.Discrete(ARMS),
+        env_id="Bandit-K5-v0",
+        env_kwargs={"pulls": PULLS},
+    )
+
+
+def bandit_config(algorithm: str, **settings: Any) -> Config:
+    """A small learner of such histories."""
+    given = SMALL | {key.replace("_", "-"): value for key, value in settings.items()}
+    config = config_of(**BANDIT, observe_last=True)
+    return config.override({"algorithm": algorithm, "algorithm-settings": given})
+
+
+def record(folder: Path) -> Path:
+    """Write a recording of random pulls of some bandits, and return its folder."""
+    with MultiTaskSampler("Bandit-K5-v0", {"pulls": PULLS}, 1, RandomPolicy(ARMS), num_workers=0, seed=0) as sampler:
+        episodes = sampler.rollout(sampler.sample_tasks(4))
+        described = [space_as_json(space) for space in (sampler.env.observation_space, sampler.env.action_space)]
+    about = About("Bandit-K5-v0", {"pulls": PULLS}, PULLS, *described, episodes.tasks, [0] * 4, "random", {}, 1)
+    recording = Recording(folder, about)
+    recording.append(episodes)
+    recording.save({})
+    return folder

@@ -1,0 +1,152 @@
+"""Algorithm distillation: what is drawn and predicted, how it learns in context, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
+from maml_rl.experience import Histories
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.metalearners import Batch
+from maml_rl.metalearners.ad import AD
+from maml_rl.policies import GRUPolicy, TransformerPolicy
+from maml_rl.runs.checkpoint import Checkpoint, restore
+from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
+
+# As good as the tasks of the histories, and none of them.
+HELD_OUT = [{"mean": mean} for mean in 0.9999 * np.eye(ARMS)]
+
+
+def make(**settings: object) -> AD:
+    learner = make_experiment(bandit_config("ad", **settings)).metalearner
+    learner.learn_from(bandit_histories())
+    return learner
+
+
+def test_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
+    learner = make(label_smoothing=0.2)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((4, 3, ARMS), generator=generator, dtype=torch.float64)
+    actions = torch.randint(ARMS, (4, 3), generator=generator)
+    total = 0.0
+    for step in range(4):
+        for column in range(3):
+            probabilities = np.exp(logits[step, column].numpy())
+            probabilities /= probabilities.sum()
+            target = np.full(ARMS, 0.2 / ARMS)
+            target[actions[step, column]] += 0.8
+            total -= (target * np.log(probabilities)).sum()
+    assert float(learner.loss((logits,), actions)) == pytest.approx(total / 12, rel=1e-12)
+
+
+def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
+    seen, done = spaces.Box(-1.0, 1.0, (2 + 2 + 2,)), spaces.Box(-1.0, 1.0, (2,))
+    policy = TransformerPolicy(seen, done, 8, context=4, num_layers=1, num_heads=2, value="none")
+    learner = AD(policy, None, settings=AD.Settings.from_arguments(context=4))
+    outputs = policy.unroll(torch.zeros(4, 3, 6)).distribution
+    actions = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+    expected = -policy.distributions.distribution(outputs).log_prob(actions).mean()
+    assert torch.allclose(learner.loss(outputs, actions), expected)
+
+
+def test_sequence_begins_as_a_trial_does_with_nothing_to_be_seen_of_the_step_before() -> None:
+    learner = make(context=3)
+    observations, actions = learner.draw(np.random.default_rng(0))
+    assert observations.shape == (3, 16, 1 + ARMS + 2)
+    assert not observations[0].any()
+    assert torch.equal(observations[1:, :, 1 : 1 + ARMS].argmax(-1), actions[:-1])
+
+
+@pytest.mark.slow
+def test_distilled_policy_tries_one_arm_after_the_other_and_stays_with_the_one_that_pays() -> None:
+    experiment = make_experiment(bandit_config("ad", num_updates=80, label_smoothing=0.0, anneal_over=1))
+    experiment.metalearner.learn_from(bandit_histories())
+    metrics = experiment.metalearner.learn(Batch(()), 0)
+    # The first arm that pays is only found by trying: nothing else is left to predict.
+    assert metrics["updates"] == 80
+    returns = evaluate(experiment, tasks=HELD_OUT, num_workers=0).returns[:, 0, 0]
+    assert np.allclose(returns, PULLS - np.arange(ARMS), atol=1.0)
+    assert returns.mean() > 5.0
+
+
+def test_step_size_rises_then_falls_to_zero_by_the_gradient_steps_of_the_whole_run() -> None:
+    learner = make(num_updates=4, warmup=4, anneal_over=3, learning_rate=1.0)
+    found = []
+    for _ in range(12):
+        found.append(learner._share())
+        learner._steps_taken += 1
+    assert np.allclose(found, [min(1.0, (step + 1) / 4) * (1 - step / 12) for step in range(12)])
+
+
+def test_gradient_that_is_not_finite_stops_the_training() -> None:
+    learner = make()
+    learner.histories.rewards[:] = np.inf
+    with pytest.raises(NonFiniteError, match="lower learning-rate"):
+        learner.learn(Batch(()), 0)
+
+
+def test_tasks_of_the_histories_are_refused_in_a_test_even_without_the_data_set(tmp_path: Path) -> None:
+    learner = make()
+    saved = Checkpoint(1, dict(learner.policy.state_dict()), None, {"algorithm": "ad"}, learner.state_dict())
+    experiment = make_experiment(bandit_config("ad"))
+    restore(saved, experiment.metalearner, "ad", tmp_path)
+    known = {"mean": [0.0, 1.0, 0.0, 0.0, 0.0]}
+    with pytest.raises(
+        ConfigError, match=r"1 of the 2 tasks are among those of the histories .* the first is"
+    ) as error:
+        evaluate(experiment, tasks=[HELD_OUT[0], known], num_workers=0)
+    assert "\n" not in str(error.value)
+    evaluate(experiment, tasks=[HELD_OUT[0]], num_workers=0)
+    assert np.allclose(experiment.metalearner.source_returns, (8 + 7 + 6 + 5 + 4) / 5)
+
+
+def test_longer_context_than_that_of_the_saved_policy_and_other_histories_are_refused(tmp_path: Path) -> None:
+    learner = make(context=4)
+    saved = Checkpoint(1, dict(learner.policy.state_dict()), None, {"algorithm": "ad"}, learner.state_dict())
+    with pytest.raises(CheckpointError, match="context of 8 steps is longer than the ring of the saved policy, 4"):
+        restore(saved, make(context=8), "ad", tmp_path)
+    other = make(context=4)
+    other.learn_from(bandit_histories(0.5 * np.eye(ARMS)))
+    with pytest.raises(CheckpointError, match="not those with which the training began"):
+        restore(saved, other, "ad", tmp_path)
+
+
+def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
+    policy = make().policy
+    recurrent = GRUPolicy(policy.observation_space, policy.action_space, 4)
+    with pytest.raises(TypeError, match="GRUPolicy is not one"):
+        AD(recurrent, None)
+    with pytest.raises(TypeError, match="a context of 200 steps is longer than the ring of the policy, which has 8"):
+        AD(policy, None)
+    with pytest.raises(ConfigError, match="no transformer of these sizes: hidden_size must be a multiple"):
+        make_experiment(bandit_config("ad", hidden_size=10, num_heads=4))
+    with pytest.raises(ConfigError, match="ad learns from the last action and reward; add 'observe-last: true'"):
+        make_experiment(bandit_config("ad").override({"observe-last": False}))
+    with pytest.raises(ConfigError, match="add a line `histories: FOLDER`"):
+        make_experiment(bandit_config("ad")).open_data()
+    with pytest.raises(ConfigError, match=r"'prefetch' in .*: ad samples nothing in training; leave it out"):
+        make_experiment(bandit_config("ad").override({"prefetch": 1})).open_data()
+    with pytest.raises(ValueError, match="has 8 steps, fewer than length=9"):
+        make_experiment(bandit_config("ad", context=9)).metalearner.learn_from(bandit_histories())
+
+
+def test_other_returns_of_histories_of_different_lengths_are_averaged_where_there_are_episodes() -> None:
+    learner = make(context=1)
+    learner.learn_from(
+        Histories(
+            [{"mean": np.eye(ARMS)[0]}, {"mean": np.eye(ARMS)[1]}],
+            [2, 1],
+            [1, 1, 1],
+            np.zeros((3, 1), np.float32),
+            np.zeros((3, 1), np.float32),
+            [0, 1, 2],
+            [1.0, 5.0, 3.0],
+            observation_space=spaces.Box(0.0, 1.0, (1,), np.float32),
+            action_space=spaces.Discrete(ARMS),
+        )
+    )
+    assert learner.source_returns.tolist() == [2.0, 5.0]
