@@ -97,7 +97,7 @@ def killed_at(folder: Path, place: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("places", [(20,), pytest.param(tuple(range(3, 83, 4)), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("places", [(20,), pytest.param(tuple(range(2, 60, 3)), marks=pytest.mark.nightly)])
 def test_killed_recording_ends_with_the_same_bytes(
     places: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
