@@ -83,7 +83,7 @@ def test_there_is_a_config_for_every_experiment() -> None:
     others |= {"varibad/gridnavi.yaml", "varibad/gridnavi-large-batch.yaml"}
     others -= {"rsac/2d-navigation.yaml", "rsac/halfcheetah-dir.yaml"}
     others |= {"rsac/wind.yaml", "rsac/semicircle.yaml"}
-    others -= {"pearl/2d-navigation.yaml", "pearl/halfcheetah-dir.yaml"}
+    others -= {"pearl/halfcheetah-dir.yaml"}
     others |= {"pearl/halfcheetah-vel.yaml", "pearl/semicircle.yaml"}
     others = {name for name in others if name.split("/")[0] not in ("ad", "dpt")}
     others |= {"ad/dark-room.yaml", "ad/bandit-k5-n10.yaml", "dpt/bandit-k5-n100.yaml"}
