@@ -130,6 +130,7 @@ def test_certified_tasks_are_the_test_goals_of_metaworlds_own_protocol(metaworld
     assert sorted(certified) == sorted((name, goal) for name, goals in expected.items() for goal in goals[:40])
 
 
+@pytest.mark.usefixtures("metaworld")
 def test_shipped_config_is_measured_by_the_rules_of_its_benchmark() -> None:
     experiment = make_experiment(load_config(find_config("ml1-reach")))
     rules = find_benchmark("ml1-reach-v1")
