@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
@@ -52,6 +53,16 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def stable_baselines3() -> Any:
+    """Stable-Baselines3, where it is installed; its import, which draws random numbers, is no test's own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it has to say of other packages
+        for part in ("env_checker", "env_util"):
+            pytest.importorskip(f"stable_baselines3.common.{part}")
+        return pytest.importorskip("stable_baselines3")
 
 
 @pytest.fixture

@@ -90,8 +90,7 @@ def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_learners_side_by_side_are_compared_with_learners_one_after_another(files):
-    pytest.importorskip("stable_baselines3")
+def test_learners_side_by_side_are_compared_with_learners_one_after_another(files, stable_baselines3):
     result, rows = run(single_task.main, files)
 
     (ratio,) = result["tables"][single_task.RATIOS]

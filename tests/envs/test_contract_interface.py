@@ -27,26 +27,20 @@ def test_single_environment_passes_gymnasiums_checker(env_id: str) -> None:
     env.close()
 
 
-def test_single_environment_passes_stable_baselines3s_checker(env_id: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the import of other packages has to say
-        checker = pytest.importorskip("stable_baselines3.common.env_checker")
+def test_single_environment_passes_stable_baselines3s_checker(env_id: str, stable_baselines3: Any) -> None:
     env = gymnasium.make(env_id)
     with warnings.catch_warnings():
         for opinion in OPINIONS:
             warnings.filterwarnings("ignore", opinion)
-        checker.check_env(env)
+        stable_baselines3.common.env_checker.check_env(env)
 
 
-def test_stable_baselines3_makes_single_environments(env_id: str) -> None:
+def test_stable_baselines3_makes_single_environments(env_id: str, stable_baselines3: Any) -> None:
     """It asks for pictures first, and takes a `TypeError` for an answer."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the import of other packages has to say
-        env_util = pytest.importorskip("stable_baselines3.common.env_util")
     with warnings.catch_warnings():
         # Gymnasium says that a family without pictures has none.
         warnings.filterwarnings("ignore", r".*not in the possible render_modes.*")
-        envs = env_util.make_vec_env(env_id, n_envs=2, seed=0)
+        envs = stable_baselines3.common.env_util.make_vec_env(env_id, n_envs=2, seed=0)
     assert envs.reset().shape[0] == 2
     envs.close()
 

@@ -320,11 +320,10 @@ def test_the_distance_to_the_nearest_task_is_euclidean() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_policy_of_stable_baselines_is_measured() -> None:
-    sb3 = pytest.importorskip("stable_baselines3")
+def test_a_policy_of_stable_baselines_is_measured(stable_baselines3: Any) -> None:
     env = SampleTaskOnReset(gymnasium.make("Wind-v0"))
     with torch.random.fork_rng(devices=[]):
-        model = sb3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu")
+        model = stable_baselines3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu")
 
     class Model:
         def reset(self, num_tasks: int) -> None:
