@@ -3,13 +3,15 @@
 import hashlib
 import math
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
@@ -18,9 +20,10 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.recording import load_histories
-from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import State
-from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
+from maml_rl.metalearners.adapted import Adapted, adapt_by_memory
+from maml_rl.metalearners.collection import Batch, Sampler
+from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.trial_learner import refuse_hidden_rewards
 from maml_rl.policies import Policy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 
@@ -48,9 +51,13 @@ class HistorySettings(SettingsModel):
         Count | None, Field(description="iterations in which the step size falls evenly to zero; null: never")
     ] = None
     max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 1.0
+    acts: Annotated[
+        Literal["sampled", "likeliest"],
+        Field(description="in a test: by draws from what is predicted, which explores, or by its likeliest action"),
+    ] = "sampled"
 
 
-class HistoryLearner(TrialLearner):
+class HistoryLearner(MetaLearner):
     """Base of the learners that never sample: supervised learning on sequences of histories, tested in context.
 
     In training a transformer predicts an action at every step of a sequence, from what the sequence shows until then.
@@ -62,6 +69,8 @@ class HistoryLearner(TrialLearner):
     """
 
     Settings: ClassVar[type[HistorySettings]] = HistorySettings
+    columns = "episode"
+    whole_trials = True
     samples = False
     settings: HistorySettings
     policy: TransformerPolicy
@@ -91,6 +100,11 @@ class HistoryLearner(TrialLearner):
         # Digests of the tasks that were learned from, which a test must not have.
         self._learned = torch.zeros(0, dtype=torch.int64)
         self.source_returns = None
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
+        """Return None: the context is what adapts."""
+        return
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -208,6 +222,18 @@ class HistoryLearner(TrialLearner):
         loss, accuracy = (totals / self.settings.num_updates).tolist()
         known = {"loss": loss, "updates": self._steps_taken}
         return known | ({"accuracy": accuracy} if self._has_one_choice else {})
+
+    def adapt(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Adapted:
+        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
+        return adapt_by_memory(sampler, tasks, deterministic=self.settings.acts == "likeliest")
+
+    def test(
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
+    ) -> Batch:
+        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
+        return Batch([sampler.rollout_trials(tasks, deterministic=self.settings.acts == "likeliest")])
 
     def _share(self) -> float:
         """Return what share of the step size the next gradient step has."""

@@ -138,8 +138,11 @@ class MetaLearner(ABC):
         """Make the metalearner that a config describes.
 
         Raises:
-            ConfigError: If there are no inner steps that the config's method could leave out.
+            ConfigError: If there are no inner steps that the config's method could leave out, or a trial is to be in
+                several slots.
         """
+        if cls.whole_trials and config.slots_per_task not in (None, 1):
+            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
         rule = cls.make_rule(policy, config, settings)
         if rule is None and config.method != "maml":
             raise config.error(

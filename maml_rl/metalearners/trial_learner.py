@@ -1,9 +1,7 @@
 """Learners of whole trials: a memory is what adapts, and the episodes of a trial are what is tested."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
-
-import torch
+from typing import Any, ClassVar
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
@@ -36,17 +34,6 @@ class TrialLearner(MetaLearner):
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
         """Return None: the memory is what adapts."""
         return
-
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config asks for several slots of a task, or another method.
-        """
-        if config.slots_per_task not in (None, 1):
-            raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
-        return super().from_config(policy, config, settings, device)
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
         """Sample one trial of every task, where the update is to be."""
