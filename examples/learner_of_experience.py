@@ -10,12 +10,9 @@ from pydantic import Field
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
-from maml_rl.envs import Task
 from maml_rl.experience import Replay
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Adapted, Batch, MetaLearner, SettingsModel
-from maml_rl.metalearners.adapted import adapt_by_memory
-from maml_rl.metalearners.collection import Sampler
+from maml_rl.metalearners import Batch, MetaLearner, SettingsModel
 
 
 class RewardWeighted(MetaLearner):
@@ -33,7 +30,7 @@ class RewardWeighted(MetaLearner):
         num_updates: Annotated[int, Field(ge=1, description="steps of Adam for each batch of new trials")] = 20
         temperature: Annotated[float, Field(gt=0, description="the lower, the more the best trials count")] = 0.5
 
-    # The returns are by episode of a trial, and the episodes of a task are one trial.
+    # The episodes of a task are one trial, whose memory is the adaptation; the returns are by episode.
     columns = "episode"
     whole_trials = True
     settings: Settings
@@ -43,23 +40,6 @@ class RewardWeighted(MetaLearner):
         self.optimizers = {"actor": torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)}
         # What is called `experience` is part of the run folder, so that a resumed run is bit-identical.
         self.experience = {"trials": Replay(self.settings.buffer_steps)}
-
-    @classmethod
-    def make_rule(cls, policy: Any, config: Config, settings: Any) -> None:
-        """Return None: there are no gradient steps."""
-        return
-
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample one trial of every task."""
-        return Batch([sampler.rollout_trials(tasks)])
-
-    def adapt(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: Any = None) -> Adapted:
-        """Go through a trial in every task: what is remembered then is the adaptation."""
-        return adapt_by_memory(sampler, tasks)
-
-    def test(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: Any = None) -> Batch:
-        """Sample one trial of every task, which adapts while it is sampled."""
-        return self.collect(sampler, tasks)
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Keep the new trials, and imitate the better ones of all that are kept."""

@@ -3,6 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -42,14 +43,27 @@ ROOMS = (
 SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "record.py", "train.py", "worker.py"}
 
 
+@cache
+def statements() -> dict[Path, list[ast.Import | ast.ImportFrom]]:
+    """Return the import statements of every file: at its top, in a function, or for its types."""
+    return {
+        file: [
+            node
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        for file in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
 def imports() -> Iterator[tuple[str, str, str]]:
     """Yield every import of the package's own modules: the file, its room, and the room that it imports."""
-    for file in sorted(PACKAGE.rglob("*.py")):
+    for file, nodes in statements().items():
         path = file.relative_to(PACKAGE)
         # The first gives public names, from all rooms, when they are used; `python -m` starts the others.
         if path == Path("__init__.py") or path.name == "__main__.py":
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes:
             names = []
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -83,10 +97,10 @@ def test_samplers_and_metalearners_do_not_import_each_other() -> None:
 
 
 def files() -> dict[str, set[str]]:
-    """Return which modules of the package every module imports, at its top, in a function, or for its types."""
+    """Return which modules of the package every module imports; see `statements`."""
     paths = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in PACKAGE.rglob("*.py")
+        for path in statements()
     }
     graph: dict[str, set[str]] = {}
     for module, path in paths.items():
@@ -94,7 +108,7 @@ def files() -> dict[str, set[str]]:
         if module == "maml_rl" or path.name == "__main__.py":
             continue
         graph[module] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements()[path]:
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 # What is imported from a package is one of its modules, or a name of its `__init__`.
                 names = [f"{node.module}.{alias.name}" for alias in node.names]

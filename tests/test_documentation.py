@@ -428,7 +428,7 @@ def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation:
     [
         ("adding-a-family.md", "custom_family.py", 6),
         ("adding-an-algorithm.md", "custom_algorithm.py", 3),
-        ("learner-of-experience.md", "learner_of_experience.py", 4),
+        ("learner-of-experience.md", "learner_of_experience.py", 3),
     ],
 )
 def test_walk_through_shows_the_example_as_it_is(page: str, file: str, least: int) -> None:

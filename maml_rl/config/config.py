@@ -101,6 +101,13 @@ class SettingsModel(BaseModel):
             message = wrong["msg"].replace("Input should be ", "")
             raise ValueError(f"{name} must be {message}, got {wrong['input']!r}") from None
 
+    def check_with(self, config: "Config") -> None:
+        """Refuse what these settings of an algorithm and the rest of its config exclude; here nothing.
+
+        Raises:
+            ConfigError: If something does not fit.
+        """
+
 
 AnySettings = TypeVar("AnySettings", bound=SettingsModel)
 

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
@@ -20,10 +18,9 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.recording import load_histories
-from maml_rl.metalearners.adapted import Adapted, adapt_by_memory
-from maml_rl.metalearners.collection import Batch, Sampler
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner, State
-from maml_rl.metalearners.trial_learner import refuse_hidden_rewards
+from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.policies import Policy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 
@@ -100,11 +97,7 @@ class HistoryLearner(MetaLearner):
         # Digests of the tasks that were learned from, which a test must not have.
         self._learned = torch.zeros(0, dtype=torch.int64)
         self.source_returns = None
-
-    @classmethod
-    def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
-        """Return None: the context is what adapts."""
-        return
+        self.tests_without_noise = self.settings.acts == "likeliest"
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -222,18 +215,6 @@ class HistoryLearner(MetaLearner):
         loss, accuracy = (totals / self.settings.num_updates).tolist()
         known = {"loss": loss, "updates": self._steps_taken}
         return known | ({"accuracy": accuracy} if self._has_one_choice else {})
-
-    def adapt(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Adapted:
-        """Let the policy act through a trial of every task, and return what it remembers; see `MetaLearner.adapt`."""
-        return adapt_by_memory(sampler, tasks, deterministic=self.settings.acts == "likeliest")
-
-    def test(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 0, rule: AdaptationRule | None = None
-    ) -> Batch:
-        """Sample one trial of every task, which adapts while it is sampled; see `MetaLearner.test`."""
-        return Batch([sampler.rollout_trials(tasks, deterministic=self.settings.acts == "likeliest")])
 
     def _share(self) -> float:
         """Return what share of the step size the next gradient step has."""

@@ -20,7 +20,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.derivatives import Hosts, ThreadHosts
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.experience import Replay
-from maml_rl.metalearners.adapted import Adapted, adapt_by_steps
+from maml_rl.metalearners.adapted import Adapted, adapt_by_memory, adapt_by_steps
 from maml_rl.metalearners.collection import Batch, Collection, Sampler, infos_of, returns_of
 from maml_rl.metalearners.optimizer_state import SINGLE, load_optimizer_state, optimizer_state
 from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
@@ -53,7 +53,12 @@ class MetaLearner(ABC):
         Settings: the algorithm's settings; in a config they are the section `algorithm-settings`.
         columns: a noun for what the columns of `returns` count, in metrics, tables and reports: "step" for gradient
             steps, of which the first column has none; or what follows each other in a test, as "episode" of a trial.
-        whole_trials: whether the episodes of a task are one trial, sampled in one slot.
+        whole_trials: whether the episodes of a task are one trial, sampled in one slot. The memory of the policy is
+            then what adapts: there is no inner loop, and a test is one trial of every task.
+        trials_per_chunk: how many trials the update computes side by side at most, for a learner of trials with
+            `updates_on_hosts`.
+        tests_without_noise: whether the policy acts without noise after training, as soft actor-critics do, whose noise
+            is there to explore.
         samples: whether training samples episodes. A learner of recorded data does not: it opens them in `open_data`,
             `update` gets a batch without phases, and returns are known from evaluations alone.
         record_log_probs: whether the sampler records the log-probability of every action.
@@ -67,11 +72,14 @@ class MetaLearner(ABC):
             a test then, too; otherwise it gets them whole.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
+        networks: what the learner trains beside the policy, if anything; it is kept under the names of its parameters.
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
     columns: ClassVar[str] = "step"
     whole_trials: ClassVar[bool] = False
+    trials_per_chunk: int | None = None
+    tests_without_noise: bool = False
     samples: ClassVar[bool] = True
     record_log_probs: ClassVar[bool] = False
     updates_on_hosts: ClassVar[bool] = False
@@ -79,6 +87,7 @@ class MetaLearner(ABC):
     source_returns: NDArray[np.float32] | None = None
     optimizer: torch.optim.Optimizer | None = None
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
+    networks: nn.Module | None = None
 
     def __init__(
         self,
@@ -130,17 +139,18 @@ class MetaLearner(ABC):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> AdaptationRule | None:
-        """Make the inner loop."""
-        return AdaptationRule(config.fast_lr)
+        """Make the inner loop; None for a learner of whole trials."""
+        return None if cls.whole_trials else AdaptationRule(config.fast_lr)
 
     @classmethod
     def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
         """Make the metalearner that a config describes.
 
         Raises:
-            ConfigError: If there are no inner steps that the config's method could leave out, or a trial is to be in
-                several slots.
+            ConfigError: If there are no inner steps that the config's method could leave out, a trial is to be in
+                several slots, or the settings do not fit to the rest; see `SettingsModel.check_with`.
         """
+        settings.check_with(config)
         if cls.whole_trials and config.slots_per_task not in (None, 1):
             raise config.error("the episodes of a trial follow each other in one slot; leave it out", "slots-per-task")
         rule = cls.make_rule(policy, config, settings)
@@ -207,10 +217,15 @@ class MetaLearner(ABC):
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
         """Sample what one update learns from, where the update is to be."""
+        if self.whole_trials:
+            size = self.trials_per_chunk
+            if size is not None and sampler.has_hosts(len(tasks), trials_per_chunk=size):
+                return Batch.on(sampler.sample_trials_on_hosts(tasks, size))
+            return Batch([sampler.rollout_trials(tasks)])
         if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
             return self._on_hosts(sampler, tasks, self.collection.num_steps, self.rule, for_update=True)
         batch = self._phases(sampler, tasks, self.collection.num_steps, self.rule)
-        return Batch(batch.phases, self.hosts_of(batch)) if not self.whole_trials else batch
+        return Batch(batch.phases, self.hosts_of(batch))
 
     def acting_state(self) -> dict[str, Tensor]:
         """Return what `collect` reads that updates change, beside the policy: copies, under flat names.
@@ -228,7 +243,7 @@ class MetaLearner(ABC):
 
     def hosts_of(self, batch: Batch) -> Hosts:
         """Return where the chunks of a batch are: in threads of this process if nothing else is known."""
-        return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device)
+        return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device, tasks_per_chunk=self.trials_per_chunk)
 
     @abstractmethod
     def update(self, batch: Batch) -> dict[str, Any]:
@@ -257,16 +272,22 @@ class MetaLearner(ABC):
             num_steps: of adaptation; a learner that does not adapt in steps ignores it.
             rule: another inner loop than the learner's own, for one that adapts by gradient steps.
         """
+        if self.whole_trials:
+            return adapt_by_memory(sampler, tasks, deterministic=self.tests_without_noise)
         return adapt_by_steps(sampler, tasks, num_steps, rule or self.rule, self.collection, self.device)
 
     def test(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None = None
+        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
     ) -> Batch:
         """Adapt to tasks, and sample what `returns` reads; nothing is learned. See `adapt` for the arguments."""
+        if self.whole_trials:
+            # A trial adapts while it is sampled.
+            return Batch([sampler.rollout_trials(tasks, deterministic=self.tests_without_noise)])
         if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
             return self._on_hosts(sampler, tasks, num_steps, rule or self.rule, for_update=False)
         adapted = self.adapt(sampler, tasks, num_steps, rule)
-        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params)])
+        last = sampler.rollout(tasks, adapted.params, deterministic=self.tests_without_noise)
+        return Batch([*adapted.phases, last])
 
     def returns(self, batch: Batch) -> Tensor:
         """Return the undiscounted returns of the episodes, (M, columns, B): one column for each phase.
@@ -285,14 +306,15 @@ class MetaLearner(ABC):
     def state_dict(self) -> State:
         """Return what the learner keeps beside its policy, under flat names: tensors, and what JSON holds.
 
-        The state of `optimizer` and of `optimizers` is part of it. A resumed run is bit-identical if all that `update`
-        reads is here.
+        The state of `optimizer`, of `optimizers` and of `networks` is part of it. A resumed run is bit-identical if all
+        that `update` reads is here.
         """
-        return {
+        of_optimizers = {
             key: value
             for name, optimizer in self._named_optimizers().items()
             for key, value in optimizer_state(optimizer, name).items()
         }
+        return of_optimizers | ({} if self.networks is None else self.networks.state_dict())
 
     def load_state_dict(self, state: State) -> None:
         """Take over what `state_dict` returned.
@@ -302,6 +324,14 @@ class MetaLearner(ABC):
         """
         for name, optimizer in self._named_optimizers().items():
             load_optimizer_state(optimizer, state, name)
+        if self.networks is not None:
+            kinds = {name.partition(".")[0] for name in self.networks.state_dict()}
+            mine = {name: value for name, value in state.items() if name.partition(".")[0] in kinds}
+            try:
+                self.networks.load_state_dict(mine)
+            except RuntimeError as error:
+                what = " ".join(str(error).split())
+                raise ValueError(f"the state of {', '.join(sorted(kinds))} does not fit: {what}") from None
 
     def _named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         for name in self.optimizers:
@@ -337,29 +367,6 @@ class MetaLearner(ABC):
             device=self.device,
         )
         return Batch([*train_episodes, valid_episodes])
-
-
-def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:
-    """Refuse a replay that is smaller than what it keeps or drops as a whole.
-
-    Args:
-        config: says how long episodes are, if it says so.
-        env: of the config's family.
-        setting: key of `algorithm-settings` with the replay's size.
-        num_steps: its value.
-        num_episodes: of a trial.
-
-    Raises:
-        ConfigError: If a trial has more steps.
-    """
-    steps = (config.max_episode_steps or env.max_episode_steps or 1) * num_episodes
-    if num_steps < steps:
-        raise config.error(
-            f"a replay of {num_steps:,} steps has no room for {'a trial' if num_episodes > 1 else 'an episode'} of "
-            f"{steps:,}; use at least {steps}, better a hundred times as many",
-            "algorithm-settings",
-            setting,
-        )
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:

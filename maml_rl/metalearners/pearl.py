@@ -16,17 +16,18 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count, Positive
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.collection import Batch, Sampler
-from maml_rl.metalearners.metalearner import MetaLearner, State, refuse_small_replay
+from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     SACSettings,
+    SoftCritics,
     TwinMLP,
-    default_target_entropy,
-    move_towards,
     soft_targets,
     soft_values,
 )
@@ -34,7 +35,6 @@ from maml_rl.policies import Policy
 from maml_rl.policies.context_actor import CONTEXT, ContextActor
 from maml_rl.policies.trial_encoder import action_unit, make_linear
 
-_ENCODER, _CRITIC, _TARGET, _TEMPERATURE = "encoder.", "critic.", "target.", "log_temperature"
 # The least variance of one factor of the posterior.
 _LEAST_VARIANCE = 1e-7
 
@@ -138,8 +138,10 @@ class PEARL(MetaLearner):
         ] = None
 
     columns = "round"
+    tests_without_noise = True
     settings: Settings
     policy: ContextActor
+    networks: SoftCritics[TwinMLP]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -153,20 +155,17 @@ class PEARL(MetaLearner):
         generator = self.torch_generator("networks")
         self.encoder = ContextEncoder(seen + done + 1, settings.encoder_sizes, known, generator).to(self.device)
         inputs = seen + known + done
-        self.critics = TwinMLP(inputs, actor.hidden_sizes, 1, generator).to(self.device)
-        self.targets = TwinMLP(inputs, actor.hidden_sizes, 1, generator).to(self.device).requires_grad_(False)
-        self.targets.load_state_dict(self.critics.state_dict())
-        start = math.log(settings.initial_temperature)
-        self._log_temperature = torch.full((), start, device=self.device, requires_grad=True)
-        given = settings.target_entropy
-        self._target_entropy = default_target_entropy(actor.action_space) if given is None else given
+        self.critics = TwinMLP(inputs, actor.hidden_sizes, 1, generator)
+        self.networks = SoftCritics(self.critics, actor.action_space, settings).to(self.device)
+        self.networks.add_module("encoder", self.encoder)
+        self.targets = self.networks.target
         self._unit = action_unit(actor.action_space).to(self.device)
         acting = [param for param in actor.parameters() if param.requires_grad]
         self.optimizers = {
             "actor": torch.optim.Adam(acting, lr=settings.learning_rate),
             "critics": torch.optim.Adam(self.critics.parameters(), lr=settings.learning_rate),
             "encoder": torch.optim.Adam(self.encoder.parameters(), lr=settings.learning_rate),
-            "temperature": torch.optim.Adam([self._log_temperature], lr=settings.temperature_learning_rate),
+            "temperature": torch.optim.Adam([self.networks.log_temperature], lr=settings.temperature_learning_rate),
         }
         kept = {"memory_bytes": settings.mapped_bytes}
         self.experience = {
@@ -235,13 +234,6 @@ class PEARL(MetaLearner):
         """Sample `num_steps` rounds without noise in the actions, and draw contexts from the posterior of them all."""
         return self._adapt(sampler, tasks, num_steps, deterministic=True)
 
-    def test(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None = None
-    ) -> Batch:
-        """Adapt, and sample one more round, all without noise in the actions; see `MetaLearner.test`."""
-        adapted = self.adapt(sampler, tasks, num_steps)
-        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params, deterministic=True)])
-
     def _adapt(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, *, deterministic: bool) -> Adapted:
         own: dict[str, Tensor] = {name: param.detach() for name, param in sampler.policy.named_parameters()}
         phases: list[TaskEpisodes] = []
@@ -296,8 +288,8 @@ class PEARL(MetaLearner):
         if everything.num_steps < min(self.settings.warmup_steps, everything.capacity // 2):
             return known
         # What was dropped from one may still be in the other.
-        old = [str(task) for task in everything.tasks]
-        tasks = [task for task in from_prior.tasks if str(task) in old]
+        kept = {task_key(task) for task in everything.tasks}
+        tasks = [task for task in from_prior.tasks if task_key(task) in kept]
         rng, totals = self.generator("replay"), torch.zeros(5)
         for _ in range(self.settings.num_updates):
             chosen = rng.choice(len(tasks), min(len(tasks), self.settings.tasks_per_update), replace=False)
@@ -329,7 +321,7 @@ class PEARL(MetaLearner):
         contexts = of_tasks.unsqueeze(1).expand(-1, steps.rewards.shape[1], -1).flatten(0, 1)
         before, after = (seen.flatten(0, 1).float() for seen in (steps.observations, steps.next_observations))
         rewards, terminal = steps.rewards.flatten(), steps.terminations.flatten().float()
-        head, temperature = self.policy.distributions, self._log_temperature.exp()
+        head, temperature = self.policy.distributions, self.networks.log_temperature.exp()
         alpha = temperature.detach()
         done = self._squashed(steps.actions.flatten(0, 1), 1)
         # No gradient of actor or targets goes to the encoder: the critics say what a context is good for.
@@ -349,7 +341,7 @@ class PEARL(MetaLearner):
         actor_loss = -soft_values(of_proposed, log_prob, alpha).mean()
         entropy = -log_prob.detach().mean()
         loss = critic_loss + self.settings.kl_weight * kl.sum() + actor_loss
-        loss = loss + temperature * (entropy - self._target_entropy)
+        loss = loss + temperature * (entropy - self.networks.target_entropy)
         if not math.isfinite(float(loss.detach())):
             raise NonFiniteError(
                 "a loss of pearl is not finite; lower learning-rate or reward-scale, or look for observations and "
@@ -360,7 +352,7 @@ class PEARL(MetaLearner):
         loss.backward()
         for optimizer in self.optimizers.values():
             optimizer.step()
-        move_towards(self.targets.parameters(), self.critics.parameters(), self.settings.tau)
+        self.networks.follow()
         return torch.stack((critic_loss, actor_loss, kl.mean(), alpha, entropy)).detach().cpu()
 
     @staticmethod
@@ -368,23 +360,3 @@ class PEARL(MetaLearner):
         """Return the values (2, R) of actions (R, A) in (-1, 1)."""
         inputs = torch.cat((seen, contexts, actions), -1)
         return critics.leave(critics.enter(inputs, fixed=fixed), fixed=fixed).squeeze(-1)
-
-    def state_dict(self) -> State:
-        """Return encoder, critics, their targets, the temperature, and the state of the optimizers."""
-        tensors = {
-            f"{prefix}{name}": value
-            for prefix, network in self._networks().items()
-            for name, value in network.state_dict().items()
-        }
-        return super().state_dict() | tensors | {_TEMPERATURE: self._log_temperature.detach()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        for prefix, network in self._networks().items():
-            network.load_state_dict({name: state[f"{prefix}{name}"] for name in network.state_dict()})
-        with torch.no_grad():
-            self._log_temperature.copy_(state[_TEMPERATURE])
-
-    def _networks(self) -> dict[str, nn.Module]:
-        return {_ENCODER: self.encoder, _CRITIC: self.critics, _TARGET: self.targets}

@@ -1,6 +1,6 @@
 """RL2: a recurrent policy that learns to learn, trained by PPO on whole trials."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -8,15 +8,15 @@ from pydantic import Field
 from maml_rl.config import Config
 from maml_rl.config.config import Count
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import State
-from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
-from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, refuse_annealed_away
+from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.refusals import refuse_hidden_rewards
+from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.sequence_policy import SequencePolicy
 
 
-class RL2(TrialLearner):
+class RL2(MetaLearner):
     """A policy whose memory is the learning algorithm: it sees its rewards, and PPO trains it through whole trials.
 
     A trial is all episodes of a task, one after the other in one slot. Returns are discounted through it, across the
@@ -59,6 +59,8 @@ class RL2(TrialLearner):
             ),
         ] = 0.0
 
+    columns = "episode"
+    whole_trials = True
     updates_on_hosts = True
     settings: Settings
 
@@ -136,16 +138,6 @@ class RL2(TrialLearner):
             )
         except ValueError as error:
             raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
-
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config does not fit to trials, or the step size falls to zero before the training ends.
-        """
-        refuse_annealed_away(config, settings)
-        return super().from_config(policy, config, settings, device)
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective; see `TrialPPO.update`."""

@@ -13,19 +13,18 @@ from maml_rl.config.config import Count
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import State, refuse_small_replay
+from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     SACSettings,
+    SoftCritics,
     TwinMLP,
     choice_log_probs,
-    default_target_entropy,
     masked_mean,
-    move_towards,
     soft_targets,
     soft_values,
     soft_values_of_choices,
 )
-from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
@@ -33,7 +32,6 @@ from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.recurrent_actor import RecurrentActor
 from maml_rl.policies.trial_encoder import TrialEncoder, action_unit, encode, make_linear, through
 
-_CRITIC, _TARGET, _TEMPERATURE = "critic.", "target.", "log_temperature"
 Units = Annotated[int, Field(ge=0, le=2**31)]
 
 
@@ -92,7 +90,7 @@ class RecurrentCritics(nn.Module):
         return values if self.num_choices else values.squeeze(-1)
 
 
-class RSAC(TrialLearner):
+class RSAC(MetaLearner):
     """Off-policy meta-RL as reinforcement learning of a partially observed task: SAC with a memory, on whole trials.
 
     Actor and critics have recurrent encoders of their own. An update goes through a batch of trials once with each of
@@ -117,9 +115,12 @@ class RSAC(TrialLearner):
             Count, Field(description="trials that the untrained policy samples before the first update")
         ] = 100
 
+    columns = "episode"
+    whole_trials = True
     tests_without_noise = True
     settings: Settings
     policy: RecurrentActor
+    networks: SoftCritics[RecurrentCritics]
     optimizer: torch.optim.Optimizer
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -130,20 +131,16 @@ class RSAC(TrialLearner):
                 "not one; leave out the policy of the config, or pass a RecurrentActor"
             )
         sizes = self.policy.hidden_sizes
-        self.critics = RecurrentCritics(self.policy, sizes, self.torch_generator("critics")).to(self.device)
-        self.targets = RecurrentCritics(self.policy, sizes, torch.Generator()).to(self.device).requires_grad_(False)
-        self.targets.load_state_dict(self.critics.state_dict())
-        start = math.log(self.settings.initial_temperature)
-        self._log_temperature = torch.full((), start, device=self.device, requires_grad=True)
-        given = self.settings.target_entropy
-        self._target_entropy = default_target_entropy(self.policy.action_space) if given is None else given
+        self.critics = RecurrentCritics(self.policy, sizes, self.torch_generator("critics"))
+        self.networks = SoftCritics(self.critics, self.policy.action_space, self.settings).to(self.device)
+        self.targets = self.networks.target
         self._unit = action_unit(self.policy.action_space).to(self.device)
         head = self.policy.distributions
         self._squashed = head if isinstance(head, SquashedGaussianHead) else None
         self.optimizer = torch.optim.Adam(
             [
                 {"params": [*self.policy.parameters(), *self.critics.parameters()], "lr": self.settings.learning_rate},
-                {"params": [self._log_temperature], "lr": self.settings.temperature_learning_rate},
+                {"params": [self.networks.log_temperature], "lr": self.settings.temperature_learning_rate},
             ],
             fused=True,
         )
@@ -210,9 +207,9 @@ class RSAC(TrialLearner):
             )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        temperature = self._log_temperature.detach().exp()
+        temperature = self.networks.log_temperature.detach().exp()
         self.optimizer.step()
-        move_towards(self.targets.parameters(), self.critics.parameters(), self.settings.tau)
+        self.networks.follow()
         return torch.stack((critic_loss, actor_loss, temperature, value, entropy)).detach().cpu()
 
     def losses(self, trials: Steps) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -223,7 +220,7 @@ class RSAC(TrialLearner):
         Args:
             trials: (L, N, ...), whole.
         """
-        mask, temperature = trials.mask, self._log_temperature.exp()
+        mask, temperature = trials.mask, self.networks.log_temperature.exp()
         seen, terminal = with_last_observations(trials)
         before, after = seen[:-1], seen[1:]
         units, remembered = encode((self.policy.encoder, self.critics.encoder), seen, self._sequences)
@@ -258,24 +255,10 @@ class RSAC(TrialLearner):
         return (
             masked_mean((taken - targets).square(), mask),
             -masked_mean(reached, mask),
-            temperature * (entropy - self._target_entropy),
+            temperature * (entropy - self.networks.target_entropy),
             masked_mean(taken.detach()[0], mask),
             entropy,
         )
-
-    def state_dict(self) -> State:
-        """Return the critics, their targets, the temperature, and the state of Adam."""
-        networks = ((_CRITIC, self.critics), (_TARGET, self.targets))
-        tensors = {f"{of}{name}": value for of, network in networks for name, value in network.state_dict().items()}
-        return super().state_dict() | tensors | {_TEMPERATURE: self._log_temperature.detach()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        for of, network in ((_CRITIC, self.critics), (_TARGET, self.targets)):
-            network.load_state_dict({name: state[f"{of}{name}"] for name in network.state_dict()})
-        with torch.no_grad():
-            self._log_temperature.copy_(state[_TEMPERATURE])
 
 
 def with_last_observations(trials: Steps) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,11 @@ Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; discrete actions
 https://arxiv.org/abs/1910.07207
 """
 
+import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import gymnasium
 import torch
@@ -19,6 +20,7 @@ from torch.nn.functional import log_softmax
 from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Fraction, Positive
 
+Critics = TypeVar("Critics", bound=nn.Module)
 # Of the last layer, so that values begin near zero.
 _LAST_LAYER = 3e-3
 # Of the greatest entropy there is with discrete actions.
@@ -143,7 +145,32 @@ class TwinMLP(nn.Module):
         return (weight.detach(), bias.detach()) if fixed else (weight, bias)
 
 
-def move_towards(targets: Iterable[Tensor], sources: Iterable[Tensor], tau: float) -> None:
-    """Move target parameters towards others by a fraction of the way, in place."""
-    with torch.no_grad():
-        torch._foreach_lerp_(list(targets), [source.detach() for source in sources], tau)
+class SoftCritics(nn.Module, Generic[Critics]):
+    """What a soft actor-critic trains beside its actor: twin critics, target critics that follow, the temperature.
+
+    Args:
+        critics: that are trained; the targets begin as their copy.
+        action_space: of the environment, by whose size the entropy is kept if the settings do not say it.
+        settings: of the learner.
+
+    Attributes:
+        critic: the critics.
+        target: the target critics, which no gradient reaches.
+        log_temperature: (), logarithm of the weight of the entropy.
+        target_entropy: that the temperature keeps.
+    """
+
+    def __init__(self, critics: Critics, action_space: gymnasium.Space[Any], settings: SACSettings) -> None:
+        super().__init__()
+        self.critic: Critics = critics
+        self.target: Critics = copy.deepcopy(critics).requires_grad_(False)
+        self.log_temperature = nn.Parameter(torch.full((), math.log(settings.initial_temperature)))
+        given = settings.target_entropy
+        self.target_entropy = default_target_entropy(action_space) if given is None else given
+        self._tau = settings.tau
+
+    def follow(self) -> None:
+        """Move the targets towards the critics by a fraction of the way, `tau`."""
+        with torch.no_grad():
+            sources = [param.detach() for param in self.critic.parameters()]
+            torch._foreach_lerp_(list(self.target.parameters()), sources, self._tau)

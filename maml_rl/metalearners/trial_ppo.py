@@ -54,19 +54,14 @@ class TrialPPOSettings(SettingsModel):
         bool, Field(description="show the policy observed numbers of mean 0 and deviation 1, over all trials so far")
     ] = False
 
-
-def refuse_annealed_away(config: Config, settings: TrialPPOSettings) -> None:
-    """Refuse a training that goes on after the step size has fallen to zero.
-
-    Raises:
-        ConfigError: If there are more meta-updates than `anneal_over`.
-    """
-    if settings.anneal_over is not None and settings.anneal_over < config.num_batches:
-        raise config.error(
-            f"{config.algorithm} learns nothing after meta-update {settings.anneal_over}, when its step size is "
-            f"zero; use at most {settings.anneal_over}, or a longer anneal-over",
-            "num-batches",
-        )
+    def check_with(self, config: Config) -> None:
+        """Refuse a training that goes on after the step size has fallen to zero; see `SettingsModel.check_with`."""
+        if self.anneal_over is not None and self.anneal_over < config.num_batches:
+            raise config.error(
+                f"{config.algorithm} learns nothing after meta-update {self.anneal_over}, when its step size is "
+                f"zero; use at most {self.anneal_over}, or a longer anneal-over",
+                "num-batches",
+            )
 
 
 @dataclass(slots=True)
@@ -492,7 +487,8 @@ class TrialPPO:
         # Checkpoints from before there was annealing do not count.
         self.num_updates = state.get(_NUM_UPDATES, 0)
         if self._observed is not None:
-            self._observed.load_state_dict(entries_of(_OBSERVED, state))
+            observed = {name: state[f"{_OBSERVED}.{name}"] for name in self._observed.state_dict()}
+            self._observed.load_state_dict(observed)
 
     def _annealed(self) -> float:
         """Return what is left of step size and weight of the entropy: 1 at first, 0 from `anneal_over` on."""
@@ -529,8 +525,3 @@ class TrialPPO:
             for steps in num_steps
         ]
         return scales, explained
-
-
-def entries_of(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `state` whose names begin with a prefix and a dot, without it."""
-    return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}

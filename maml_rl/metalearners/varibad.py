@@ -18,9 +18,9 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import State, refuse_small_replay
-from maml_rl.metalearners.trial_learner import TrialLearner, refuse_hidden_rewards
-from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings, entries_of, refuse_annealed_away
+from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
+from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.mlp import Perceptron
@@ -31,7 +31,7 @@ _DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
 _MOST_CELLS = 10_000
 
 
-class VariBAD(TrialLearner):
+class VariBAD(MetaLearner):
     """A recurrent encoder turns what happened in a trial into a belief about its task, on which the policy acts.
 
     The encoder is trained as that of a variational autoencoder: from the belief at every step of a trial a decoder
@@ -82,6 +82,8 @@ class VariBAD(TrialLearner):
         ] = None
         replay_steps: Annotated[Count, Field(description="steps that the replay keeps")] = 1_000_000
 
+    columns = "episode"
+    whole_trials = True
     updates_on_hosts = True
     settings: Settings
     policy: BeliefPolicy
@@ -106,6 +108,7 @@ class VariBAD(TrialLearner):
         )
         self.trials_per_chunk = self._ppo.trials_per_chunk
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
+        self.networks = nn.ModuleDict({_DECODER: self.decoder})
         self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
         self.optimizers = {_BELIEF: torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)}
         self.experience = {_EXPERIENCE: Replay(settings.replay_steps)}
@@ -136,16 +139,6 @@ class VariBAD(TrialLearner):
             except ValueError as error:
                 raise config.error(str(error), "algorithm-settings", "reward-decoder") from None
         return policy
-
-    @classmethod
-    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the config does not fit to trials, or the step size falls to zero before the training ends.
-        """
-        refuse_annealed_away(config, settings)
-        return super().from_config(policy, config, settings, device)
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective, then on the evidence bound of trials from the replay.
@@ -212,22 +205,13 @@ class VariBAD(TrialLearner):
         return torch.stack(terms).detach(), gradients
 
     def state_dict(self) -> State:
-        """Return the state of both optimizers, that of `TrialPPO`, and the decoder."""
-        decoder = {f"{_DECODER}.{name}": value for name, value in self.decoder.state_dict().items()}
-        return super().state_dict() | self._ppo.state_dict() | decoder
+        """Return the state of both optimizers, the decoder, and the state of `TrialPPO`."""
+        return super().state_dict() | self._ppo.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned.
-
-        Raises:
-            ValueError: If it does not fit.
-        """
+        """Take over what `state_dict` returned."""
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)
-        try:
-            self.decoder.load_state_dict(entries_of(_DECODER, state))
-        except RuntimeError as error:
-            raise ValueError(f"the state of the decoder does not fit: {' '.join(str(error).split())}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def make(kind: str, cell: str = "gru", **settings: Any) -> RSAC:
             for param in network.parameters():
                 param.add_(0.5 * torch.randn(param.shape, generator=generator, dtype=torch.float64))
     with torch.no_grad():
-        learner._log_temperature.fill_(-0.7)
+        learner.networks.log_temperature.fill_(-0.7)
     return learner
 
 
@@ -123,7 +123,7 @@ def critics_of(network: nn.Module, units: Tensor, seen: Tensor, action: Tensor |
 def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses of critics, actor and temperature, trial by trial and step by step."""
     policy, squashes = learner.policy, learner.policy.noise_kind == "normal"
-    alpha = learner._log_temperature.detach().exp()
+    alpha = learner.networks.log_temperature.detach().exp()
     of_critics, of_actor, entropies = [], [], []
     for number in range(trials.mask.shape[1]):
         length = int(trials.mask[:, number].sum())
@@ -161,7 +161,7 @@ def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, T
             of_actor.append(loss if squashes else (log_prob.exp() * loss).sum())
             entropies.append(-(log_prob if squashes else (log_prob.exp() * log_prob).sum()).detach())
     target_entropy = -2.0 if squashes else 0.98 * math.log(3.0)
-    of_temperature = learner._log_temperature.exp() * (torch.stack(entropies).mean() - target_entropy)
+    of_temperature = learner.networks.log_temperature.exp() * (torch.stack(entropies).mean() - target_entropy)
     return torch.stack(of_critics).mean(), torch.stack(of_actor).mean(), of_temperature
 
 
@@ -183,8 +183,8 @@ def test_losses_and_gradients_are_those_of_plain_loops(kind: str) -> None:
             torch.testing.assert_close(
                 param.grad, gradient, rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
             )
-    (wanted,) = torch.autograd.grad(temperature, learner._log_temperature)
-    torch.testing.assert_close(learner._log_temperature.grad, wanted, check_dtype=False)
+    (wanted,) = torch.autograd.grad(temperature, learner.networks.log_temperature)
+    torch.testing.assert_close(learner.networks.log_temperature.grad, wanted, check_dtype=False)
     assert all(param.grad is None for param in learner.targets.parameters())
 
 
@@ -228,9 +228,9 @@ def test_targets_follow_the_critics() -> None:
 def test_temperature_falls_where_there_is_more_entropy_than_wanted() -> None:
     for target, falls in ((-50.0, True), (50.0, False)):
         learner = make("box", target_entropy=target)
-        before = float(learner._log_temperature.detach())
+        before = float(learner.networks.log_temperature.detach())
         learner.step(make_trials(learner, [4, 2], [True, False]))
-        assert (float(learner._log_temperature.detach()) < before) is falls
+        assert (float(learner.networks.log_temperature.detach()) < before) is falls
 
 
 def test_loss_that_is_not_finite_ends_training_before_the_step() -> None:

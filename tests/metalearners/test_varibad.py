@@ -234,6 +234,6 @@ def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
 def test_state_of_another_decoder_is_refused() -> None:
     state = learner_and_episodes()[0].state_dict()
     other, _ = learner_and_episodes({"decoder-sizes": [9]})
-    with pytest.raises(ValueError, match="the state of the decoder does not fit"):
+    with pytest.raises(ValueError, match="the state of decoder does not fit"):
         other.load_state_dict(state)
     assert isinstance(other.policy, BeliefPolicy)

@@ -368,29 +368,16 @@ def memory_of(
     params: Mapping[str, Tensor] | None,
     episodes: TaskEpisodes,
     streams: PhaseStreams,
-    *,
-    slots_per_task: int,
-    reset_memory: bool = False,
-    deterministic: bool = False,
-    device: torch.device | str = "cpu",
+    **options: Any,
 ) -> Memory:
-    """Return what the policy remembered before every action, by acting once more on what it observed.
-
-    Noise is keyed, and rows are computed in the same shape wherever they are, so that this is what was remembered in
-    the phase itself, bit for bit. Nothing has to be kept or sent meanwhile.
+    """Return what the policy remembered before every action, tensors (M, T, B, *one slot's), zero on padding.
 
     Args:
         policy: has chosen the actions.
         params: as the policy had them.
         episodes: of M tasks, on the CPU.
         streams: of the phase.
-        slots_per_task: S.
-        reset_memory: whether the memory began anew with every episode.
-        deterministic: whether the policy took its most probable actions.
-        device: where the policy acted.
-
-    Returns:
-        Tensors (M, T, B, *one slot's), zero on padding.
+        options: the other arguments of `memory_after`.
     """
     num_tasks, steps, num_episodes = episodes.rewards.shape
     recorded: Memory = ()
@@ -405,7 +392,7 @@ def memory_of(
         for kept, now in zip(recorded, actor.memory, strict=True):
             kept[:, step, wave][real] = now.cpu()[real]
 
-    _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, deterministic, device, record)
+    memory_after(policy, params, episodes, streams, before_step=record, **options)
     return recorded
 
 
@@ -419,34 +406,26 @@ def memory_after(
     reset_memory: bool = False,
     deterministic: bool = False,
     device: torch.device | str = "cpu",
-) -> Memory:
-    """Return what the policy remembers after the last step of each slot, tensors (M, S, ...); see `memory_of`."""
-    return _act_again(policy, params, episodes, streams, slots_per_task, reset_memory, deterministic, device)
-
-
-def _act_again(
-    policy: Policy,
-    params: Mapping[str, Tensor] | None,
-    episodes: TaskEpisodes,
-    streams: PhaseStreams,
-    slots_per_task: int,
-    reset_memory: bool,
-    deterministic: bool,
-    device: torch.device | str,
     before_step: Callable[[Actor, int, slice], None] | None = None,
 ) -> Memory:
-    """Act on what was observed, and return what is remembered in the end; see `memory_of`.
+    """Return what the policy remembers after the last step of each slot, by acting once more on what it observed.
+
+    Noise is keyed, and rows are computed in the same shape wherever they are, so that this is what was remembered in
+    the phase itself, bit for bit. Nothing has to be kept or sent meanwhile.
 
     Args:
-        policy: see `memory_of`, as for what is not said here.
+        policy: has chosen the actions.
         params: as the policy had them.
         episodes: of M tasks, on the CPU.
         streams: of the phase.
         slots_per_task: S.
         reset_memory: whether the memory began anew with every episode.
-        deterministic: see `memory_of`.
+        deterministic: whether the policy took its most probable actions.
         device: where the policy acted.
         before_step: is given what acts, the number of the step, and the wave's range of episodes.
+
+    Returns:
+        Tensors (M, S, *one slot's).
     """
     num_tasks, steps, num_episodes = episodes.rewards.shape
     rows = np.zeros((num_tasks * slots_per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)

@@ -1,0 +1,40 @@
+"""What a config must not ask of a learner: checks that several algorithms share."""
+
+from typing import Any
+
+from maml_rl.config import Config
+
+
+def refuse_hidden_rewards(config: Config) -> None:
+    """Refuse a config whose policy would not observe what its memory is to learn from.
+
+    Raises:
+        ConfigError: If the last action and reward are not observed.
+    """
+    if not config.observe_last:
+        raise config.error(
+            f"{config.algorithm} learns from the last action and reward; add 'observe-last: true'", "algorithm"
+        )
+
+
+def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:
+    """Refuse a replay that is smaller than what it keeps or drops as a whole.
+
+    Args:
+        config: says how long episodes are, if it says so.
+        env: of the config's family.
+        setting: key of `algorithm-settings` with the replay's size.
+        num_steps: its value.
+        num_episodes: of a trial.
+
+    Raises:
+        ConfigError: If a trial has more steps.
+    """
+    steps = (config.max_episode_steps or env.max_episode_steps or 1) * num_episodes
+    if num_steps < steps:
+        raise config.error(
+            f"a replay of {num_steps:,} steps has no room for {'a trial' if num_episodes > 1 else 'an episode'} of "
+            f"{steps:,}; use at least {steps}, better a hundred times as many",
+            "algorithm-settings",
+            setting,
+        )
