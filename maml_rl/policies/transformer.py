@@ -1,0 +1,351 @@
+"""A transformer: causal attention to the last steps of a trial, in one pass or token by token.
+
+Token by token, keys and values of the steps before are kept in a ring, so that a step computes those of the new token
+only. In the update one pass goes through whole sequences. The two agree to rounding.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from maml_rl.policies.heads import Params
+from maml_rl.policies.policy import Memory
+from maml_rl.policies.sequence_policy import ROWS, row_product
+
+# A token attends to a multiple of so many places, which depends on its own step alone: the same bits beside any others.
+_PLACES = 64
+# The longest wavelength of rotary positions, in steps, over 2 pi.
+_WAVELENGTH = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The sizes of a transformer.
+
+    Attributes:
+        context: N, tokens that a token attends to, itself among them.
+        num_layers: blocks of attention and a network of one hidden layer, 4 H wide.
+        num_heads: of attention; divides H into an even number.
+        num_key_value_heads: keys and values that groups of heads share; fewer make a smaller memory and faster steps.
+
+    Raises:
+        ValueError: If a number is not positive, or the heads do not divide each other.
+    """
+
+    context: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    num_key_value_heads: int = 1
+
+    def __post_init__(self) -> None:
+        for name, number in asdict(self).items():
+            if number < 1:
+                raise ValueError(f"{name} must be positive, got {number}")
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads must divide num_heads, {self.num_heads}, got {self.num_key_value_heads}"
+            )
+
+
+class Transformer(nn.Module):
+    """A decoder of pre-normalized blocks, whose positions are relative to each other (rotary embeddings).
+
+    Every layer attends to the last `context` tokens, so that a trial may be longer than the context. The memory is a
+    ring of keys and values, (num, layers, 2, key-value heads, context, H / heads), and the number of tokens so far,
+    (num,).
+
+    Args:
+        inputs: I, numbers that a token is made of.
+        width: H, of a token.
+        sizes: of the layers.
+        checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
+            less memory and a third more time; None for never.
+
+    Raises:
+        ValueError: If the heads do not divide the width.
+
+    Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; Su et al. 2021, https://arxiv.org/abs/2104.09864
+    (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values)
+    """
+
+    def __init__(self, inputs: int, width: int, sizes: Attention, *, checkpoint_above: int | None = 1024) -> None:
+        super().__init__()
+        if width % (2 * sizes.num_heads):
+            raise ValueError(
+                f"hidden_size must be a multiple of twice num_heads, {2 * sizes.num_heads}, got {width}; "
+                "positions turn pairs of numbers of a head"
+            )
+        self.width, self.sizes, self.checkpoint_above = width, sizes, checkpoint_above
+        self.head_size = width // sizes.num_heads
+        shared = self.head_size * sizes.num_key_value_heads
+        self.embed = _linear(inputs, width)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "attention_norm": nn.LayerNorm(width),
+                    "queries_keys_values": _linear(width, width + 2 * shared),
+                    "attended": _linear(width, width),
+                    "network_norm": nn.LayerNorm(width),
+                    "hidden": _linear(width, 4 * width),
+                    "output": _linear(4 * width, width),
+                }
+            )
+            for _ in range(sizes.num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw weights of N(0, 1 / inputs); those that add to a token are smaller the more blocks there are.
+
+        Source: Radford et al. 2019, section 2.3 (scaling by the number of residual layers)
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                std = 1.0 / math.sqrt(module.in_features)
+                if name.endswith((".attended", ".output")):
+                    std /= math.sqrt(2 * len(self.blocks))
+                nn.init.normal_(module.weight, 0.0, std, generator)
+                nn.init.zeros_(module.bias)
+
+    def initial_memory(self, num: int, like: Tensor) -> Memory:
+        """Return an empty ring (num, layers, 2, key-value heads, N, H / heads), and zeros (num,) int64.
+
+        The ring has the type of `like`, and both are on its device.
+        """
+        sizes = self.sizes
+        shape = num, sizes.num_layers, 2, sizes.num_key_value_heads, sizes.context, self.head_size
+        return like.new_zeros(shape), torch.zeros(num, dtype=torch.int64, device=like.device)
+
+    def run(self, inputs: Tensor, memory: Memory | None, params: Params) -> tuple[Tensor, Memory]:
+        """Go through sequences, differentiably.
+
+        Args:
+            inputs: (L, N, I).
+            memory: before the first token; None where trials begin.
+            params: by name, of the transformer's own shapes.
+
+        Returns:
+            Units (L, N, H), and the memory after them.
+        """
+        length, num, _ = inputs.shape
+        context = self.sizes.context
+        ring, count = self.initial_memory(num, inputs) if memory is None else memory
+        positions = count.unsqueeze(1) + torch.arange(length, device=inputs.device)
+        turn = _turn(positions, self.head_size, inputs.dtype)
+        is_new = memory is None
+        mask = None
+        if not is_new or length > context:
+            # The last token that was written to each place of the ring, negative where there was none.
+            places = torch.arange(context, device=inputs.device)
+            last = count.unsqueeze(1) - 1
+            written = last - (last - places) % context
+            written = torch.where(written < 0, -context - length, written)
+            at = positions if is_new else torch.cat((written, positions), 1)
+            behind = positions.unsqueeze(2) - at.unsqueeze(1)
+            mask = ((behind >= 0) & (behind < context)).unsqueeze(1)
+        tokens = F.linear(inputs.transpose(0, 1), params["embed.weight"], params["embed.bias"])
+        kept = []
+        again = self.checkpoint_above is not None and length > self.checkpoint_above and torch.is_grad_enabled()
+        for layer, block in enumerate(_blocks(params, self.sizes.num_layers)):
+            before = None if is_new else ring[:, layer]
+            if again:
+                tokens, new = checkpoint(
+                    self._block, tokens, block, before, turn, mask, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                tokens, new = self._block(tokens, block, before, turn, mask)
+            kept.append(new)
+        units = _normalize(tokens, params["norm.weight"], params["norm.bias"])
+        # Of more tokens than there are places the last ones stay.
+        fresh = torch.stack(kept, 1)[..., -context:, :]
+        places = positions[:, -context:] % context
+        index = places[:, None, None, None, :, None].expand(fresh.shape)
+        return units.transpose(0, 1), (ring.scatter(-2, index, fresh), count + length)
+
+    def _block(
+        self, tokens: Tensor, block: dict[str, Tensor], before: Tensor | None, turn: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return tokens (N, L, H) after a block, and their keys and values (N, 2, key-value heads, L, H / heads)."""
+        seen = _normalize(tokens, block["attention_norm.weight"], block["attention_norm.bias"])
+        mixed = F.linear(seen, block["queries_keys_values.weight"], block["queries_keys_values.bias"])
+        queries, new = self.split(mixed, turn)
+        keys, values = (new if before is None else torch.cat((before, new), -2)).unbind(1)
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        joined = attended.transpose(1, 2).flatten(2)
+        tokens = tokens + F.linear(joined, block["attended.weight"], block["attended.bias"])
+        seen = _normalize(tokens, block["network_norm.weight"], block["network_norm.bias"])
+        hidden = F.gelu(F.linear(seen, block["hidden.weight"], block["hidden.bias"]))
+        return tokens + F.linear(hidden, block["output.weight"], block["output.bias"]), new
+
+    def split(self, mixed: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """Return turned queries (N, heads, L, d), and turned keys with values (N, 2, key-value heads, L, d)."""
+        heads, shared = self.sizes.num_heads, self.sizes.num_key_value_heads
+        parts = mixed.unflatten(-1, (heads + 2 * shared, self.head_size)).transpose(1, 2)
+        queries, keys, values = parts.split((heads, shared, shared), 1)
+        return _rotate(queries, turn), torch.stack((_rotate(keys, turn), values), 1)
+
+
+class TokenStep:
+    """The next token of M x S slots under fixed parameters, without gradients.
+
+    Rows are multiplied in blocks of a fixed size, and a row attends to a number of places that depends on its own step
+    alone, so that its bits do not depend on the rows beside it.
+
+    Args:
+        transformer: whose parameters they are.
+        params: by name, shared or stacked (M, ...).
+        grid: M and S.
+        before: rows that stand before these in their block, of other tasks.
+
+    Attributes:
+        units: (rows, H), or (M, rows, H) under stacked parameters; each call overwrites them.
+        own: which of the rows are the slots'.
+    """
+
+    def __init__(self, transformer: Transformer, params: Params, grid: torch.Size, before: int) -> None:
+        self._transformer = transformer
+        self._is_stacked = params["embed.weight"].dim() == 3
+        num_tasks, slots = grid
+        count = slots if self._is_stacked else num_tasks * slots
+        # Rows of padding fill the last block; then no array has a rest that vector instructions leave over.
+        rows = -(-(before + count) // ROWS) * ROWS
+        self._lead = (num_tasks,) if self._is_stacked else ()
+        self._rows, self.own = rows, slice(before, before + count)
+        self._blocks = list(_blocks(params, transformer.sizes.num_layers))
+        self._params = params
+        weight = params["embed.weight"]
+        self._inputs = weight.new_zeros(*self._lead, rows, weight.shape[-1])
+        self._embed = self._layer(self._inputs, params, "embed")
+        width = transformer.width
+        self.units, self._joined = (weight.new_zeros(*self._lead, rows, width) for _ in range(2))
+        self._hidden = weight.new_zeros(*self._lead, rows, 4 * width)
+        self._layers = [
+            (
+                self._layer(self.units, block, "queries_keys_values"),
+                self._layer(self._joined, block, "attended"),
+                self._layer(self.units, block, "hidden"),
+                self._layer(self._hidden, block, "output"),
+            )
+            for block in self._blocks
+        ]
+
+    def __call__(self, inputs: Tensor, ring: Tensor, count: Tensor) -> None:
+        """Compute the units of the next tokens.
+
+        Args:
+            inputs: (M, S, I).
+            ring: (M * S, layers, 2, key-value heads, N, H / heads); gets the new tokens' keys and values.
+            count: (M * S,) tokens so far.
+        """
+        transformer, params = self._transformer, self._params
+        own = self._inputs[..., self.own, :]
+        own.copy_(inputs.reshape(own.shape))
+        turn = _turn(count.unsqueeze(1), transformer.head_size, self._inputs.dtype)
+        places = count % transformer.sizes.context
+        buckets = _buckets(count, transformer.sizes.context)
+        tokens = self._embed().clone()
+        for layer, (mix, attend, expand, contract) in enumerate(self._layers):
+            block = self._blocks[layer]
+            self.units.copy_(self._normalized(tokens, block, "attention_norm"))
+            queries, new = transformer.split(mix()[..., self.own, :].reshape(len(count), 1, -1), turn)
+            kept = ring[:, layer]
+            kept[torch.arange(len(count), device=kept.device), :, :, places] = new.squeeze(-2)
+            attended = _attend(queries, kept, buckets)
+            joined = self._joined[..., self.own, :]
+            joined.copy_(attended.reshape(joined.shape))
+            tokens += attend()
+            self.units.copy_(self._normalized(tokens, block, "network_norm"))
+            self._hidden.copy_(F.gelu(expand()))
+            tokens += contract()
+        self.units.copy_(self._normalized(tokens, params, "norm"))
+
+    def _layer(self, units: Tensor, params: Params, name: str) -> Callable[[], Tensor]:
+        """Return what multiplies `units` by a layer's weights."""
+        weight, bias = params[f"{name}.weight"].mT.contiguous(), params[f"{name}.bias"]
+        out = weight.new_empty(*self._lead, self._rows, weight.shape[-1])
+        product = row_product(units, weight, bias, out)
+
+        def multiply() -> Tensor:
+            product()
+            return out
+
+        return multiply
+
+    def _normalized(self, tokens: Tensor, params: Params, name: str) -> Tensor:
+        return _normalize(tokens, params[f"{name}.weight"], params[f"{name}.bias"])
+
+
+def _buckets(count: Tensor, context: int) -> list[tuple[Tensor | None, int, Tensor]]:
+    """Return rows that attend to equally many places, their number of places, and (rows, 1, 1, places) which count.
+
+    The rows are None where they are all.
+    """
+    needed = (count + 1).clamp(max=context)
+    rounded = ((needed + _PLACES - 1) // _PLACES * _PLACES).clamp(max=context)
+    lengths = [int(rounded[0])] if bool((rounded == rounded[0]).all()) else rounded.unique().tolist()
+    buckets = []
+    for length in lengths:
+        rows = None if len(lengths) == 1 else (rounded == length).nonzero().squeeze(1)
+        here = needed if rows is None else needed[rows]
+        places = torch.arange(length, device=count.device)
+        buckets.append((rows, length, (places < here.unsqueeze(1))[:, None, None, :]))
+    return buckets
+
+
+def _attend(queries: Tensor, kept: Tensor, buckets: list[tuple[Tensor | None, int, Tensor]]) -> Tensor:
+    """Return what one token of each row attends to, (R, heads, 1, d), from kept keys and values (R, 2, g, N, d)."""
+    # Heads that share keys and values are queries of one head.
+    grouped = queries.unflatten(1, (kept.shape[2], -1)).squeeze(3)
+    attended = torch.empty_like(grouped)
+    for rows, length, mask in buckets:
+        asked, known = (grouped, kept) if rows is None else (grouped[rows], kept[rows])
+        keys, values = known[..., :length, :].unbind(1)
+        result = F.scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
+        attended[slice(None) if rows is None else rows] = result
+    return attended.flatten(1, 2).unsqueeze(2)
+
+
+def within(params: Params, prefix: str) -> dict[str, Tensor]:
+    """Return the parameters whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
+
+
+def _blocks(params: Params, num_layers: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the parameters of each block by their names within it."""
+    for layer in range(num_layers):
+        yield within(params, f"blocks.{layer}.")
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """Return a layer without initial weights: its constructor would draw from the global random state."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    return layer
+
+
+def _normalize(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Normalize tokens (..., H), or (M, rows, H) of tasks that have their own weights (M, H)."""
+    if weight.dim() == 2:
+        return torch.addcmul(bias.unsqueeze(1), F.layer_norm(tokens, tokens.shape[-1:]), weight.unsqueeze(1))
+    return F.layer_norm(tokens, tokens.shape[-1:], weight, bias)
+
+
+def _turn(positions: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
+    """Return the cosines and sines of rotary positions (N, L), as (2, N, 1, L, head size / 2)."""
+    pairs = torch.arange(head_size // 2, dtype=torch.float64, device=positions.device)
+    angles = positions.unsqueeze(-1) / _WAVELENGTH ** (2.0 * pairs / head_size)
+    # In double precision, so that rounding does not depend on where in an array an angle stands.
+    return torch.stack((angles.cos(), angles.sin())).unsqueeze(2).to(dtype)
+
+
+def _rotate(vectors: Tensor, turn: Tensor) -> Tensor:
+    """Turn pairs of numbers of (N, heads, L, d) by their positions."""
+    first, second = vectors.chunk(2, -1)
+    cosine, sine = turn
+    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), -1)
