@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -28,8 +28,8 @@ from maml_rl.metalearners.soft_actor_critic import (
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
-from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.recurrent_actor import RecurrentActor
+from maml_rl.policies.transformer import Attention
 from maml_rl.policies.trial_encoder import TrialEncoder, action_unit, encode, make_linear, through
 
 Units = Annotated[int, Field(ge=0, le=2**31)]
@@ -104,8 +104,14 @@ class RSAC(MetaLearner):
     class Settings(SACSettings):
         """Settings of recurrent SAC."""
 
-        cell: Annotated[Cell, Field(description="recurrent layer of actor and critics")] = "gru"
-        hidden_size: Annotated[Count, Field(description="units of the recurrent layers")] = 64
+        cell: Annotated[
+            Literal["gru", "lstm", "transformer"],
+            Field(description="memories of actor and critics: recurrent layers, or attention to the last steps"),
+        ] = "gru"
+        hidden_size: Annotated[Count, Field(description="units of the recurrent layers, or width of a token")] = 64
+        context: Annotated[Count, Field(description="steps that a transformer attends to")] = 128
+        num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
+        num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4
         observation_embedding: Annotated[Count, Field(description="units that embed an observation")] = 32
         action_embedding: Annotated[Units, Field(description="units that embed the last action; 0: not an input")] = 8
         reward_embedding: Annotated[Units, Field(description="units that embed the last reward; 0: not an input")] = 8
@@ -154,19 +160,24 @@ class RSAC(MetaLearner):
         """Make a recurrent actor.
 
         Raises:
-            ConfigError: If it would not observe its last step, or the replay is smaller than a trial.
+            ConfigError: If it would not observe its last step, the replay is smaller than a trial, or the sizes of a
+                transformer do not divide each other.
         """
         refuse_hidden_rewards(config)
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
-        return RecurrentActor(
-            env.single_observation_space,
-            env.single_action_space,
-            settings.hidden_size,
-            config.hidden_sizes,
-            cell=settings.cell,
-            embeddings=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
-            seed=config.seed,
-        )
+        attention = Attention(settings.context, settings.num_layers, settings.num_heads)
+        try:
+            return RecurrentActor(
+                env.single_observation_space,
+                env.single_action_space,
+                settings.hidden_size,
+                config.hidden_sizes,
+                cell=attention if settings.cell == "transformer" else settings.cell,
+                embeddings=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
+                seed=config.seed,
+            )
+        except ValueError as error:
+            raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Keep the trials, and take steps on batches of all that are kept, once there are enough.

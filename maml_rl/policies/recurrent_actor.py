@@ -14,10 +14,43 @@ from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.sequence_policy import ROWS
+from maml_rl.policies.transformer import Attention, TokenStep, Transformer, within
 from maml_rl.policies.trial_encoder import TrialEncoder, make_linear, through
 
 # Of the last layer: actions are near the middle of their range at first, and noise as large as the range.
 _LAST_LAYER = 3e-3
+
+
+class _Rows:
+    """The rows of M x S slots in blocks of one shape, so that each row is rounded in the same way wherever it is.
+
+    Args:
+        grid: M and S.
+        first_task: the number of the first task; None under stacked parameters, where all rows are one block (M, S).
+    """
+
+    def __init__(self, grid: torch.Size, first_task: int | None) -> None:
+        self.grid, self._is_stacked = grid, first_task is None
+        # Rows that stand before these in their block, of other tasks.
+        self.before = 0 if first_task is None else first_task * grid[1] % ROWS
+
+    def split(self, values: Tensor) -> Sequence[Tensor]:
+        """Return the blocks of values (M, S, ...), zeros beside them."""
+        if self._is_stacked:
+            return (values,)
+        flat = values.flatten(0, 1)
+        padded = flat.new_zeros(-(-(self.before + len(flat)) // ROWS) * ROWS, *flat.shape[1:])
+        padded[self.before : self.before + len(flat)] = flat
+        blocks: Sequence[Tensor] = padded.split(ROWS)
+        return blocks
+
+    def join(self, blocks: Sequence[Tensor]) -> Tensor:
+        """Return the values (M, S, ...) of blocks."""
+        if self._is_stacked:
+            return blocks[0]
+        own = slice(self.before, self.before + self.grid.numel())
+        joined: Tensor = torch.cat(tuple(blocks))[own].unflatten(0, self.grid)
+        return joined
 
 
 class RecurrentActor(MemoryPolicy):
@@ -28,15 +61,15 @@ class RecurrentActor(MemoryPolicy):
     Args:
         observation_space: of one environment, which shows the last step: make it with `observe_last`.
         action_space: a bounded Box, or Discrete.
-        hidden_size: units of the recurrent layer.
+        hidden_size: units of the layer that remembers.
         hidden_sizes: of the layers above it.
-        cell: "gru" or "lstm".
+        cell: "gru", "lstm", or the sizes of a transformer.
         embeddings: units for the observation, the last action and the last reward; 0 leaves one out.
         seed: of the initial weights; the global random state does not change.
 
     Raises:
         TypeError: If a space is not supported.
-        ValueError: If the observations do not show the last step.
+        ValueError: If the observations do not show the last step, or `hidden_size` does not fit to the transformer.
 
     Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
     """
@@ -50,7 +83,7 @@ class RecurrentActor(MemoryPolicy):
         hidden_size: int = 64,
         hidden_sizes: Sequence[int] = (128, 128),
         *,
-        cell: Cell = "gru",
+        cell: Cell | Attention = "gru",
         embeddings: tuple[int, int, int] = (32, 8, 0),
         seed: int = 0,
     ) -> None:
@@ -84,43 +117,50 @@ class RecurrentActor(MemoryPolicy):
         self.distributions.check_actions(action_space)
 
     def initial_memory(self, num: int) -> Memory:
-        """Return zeros (num, H), twice for an LSTM."""
+        """Return zeros (num, H), twice for an LSTM, or what a transformer begins with."""
         return self.encoder.initial_state(num, self.head.weight)
 
-    act = MemoryPolicy._act_by_actor
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
+        # The actor of a transformer writes into the ring that it is given.
+        ring, *rest = memory
+        memory = (ring.clone(), *rest) if isinstance(self.encoder.core, Transformer) else memory
+        return self._act_by_actor(observations, noise, memory, params)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
+        """Return `act` under fixed parameters, without gradients; see `Policy.actor`.
+
+        With a transformer it writes into the ring that it is given, as `TransformerPolicy.actor` does.
+        """
         params = {name: value.detach() for name, value in params.items()}
-        of_encoder = self._of_encoder(params)
+        of_encoder, core = self._of_encoder(params), self.encoder.core
+        is_stacked = params["head.weight"].dim() == 3
+        tokens: dict[torch.Size, TokenStep] = {}
 
-        def step(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            after = self.encoder.step(observations, memory, of_encoder)
-            parameters = self.parameters_of(after[0], observations, params)
-            return self.distributions.act(parameters, noise), after
-
-        if params["head.weight"].dim() == 3:
-            return step
+        def remember(rows: _Rows, observations: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            if not isinstance(core, Transformer):
+                states = zip(*map(rows.split, (observations, *memory)), strict=True)
+                after = [self.encoder.step(seen, tuple(state), of_encoder) for seen, *state in states]
+                joined = tuple(map(rows.join, zip(*after, strict=True)))
+                return joined[0], joined
+            if rows.grid not in tokens:
+                tokens[rows.grid] = TokenStep(core, within(of_encoder, "core."), rows.grid, rows.before)
+            token, (ring, count) = tokens[rows.grid], memory
+            embedded = rows.join([self.encoder.embed(seen, of_encoder) for seen in rows.split(observations)])
+            token(embedded, ring.flatten(0, 1), count.flatten())
+            return token.units[..., token.own, :].reshape(*rows.grid, -1), (ring, count + 1)
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            num_tasks, slots = noise.shape[:2]
-            before, count = first_task * slots % ROWS, num_tasks * slots
-            rows = -(-(before + count) // ROWS) * ROWS
-            padded = []
-            for given in (observations.to(self.head.weight.dtype), noise, *memory):
-                flat = given.reshape(count, *given.shape[2:])
-                padded.append(flat.new_zeros(rows, *flat.shape[1:]))
-                padded[-1][before : before + count] = flat
-            # Every block has the same shape, so that each row is rounded in the same way wherever it is computed.
-            blocks = [
-                step(seen, drawn, tuple(kept))
-                for seen, drawn, *kept in zip(*(tensor.split(ROWS) for tensor in padded), strict=True)
+            rows = _Rows(noise.shape[:2], None if is_stacked else first_task)
+            observations = observations.to(self.head.weight.dtype)
+            units, after = remember(rows, observations, memory)
+            blocks = zip(*map(rows.split, (units, observations, noise)), strict=True)
+            chosen = [
+                self.distributions.act(self.parameters_of(known, seen, params), drawn) for known, seen, drawn in blocks
             ]
-            actions, *after = (
-                torch.cat(parts)[before : before + count].unflatten(0, (num_tasks, slots))
-                for parts in zip(*((actions, *after) for actions, after in blocks), strict=True)
-            )
-            return actions, tuple(after)
+            return rows.join(chosen), after
 
         return act
 

@@ -1,4 +1,4 @@
-"""A recurrent encoder of trials: embeds what is seen, the last action and its reward, and remembers.
+"""An encoder of trials: embeds what is seen, the last action and its reward, and remembers.
 
 Observations are those that show the last step: the environment's own, the last action, the last reward, and whether an
 episode has ended; see `LastStepParts`.
@@ -18,6 +18,7 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, weights_of, zero_state
 from maml_rl.policies.sequence_policy import affine
+from maml_rl.policies.transformer import Attention, Transformer, within
 
 
 def through(inputs: Tensor, params: Params, name: str) -> Tensor:
@@ -35,21 +36,22 @@ def make_linear(inputs: int, outputs: int, generator: torch.Generator, bound: fl
 
 
 class TrialEncoder(nn.Module):
-    """Embeddings of observation, last action and last reward, each linear and a ReLU, under a recurrent layer.
+    """Embeddings of observation, last action and last reward, each linear and a ReLU, under a layer that remembers.
 
     Args:
         observation_space: of one environment, which shows the last step.
         action_space: of one environment.
-        hidden_size: H, units of the recurrent layer.
-        cell: of the recurrent layer.
+        hidden_size: H, units of the layer.
+        cell: of a recurrent layer; or the sizes of a transformer, whose state is its ring: see `Transformer`.
         embeddings: units for the observation, the last action and the last reward; 0 leaves one out.
         generator: draws the initial weights.
 
     Raises:
-        ValueError: If the observations do not show the last step.
+        ValueError: If the observations do not show the last step, or H is no width of the transformer.
     """
 
     unit: Tensor
+    core: nn.GRU | nn.LSTM | Transformer
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class TrialEncoder(nn.Module):
         action_space: gymnasium.Space[Any],
         hidden_size: int,
         *,
-        cell: Cell,
+        cell: Cell | Attention,
         embeddings: tuple[int, int, int],
         generator: torch.Generator,
     ) -> None:
@@ -70,7 +72,12 @@ class TrialEncoder(nn.Module):
         self.embedded = {name: units for name, units in zip(sizes, embeddings, strict=True) if units}
         for name, units in self.embedded.items():
             setattr(self, name, make_linear(sizes[name], units, generator))
-        self.core = make_recurrent(cell, sum(self.embedded.values()), hidden_size, generator)
+        inputs = sum(self.embedded.values())
+        if isinstance(cell, Attention):
+            self.core = Transformer(inputs, hidden_size, cell)
+            self.core.initialize(generator)
+        else:
+            self.core = make_recurrent(cell, inputs, hidden_size, generator)
 
     def own_params(self) -> dict[str, Tensor]:
         """Return the parameters by name."""
@@ -108,11 +115,14 @@ class TrialEncoder(nn.Module):
         """
         params = self.own_params() if params is None else params
         inputs = self.embed(observations, params)
+        if isinstance(self.core, Transformer):
+            return self.core.run(inputs, state, within(params, "core."))
         state = self.initial_state(observations.shape[1], inputs) if state is None else state
+        assert not isinstance(self.cell, Attention)
         return run(self.cell, inputs, state, weights_of(params, "core"))
 
     def step(self, observations: Tensor, state: Memory, params: Params) -> Memory:
-        """Return the state after one more step, without the kernels of sequences.
+        """Return the state of a recurrent layer after one more step, without the kernels of sequences.
 
         Args:
             observations: (R, size), or (M, S, size) under stacked parameters.
@@ -121,10 +131,14 @@ class TrialEncoder(nn.Module):
         """
         of_input, of_memory, input_bias, memory_bias = weights_of(params, "core")
         entering = affine(self.embed(observations, params), of_input, input_bias)
+        assert not isinstance(self.cell, Attention)
         return next_state(self.cell, entering, affine(state[0], of_memory, memory_bias), state)
 
     def initial_state(self, num: int, like: Tensor) -> Memory:
-        """Return zeros (num, H), twice for an LSTM, of the type and on the device of `like`."""
+        """Return zeros (num, H), twice for an LSTM, or an empty ring, of the type and on the device of `like`."""
+        if isinstance(self.core, Transformer):
+            return self.core.initial_memory(num, like)
+        assert not isinstance(self.cell, Attention)
         return zero_state(self.cell, num, self.hidden_size, like)
 
 

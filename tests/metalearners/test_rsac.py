@@ -20,18 +20,21 @@ from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.recurrent_actor import RecurrentActor
+from maml_rl.policies.transformer import Attention
 from tests.small_runs import config_of
 
 GAMMA = 0.8
 BOX = spaces.Box(np.array([-0.5, 0.0], np.float32), np.array([0.5, 2.0], np.float32))
 ACTIONS = {"box": BOX, "discrete": spaces.Discrete(3)}
 SIZE = 3
+ATTENTION = Attention(context=4, num_layers=1, num_heads=1)
 
 
-def make(kind: str, cell: str = "gru", **settings: Any) -> RSAC:
+def make(kind: str, cell: Any = "gru", **settings: Any) -> RSAC:
     action = ACTIONS[kind]
     observation = spaces.Box(-np.inf, np.inf, (SIZE + spaces.flatdim(action) + 2,), np.float32)
-    policy = RecurrentActor(observation, action, 5, (6, 4), cell=cell, embeddings=(4, 3, 2)).double()
+    size = 6 if isinstance(cell, Attention) else 5
+    policy = RecurrentActor(observation, action, size, (6, 4), cell=cell, embeddings=(4, 3, 2)).double()
     learner = RSAC(policy, None, settings=RSAC.Settings.from_arguments(**settings), collection=Collection(gamma=GAMMA))
     generator = torch.Generator().manual_seed(3)
     for network in (learner.policy, learner.critics, learner.targets):
@@ -188,8 +191,8 @@ def test_losses_and_gradients_are_those_of_plain_loops(kind: str) -> None:
     assert all(param.grad is None for param in learner.targets.parameters())
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_padding_changes_nothing(cell: str) -> None:
+@pytest.mark.parametrize("cell", ["gru", "lstm", ATTENTION])
+def test_padding_changes_nothing(cell: Any) -> None:
     learner = make("box", cell)
     trials = make_trials(learner, [4, 4], [True, False])
     generator = torch.Generator().manual_seed(9)
@@ -251,8 +254,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("kind", "cell"), [("box", "gru"), ("discrete", "lstm")])
-def test_memory_is_learned_from_what_others_did(kind: str, cell: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "cell"),
+    [("box", "gru"), ("discrete", "lstm"), pytest.param("discrete", ATTENTION, marks=pytest.mark.slow)],
+)
+def test_memory_is_learned_from_what_others_did(kind: str, cell: Any) -> None:
     """What is right is shown at the first step and asked for at the last; all actions in the trials are random."""
     action = spaces.Box(-1.0, 1.0, (1,)) if kind == "box" else spaces.Discrete(2)
     width = spaces.flatdim(action) + 3
@@ -300,6 +306,10 @@ def config_for(**values: Any) -> Any:
         (
             {"algorithm_settings": {"buffer-steps": 7}},
             "a replay of 7 steps has no room for a trial of 40; use at least 40",
+        ),
+        (
+            {"algorithm_settings": {"cell": "transformer", "hidden-size": 20}},
+            "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 20",
         ),
         ({"slots_per_task": 2}, "the episodes of a trial follow each other in one slot; leave it out"),
         (

@@ -1,5 +1,7 @@
 """The recurrent actor: step by step and through whole sequences, for each cell and kind of action."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,16 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.policies.recurrent_actor import RecurrentActor
+from maml_rl.policies.transformer import Attention
 
 PLANE = spaces.Box(-0.1, np.array([0.1, 0.3], np.float32), (2,))
 ACTIONS = {"box": PLANE, "discrete": spaces.Discrete(3)}
 NUM_TASKS, SLOTS, LENGTH = 3, 2, 5
+# A context shorter than the sequences.
+CELLS = ["gru", "lstm", Attention(context=3, num_layers=2, num_heads=3)]
 
 
-def make(kind: str, cell: str, reward: int = 4, seed: int = 0) -> RecurrentActor:
+def make(kind: str, cell: Any, reward: int = 4, seed: int = 0) -> RecurrentActor:
     action = ACTIONS[kind]
     observation = spaces.Box(-np.inf, np.inf, (3 + spaces.flatdim(action) + 2,), np.float32)
     policy = RecurrentActor(observation, action, 6, (7, 5), cell=cell, embeddings=(4, 3, reward), seed=seed)
@@ -34,14 +39,19 @@ def inputs(policy: RecurrentActor, *lead: int, seed: int = 1) -> tuple[Tensor, T
 
 def memory_of(policy: RecurrentActor, num_tasks: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(2)
-    return tuple(
-        torch.randn((num_tasks, SLOTS, *x.shape[1:]), generator=generator).tanh() for x in policy.initial_memory(1)
-    )
+
+    def draw(like: Tensor) -> Tensor:
+        shape = num_tasks, SLOTS, *like.shape[1:]
+        if like.is_floating_point():
+            return torch.randn(shape, generator=generator).tanh()
+        return torch.randint(5, shape, generator=generator)
+
+    return tuple(map(draw, policy.initial_memory(1)))
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_acting_step_by_step_is_the_unrolled_sequence(kind: str, cell: str) -> None:
+def test_acting_step_by_step_is_the_unrolled_sequence(kind: str, cell: Any) -> None:
     policy = make(kind, cell)
     observations, noise = inputs(policy, LENGTH, NUM_TASKS, SLOTS)
     memory = tuple(x.unflatten(0, (NUM_TASKS, SLOTS)) for x in policy.initial_memory(NUM_TASKS * SLOTS))
@@ -56,22 +66,23 @@ def test_acting_step_by_step_is_the_unrolled_sequence(kind: str, cell: str) -> N
         torch.testing.assert_close(mine.flatten(0, 1), other)
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_what_a_task_does_depends_on_no_other_task_to_the_last_bit(cell: str) -> None:
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_a_task_does_depends_on_no_other_task_to_the_last_bit(cell: Any) -> None:
     policy = make("box", cell)
     params = dict(policy.named_parameters())
     observations, noise = inputs(policy, 90, SLOTS)
     memory = memory_of(policy, 90)
-    actions, after = policy.actor(params)(observations, noise, memory)
+    actions, after = policy.act(observations, noise, memory)
     for part in (slice(0, 1), slice(31, 34), slice(40, 90)):
-        alone = policy.actor(params, part.start)(observations[part], noise[part], tuple(x[part] for x in memory))
+        of_part = tuple(x[part].clone() for x in memory)
+        alone = policy.actor(params, part.start)(observations[part], noise[part], of_part)
         assert torch.equal(alone[0], actions[part])
         assert all(torch.equal(mine, other[part]) for mine, other in zip(alone[1], after, strict=True))
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_parameters_of_each_task_act_as_in_a_policy_of_their_own(kind: str, cell: str) -> None:
+def test_parameters_of_each_task_act_as_in_a_policy_of_their_own(kind: str, cell: Any) -> None:
     policies = [make(kind, cell, seed=seed) for seed in range(NUM_TASKS)]
     stacked = {
         name: torch.stack([dict(policy.named_parameters())[name].detach() for policy in policies])
