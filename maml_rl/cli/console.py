@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn, get_args
 
 from maml_rl.config.config import Config
-from maml_rl.config.yaml_source import suggest
+from maml_rl.config.yaml_source import parse_value, suggest
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -24,6 +24,17 @@ _READER_GONE = 128 + getattr(signal, "SIGPIPE", 13)
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 # How many characters of a wrong value a line shows.
 _SHOWN = 80
+# Options of a Ray cluster, by key. Without them some settings are as the run has them, None here, and others are these:
+# a reservation was made for the training, and a runtime_env may execute anything.
+_OF_RAY: dict[str, tuple[Any] | None] = {
+    "ray-start-timeout": None,
+    "ray-head-timeout": None,
+    "ray-num-cpus": None,
+    "ray-resources": None,
+    "ray-placement-group": (None,),
+    "ray-runtime-env": ({},),
+    "ray-log-to-driver": None,
+}
 
 
 class Ended(KeyboardInterrupt):
@@ -121,10 +132,10 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="refuse a Ray cluster with fewer CPUs than workers, instead of going on with fewer",
     )
-    for name, meaning in (("start", "the first Ray actor may take to start"), ("head", "the head node may be away")):
-        parser.add_argument(
-            f"--ray-{name}-timeout", type=float, help=f"seconds that {meaning} (default: as the run has it)"
-        )
+    for key, before in _OF_RAY.items():
+        meaning = Config.model_fields[key.replace("-", "_")].description or ""
+        default = "as the run has it" if before is None else "none"
+        parser.add_argument(f"--{key}", metavar="VALUE", help=f"{meaning} (default: {default})".replace("%", "%%"))
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -139,10 +150,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 def placement(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the options of `add_placement` say, as settings of a config; where a run was trained says nothing."""
     given = options.backend or "auto", options.num_workers, options.ray_address, bool(options.strict)
-    limits = {"ray-start-timeout": options.ray_start_timeout, "ray-head-timeout": options.ray_head_timeout}
+    of_ray = {key: getattr(options, key.replace("-", "_")) for key in _OF_RAY}
     return {
         **dict(zip(("backend", "num-workers", "ray-address", "strict"), given, strict=True)),
-        **{name: seconds for name, seconds in limits.items() if seconds is not None},
+        **{key: before[0] for key, before in _OF_RAY.items() if before is not None},
+        **{key: parse_value(text, f"--{key}") for key, text in of_ray.items() if text is not None},
     }
 
 

@@ -211,6 +211,31 @@ class Config(SettingsModel):
     ray_head_timeout: Annotated[
         Positive, Field(description="seconds for which the head node of the Ray cluster may be away")
     ] = 10.0
+    ray_num_cpus: Annotated[
+        Positive, Field(description="CPUs that each Ray actor asks for; with a fraction, several actors share one")
+    ] = 1.0
+    ray_resources: Annotated[
+        dict[str, Positive],
+        BeforeValidator(_none_is_empty),
+        Field(
+            description="what else each Ray actor asks for: GPU, memory in bytes, or names that nodes were started with"
+        ),
+    ] = {}
+    ray_placement_group: Annotated[
+        Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None,
+        Field(
+            description="reserve all num-workers Ray actors at once, laid out like this; null: place each for itself"
+        ),
+    ] = None
+    ray_runtime_env: Annotated[
+        dict[str, JsonValue],
+        BeforeValidator(_finite),
+        BeforeValidator(_none_is_empty),
+        Field(description="Ray's runtime_env of the actors, as {pip: [simulator]}"),
+    ] = {}
+    ray_log_to_driver: Annotated[
+        bool, Field(description="show what Ray actors print, and what Ray says of the cluster")
+    ] = False
     update: Annotated[
         Literal["auto", "driver", "workers"],
         Field(

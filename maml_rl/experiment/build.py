@@ -45,7 +45,10 @@ from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 # Ways of collecting, which are for training alone.
 _MODES = ("inference", "num_groups", "recv_timeout", "update")
 # What may be the cause of an error when a sampler is made.
-_CAUSES = (*_MODES, "stepping", "stepping_threads", "backend")
+_CAUSES = (
+    *(*_MODES, "stepping", "stepping_threads"),
+    *("ray_num_cpus", "ray_resources", "ray_placement_group", "backend"),
+)
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
 
@@ -279,7 +282,8 @@ class Experiment:
             chosen = [name for name in _CAUSES if name in placement and _is_chosen(config, name)]
             if not chosen:
                 raise
-            raise config.error(str(error), chosen[0].replace("_", "-")) from error
+            named = [name for name in chosen if name in str(error)] or chosen
+            raise config.error(str(error), named[0].replace("_", "-")) from error
 
     def _placement(self, evaluation: bool) -> dict[str, Any]:
         """Return what the config says of the fields of `Placement`; an evaluation is sampled in the default mode."""

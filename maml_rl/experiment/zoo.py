@@ -35,6 +35,11 @@ _NOT_KEPT = {
     "ray_address",
     "ray_start_timeout",
     "ray_head_timeout",
+    "ray_num_cpus",
+    "ray_resources",
+    "ray_placement_group",
+    "ray_runtime_env",
+    "ray_log_to_driver",
 }
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 # What a policy's folder holds, so that no policy can be called like it.

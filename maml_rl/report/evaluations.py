@@ -98,7 +98,7 @@ def evaluate_group(
     """
     # Where a run was trained says nothing about where its policy is tried.
     here = {"backend": "auto", "num-workers": num_workers, "ray-address": None, "strict": False}
-    settings = here | dict(placement or {})
+    settings = {**here, "ray-placement-group": None, "ray-runtime-env": {}, **(placement or {})}
     evaluations: list[Evaluation] = []
     notices: list[str] = []
     sampled = untrained = held_out = None

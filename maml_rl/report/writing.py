@@ -59,7 +59,7 @@ def write_report(
         num_videos: tasks of which a video is made, for families that draw themselves.
         num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
         placement: other settings of a config that say where its episodes are sampled: "backend", "num-workers",
-            "ray-address", "strict", "ray-start-timeout", "ray-head-timeout".
+            "ray-address", "strict", and others that begin with "ray-".
         trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
             Without it nothing of the kind is imported, be it installed or not; such policies are shown as far as their
             files tell, and not tried.

@@ -24,7 +24,8 @@ from maml_rl.config.config import Config
 from maml_rl.runs.atomic_files import replace_file
 
 _PACKAGE = "maml_rl"
-_CLUSTER = "ray-address"
+# What says where a run samples: a cluster, and what its actors are to execute first.
+_CLUSTER, _RUNTIME_ENV = "ray-address", "ray-runtime-env"
 _SITE_NAMES = "site-packages", "dist-packages"
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
     if unknown:
         key, value = next(iter(unknown.items()))
         also = "".join(f" and {other!r}" for other in list(unknown.values())[1:])
-        what = "a cluster" if key == _CLUSTER else "code that is not installed, and"
+        what = {_CLUSTER: "a cluster", _RUNTIME_ENV: "a runtime_env"}.get(key, "code that is not installed, and")
         raise config.error(
             f"{value!r}{also} is {what} that you have not trained with; {remedy} if you trust who made the run, as "
             "this executes it",
@@ -79,22 +80,26 @@ def remember_code(config: Config) -> None:
 
 
 def _named(config: Config) -> dict[str, str]:
-    """Return what a config names by key: code, and the cluster that samples."""
-    cluster = config.ray_address if config.backend == "ray" else None
-    return config.named_code() | ({} if cluster is None else {_CLUSTER: cluster})
+    """Return what a config names by key: code, the cluster that samples, and the runtime_env of its actors."""
+    named = config.named_code()
+    if config.backend == "ray":
+        env = config.ray_runtime_env
+        sampled = {_CLUSTER: config.ray_address, _RUNTIME_ENV: json.dumps(env, sort_keys=True) if env else None}
+        named |= {key: value for key, value in sampled.items() if value is not None}
+    return named
 
 
 def _is_known(key: str, value: str) -> bool:
-    if key != _CLUSTER and _is_installed(value.partition(":")[0].partition(".")[0]):
+    if key not in (_CLUSTER, _RUNTIME_ENV) and _is_installed(value.partition(":")[0].partition(".")[0]):
         return True
     entry = _entry(key, value)
     return entry is not None and _file(entry).is_file()
 
 
 def _entry(key: str, value: str) -> str | None:
-    """Return what is written down of a module or a cluster; None of a module that is not found."""
-    if key == _CLUSTER:
-        return json.dumps({_CLUSTER: value})
+    """Return what is written down of a module, a cluster or a runtime_env; None of a module that is not found."""
+    if key in (_CLUSTER, _RUNTIME_ENV):
+        return json.dumps({key: value})
     module = value.partition(":")[0]
     places = _places(module.partition(".")[0])
     return json.dumps({"module": module, "from": list(map(str, places))}) if places else None

@@ -31,7 +31,7 @@ from maml_rl.samplers.hosting import HostedBatch, RemoteHosts
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import Inference, Placement, Update
+from maml_rl.samplers.placement import Inference, Layout, Placement, Update
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_after, memory_of, try_memory
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.spaces import require_numbers
@@ -90,6 +90,13 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         strict: refuse a Ray cluster that has fewer CPUs than `num_workers`, instead of going on with fewer workers.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
+        ray_num_cpus: CPUs that each Ray actor asks for; with a fraction several actors share one.
+        ray_resources: what else each Ray actor asks for, by name: "GPU", "memory" in bytes, or resources of its nodes'
+            own.
+        ray_placement_group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD": reserve what all `num_workers` actors
+            ask for at once, laid out in this way; None to place each actor for itself, evenly over the nodes.
+        ray_runtime_env: Ray's `runtime_env` of the actors.
+        ray_log_to_driver: show here what actors print, and what Ray says of the cluster.
         update: for metalearners on a Ray cluster: "workers" keep the episodes and compute the update; the "driver" gets
             the episodes; "auto": the workers where learner and baseline allow it.
         slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
@@ -150,6 +157,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         strict: bool = False,
         ray_start_timeout: float = 120.0,
         ray_head_timeout: float = 10.0,
+        ray_num_cpus: float = 1.0,
+        ray_resources: Mapping[str, float] | None = None,
+        ray_placement_group: Layout | None = None,
+        ray_runtime_env: Mapping[str, Any] | None = None,
+        ray_log_to_driver: bool = False,
         update: Update = "auto",
         slots_per_task: int | None = None,
         max_episode_steps: int | None = None,
@@ -208,6 +220,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             strict=strict,
             ray_start_timeout=ray_start_timeout,
             ray_head_timeout=ray_head_timeout,
+            ray_num_cpus=ray_num_cpus,
+            ray_resources=ray_resources or {},
+            ray_placement_group=ray_placement_group,
+            ray_runtime_env=ray_runtime_env or {},
+            ray_log_to_driver=ray_log_to_driver,
             update=update,
         )
         self._recipe = self._recipe.with_rules(self.placement.call_rules)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules, Stepping
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 Inference = Literal["auto", "central", "worker"]
 # Where the update is: in the process that learns, or in the workers, which then keep the episodes.
 Update = Literal["auto", "driver", "workers"]
+# How Ray lays a placement group out over nodes.
+Layout = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 BACKENDS = ("auto", "in-process", "processes", "ray")
+# Ray counts in ten-thousandths.
+_LEAST_AMOUNT = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,13 @@ class Placement:
         strict: refuse a Ray cluster that has fewer CPUs than `num_workers`.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away.
+        ray_num_cpus: CPUs that each Ray actor asks for; a fraction has several actors share one.
+        ray_resources: what else each Ray actor asks for, by name: "GPU", "memory" in bytes, or resources of its nodes'
+            own.
+        ray_placement_group: reserve the CPUs and resources of all `num_workers` actors at once, laid out in this way;
+            None to place each actor for itself, evenly over the nodes there are.
+        ray_runtime_env: Ray's `runtime_env` of the actors.
+        ray_log_to_driver: show here what actors print, and what Ray says of the cluster.
         update: "workers": those of a Ray cluster keep the episodes, and compute the update; "driver": this process
             gets the episodes; "auto": in the workers where that is possible.
 
@@ -67,6 +79,11 @@ class Placement:
     strict: bool = False
     ray_start_timeout: float = 120.0
     ray_head_timeout: float = 10.0
+    ray_num_cpus: float = 1.0
+    ray_resources: Mapping[str, float] = field(default_factory=dict)
+    ray_placement_group: Layout | None = None
+    ray_runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    ray_log_to_driver: bool = False
     update: Update = "auto"
 
     def __post_init__(self) -> None:
@@ -92,12 +109,18 @@ class Placement:
                     f"backend='in-process' has no workers, but num_workers is {self.num_workers}; use 'processes'"
                 )
         check_count("max_restarts", self.max_restarts, 0)
+        self._check_asked()
         for name in ("step_timeout", "ray_start_timeout", "ray_head_timeout"):
             if not 0.0 < getattr(self, name) < inf:
                 raise ValueError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         self.call_rules  # noqa: B018 - refuses what makes no sense
         if self.backend != "ray":
             self._check_mode()
+
+    @property
+    def asked(self) -> dict[str, float]:
+        """What each Ray actor asks for, by Ray's names of resources."""
+        return {"CPU": self.ray_num_cpus, **self.ray_resources}
 
     @property
     def call_rules(self) -> CallRules:
@@ -139,6 +162,25 @@ class Placement:
             raise ValueError(
                 f"backend='ray' acts on the CPU, in every actor, got device={str(self.device)!r}; use device='cpu', or "
                 "another backend"
+            )
+
+    def _check_asked(self) -> None:
+        """Refuse what Ray would not understand, or what no node could give."""
+        if "CPU" in self.ray_resources:
+            raise ValueError("ray_resources names CPU; give ray_num_cpus instead")
+        for name, amount in self.asked.items():
+            of = "ray_num_cpus" if name == "CPU" else f"ray_resources[{name!r}]"
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not _LEAST_AMOUNT <= amount < inf:
+                raise ValueError(f"{of} must be a positive number, got {amount!r}")
+            if amount > 1 and amount != int(amount):
+                raise ValueError(f"{of} must be whole or less than 1, as Ray shares single units alone, got {amount!r}")
+        if self.ray_placement_group not in (None, *get_args(Layout)):
+            layouts = ", ".join(get_args(Layout))
+            raise ValueError(f"ray_placement_group must be one of {layouts}, got {self.ray_placement_group!r}")
+        if self.backend == "ray" and self.ray_placement_group is not None and self.num_workers is None:
+            raise ValueError(
+                f"ray_placement_group={self.ray_placement_group!r} reserves all actors at once; say how many by "
+                "num_workers"
             )
 
     def _check_mode(self) -> None:

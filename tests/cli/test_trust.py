@@ -238,6 +238,18 @@ def test_cluster_of_somebody_else_is_not_joined() -> None:
     assert not is_trusted(config_of(**{"backend": "ray", "ray-address": "far.away:6380"}))
 
 
+@pytest.mark.usefixtures("place")
+def test_runtime_env_of_somebody_else_is_not_executed() -> None:
+    config = config_of(**{"backend": "ray", "ray-runtime-env": {"pip": ["evil"]}})
+    assert not is_trusted(config)
+    # So do `maml-rl test` and `maml-rl report`, unless they are given one.
+    assert is_trusted(config.override({"ray-runtime-env": {}}))
+    assert is_trusted(config_of(**{"ray-runtime-env": {"pip": ["evil"]}}))
+    remember_code(config)
+    assert is_trusted(config)
+    assert not is_trusted(config_of(**{"backend": "ray", "ray-runtime-env": {"pip": ["worse"]}}))
+
+
 def test_what_cannot_be_written_down_is_said(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

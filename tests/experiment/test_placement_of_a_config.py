@@ -25,6 +25,11 @@ OTHERS: dict[str, Any] = {
     "strict": True,
     "ray_start_timeout": 11.0,
     "ray_head_timeout": 12.0,
+    "ray_num_cpus": 2.0,
+    "ray_resources": {"simulator": 0.5},
+    "ray_placement_group": "PACK",
+    "ray_runtime_env": {"env_vars": {"A": "1"}},
+    "ray_log_to_driver": True,
     "update": "driver",
 }
 

@@ -36,7 +36,7 @@ _UNIT_SECONDS = 1.0
 
 
 class RayBackend(RolloutBackend):
-    """Samples on the actors of a Ray cluster, each of which has one CPU.
+    """Samples on the actors of a Ray cluster.
 
     Args:
         placement: the cluster, and how many of its CPUs.
@@ -101,7 +101,7 @@ class RayBackend(RolloutBackend):
         slot = self.describe()
         if not len(self._pool):
             self.prepare(num_tasks)
-        self._pool.warn_of_idle_cpus(num_tasks)
+        self._pool.warn_of_unused_places(num_tasks)
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
             data = ray.put(_phase_data(phase, next(self._versions), timed))
@@ -148,7 +148,7 @@ class RayBackend(RolloutBackend):
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """See `Carrier`."""
         if request.operation is None:
-            self._pool.warn_of_idle_cpus(len(batch.blocks), "blocks of tasks for the update")
+            self._pool.warn_of_unused_places(len(batch.blocks), "blocks of tasks for the update")
             shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
             self._owners = {}
         else:

@@ -10,16 +10,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 import ray
+from ray.runtime_env import RuntimeEnv
 
+from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError
 from maml_rl.samplers.placement import Placement
+from maml_rl.samplers.ray.places import Reserved, describe_asked, options_of, places_on, require_layout
 
 _log = logging.getLogger("maml_rl")
 
@@ -35,14 +39,15 @@ class RayCluster:
     """What one run may have of a cluster.
 
     Args:
-        placement: the address of the cluster, and how many CPUs are wanted of it.
+        placement: the address of the cluster, how many actors are wanted, and what each asks for.
 
     Attributes:
         address: "host:port" of the head node.
-        cpus_per_actor: 1, but 0 for all except the first run of this process: they take turns, and share its CPUs.
+        shares: whether actors ask for nothing: those of all except the first run of this process, which take turns with
+            it, and share its CPUs.
 
     Raises:
-        ConfigError: If the cluster cannot be reached.
+        ConfigError: If the cluster cannot be reached, or no node has what an actor asks for.
     """
 
     # The process is connected once for all of them; the last one that leaves ends what the first one began.
@@ -51,20 +56,27 @@ class RayCluster:
     # The cluster that was found when none was named, or "local" for one of this process's own. Samplers keep to it,
     # whatever other clusters are started on this machine between them.
     _found: ClassVar[str | None] = None
+    # The runtime_env of the connection that was made here.
+    _runtime_env: ClassVar[Mapping[str, Any]] = {}
+    # The placement group of the first of them, if there is one.
+    _reserved: ClassVar[Reserved | None] = None
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._cpus, self._told, self._next_count = 0, -1, 0.0
-        # Ids of the nodes with a CPU for this run.
+        self._asked = placement.asked
+        self._places, self._told, self._next_count = 0, -1, 0.0
+        # Ids of the nodes with a place for an actor of this run.
         self._usable: list[str] = []
         # Why this run does without a node, by its id.
         self._refused: dict[str, str] = {}
-        if _connect(placement.ray_address, placement.ray_head_timeout):
-            RayCluster._connected_here = True
-        self.cpus_per_actor = 0 if self._in_use else 1
+        if _connect(placement):
+            RayCluster._connected_here, RayCluster._runtime_env = True, placement.ray_runtime_env
+        self.shares = bool(self._in_use)
         self._in_use.add(self)
         try:
             self.address: str = ray.get_runtime_context().gcs_address
+            if not self.shares:
+                RayCluster._reserved = self._reserve()
         except BaseException:
             self.leave()
             raise
@@ -72,10 +84,17 @@ class RayCluster:
     @property
     def nodes(self) -> dict[str, str] | None:
         """The nodes that actors may be on, as a label selector; None for all."""
-        if not self.cpus_per_actor and self._usable:
+        if self.shares and self._usable:
             # Ray would place actors that ask for no CPU on nodes that have none to share, as a head node often is.
             return {"ray.io/node-id": f"in({','.join(self._usable)})"}
         return {"ray.io/node-id": f"!in({','.join(sorted(self._refused))})"} if self._refused else None
+
+    @property
+    def nothing_left(self) -> str:
+        """What it means that there is no place for an actor once nodes are left out, in words."""
+        if self._reserved is not None:
+            return f"{self._reserved.name} has a node that is not of use"
+        return "no node of the Ray cluster is left"
 
     @property
     def refused(self) -> str:
@@ -85,37 +104,81 @@ class RayCluster:
         return "; ".join(causes[:_CAUSES_SHOWN]) + more
 
     def count_is_due(self) -> bool:
-        """Return whether `count_cpus` would ask the head node."""
+        """Return whether `count_places` would ask the head node."""
         return monotonic() >= self._next_count
 
-    def count_cpus(self) -> int:
-        """Return how many CPUs there are for this run, and say so if that is less than was asked for.
+    def actor_options(self) -> dict[str, Any]:
+        """Return Ray's options of an actor of this run: what it asks for, where it may be, and its runtime_env."""
+        options: dict[str, Any] = {"num_cpus": 0} if self.shares else options_of(self._asked)
+        if self._reserved is not None:
+            options["scheduling_strategy"] = self._reserved.strategy()
+        else:
+            options |= {"scheduling_strategy": "SPREAD", "label_selector": self.nodes}
+        env = self._placement.ray_runtime_env
+        # Ray takes folders of this machine from the connection alone, which has them then.
+        if env and not (RayCluster._connected_here and env == RayCluster._runtime_env):
+            options["runtime_env"] = dict(env)
+        return options
+
+    def count_places(self) -> int:
+        """Return how many actors of this run there is room for, and say so if that is less than was asked for.
 
         Raises:
             ConfigError: If it is, and `strict` is given.
         """
         if not self.count_is_due():
-            return self._cpus
-        cpus = int(ray.cluster_resources().get("CPU", 0))
-        if self._refused or not self.cpus_per_actor:
-            each = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
-            cpus -= int(sum(each.get(node, 0) for node in self._refused))
-            self._usable = sorted(node for node, number in each.items() if number and node not in self._refused)
-        self._cpus = cpus
+            return self._places
+        where = f"the Ray cluster at {self.address}"
+        if self._reserved is not None:
+            # Its bundles are of certain nodes; what is on another is no longer in it.
+            places, where = 0 if self._refused else self._reserved.places, self._reserved.name
+        else:
+            each = self._places_of_nodes()
+            places, self._usable = sum(each.values()), sorted(node for node, number in each.items() if number)
+        self._places = places
         self._next_count = monotonic() + _COUNT_SECONDS
-        if self._placement.num_workers is not None and cpus < self._placement.num_workers:
+        if self._placement.num_workers is not None and places < self._placement.num_workers:
             message = (
-                f"num_workers={self._placement.num_workers}, but the Ray cluster at {self.address} has {cpus} CPUs"
+                f"num_workers={self._placement.num_workers}, but {where} has places for {places} actors with "
+                f"{describe_asked(self._asked)} each"
             )
             if self._placement.strict:
                 without = f" without the nodes that are left out ({self.refused})" if self._refused else ""
                 raise ConfigError(
                     f"{message}{without}; lower it, add nodes, or leave out strict to go on with what there is"
                 )
-            if cpus != self._told:
+            if places != self._told:
                 _log.warning("%s; it goes on with as many workers", message)
-        self._told = cpus
-        return cpus
+        self._told = places
+        return places
+
+    def _places_of_nodes(self) -> dict[str, int]:
+        """Return how many actors fit onto each node that is not left out, by its id."""
+        alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in self._refused]
+        return {node["NodeID"]: places_on(node["Resources"], self._asked) for node in alive}
+
+    def _reserve(self) -> Reserved | None:
+        """Return the placement group of this run, having made it; None for one without.
+
+        Raises:
+            ConfigError: If no node has what an actor asks for, or the group cannot be.
+        """
+        layout, number = self._placement.ray_placement_group, self._placement.num_workers
+        if layout is None and (around := Reserved.around_this_process(self._asked)) is not None:
+            return around
+        places = list(self._places_of_nodes().values())
+        if not any(places) and any(node["Resources"].get("CPU") for node in ray.nodes() if node["Alive"]):
+            # Without any CPU, nodes are still to come; otherwise others like these would come.
+            raise ConfigError(
+                f"no node of the Ray cluster at {self.address} has {describe_asked(self._asked)}, which each actor "
+                "asks for; lower ray_num_cpus or ray_resources, or start a node that has it, with --num-cpus and "
+                "--resources of `ray start`"
+            )
+        if layout is None:
+            return None
+        assert number is not None
+        require_layout(layout, number, places, self._asked)
+        return Reserved.make(layout, number, self._asked)
 
     def refuse(self, node: str, cause: str) -> bool:
         """Do without a node from here on for a cause in words, and return whether that is new."""
@@ -140,7 +203,8 @@ class RayCluster:
     def describe_cpus(self) -> str:
         """Return how many CPUs the cluster has, and how many are free, in words."""
         total, free = (int(each.get("CPU", 0)) for each in (ray.cluster_resources(), ray.available_resources()))
-        return f"the cluster at {self.address} has {total} CPUs, {free} of which are free"
+        asked = "" if self._asked == {"CPU": 1} else f", and an actor asks for {describe_asked(self._asked)}"
+        return f"the cluster at {self.address} has {total} CPUs, {free} of which are free{asked}"
 
     def is_there(self, interrupted: Callable[[], bool]) -> bool:
         """Return whether the head node answers; wait a while for it to come back, unless that is interrupted."""
@@ -154,8 +218,14 @@ class RayCluster:
     def leave(self) -> None:
         """Want no more of the cluster. Safe to call twice."""
         self._in_use.discard(self)
-        if not self._in_use and RayCluster._connected_here:
-            RayCluster._connected_here = False
+        if self._in_use:
+            return
+        reserved, RayCluster._reserved = RayCluster._reserved, None
+        with suppress(Exception):
+            if reserved is not None:
+                reserved.release()
+        if RayCluster._connected_here:
+            RayCluster._connected_here, RayCluster._runtime_env = False, {}
             ray.shutdown()
 
 
@@ -165,16 +235,16 @@ def last_line(error: BaseException) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _connect(address: str | None, seconds: float) -> bool:
+def _connect(placement: Placement) -> bool:
     """Connect this process to a cluster, unless it is, and return whether it was done here.
 
-    Args:
-        address: see `RayCluster`; "auto" is a cluster that is there already.
-        seconds: how long the node of this machine may take to join the cluster.
+    The node of this machine may take `ray_head_timeout` to join the cluster.
 
     Raises:
         ConfigError: If that is not possible.
     """
+    address, seconds, runtime_env = placement.ray_address, placement.ray_head_timeout, dict(placement.ray_runtime_env)
+    _check_runtime_env(runtime_env)
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", "local", connected):
@@ -183,7 +253,9 @@ def _connect(address: str | None, seconds: float) -> bool:
     found = os.environ.get("RAY_ADDRESS") or _last_cluster() if address in (None, "auto") else address
     if address is None and "RAY_ADDRESS" not in os.environ:
         found = RayCluster._found or found
-    options: dict[str, Any] = {"logging_level": logging.ERROR}
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": placement.ray_log_to_driver}
+    if runtime_env:
+        options["runtime_env"] = runtime_env
     if found is not None and found != "local":
         if re.fullmatch(r"[^/\s]+:\d+", found) is None:
             raise ConfigError(
@@ -219,7 +291,10 @@ def _connect(address: str | None, seconds: float) -> bool:
         ray.init(**options)
     # SystemExit: Ray's own way to say that it found nothing there.
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"cannot connect to the Ray cluster at {options['address']}: {last_line(error)}") from None
+        with_env = f" with ray_runtime_env={runtime_env}" if runtime_env else ""
+        raise ConfigError(
+            f"cannot connect to the Ray cluster at {options['address']}{with_env}: {last_line(error)}"
+        ) from None
     finally:
         random.setstate(drawn)
         # Ray puts a handler of its own instead of the caller's.
@@ -228,6 +303,22 @@ def _connect(address: str | None, seconds: float) -> bool:
     if address is None:
         RayCluster._found = options["address"]
     return True
+
+
+def _check_runtime_env(env: dict[str, Any]) -> None:
+    """Refuse a `runtime_env` that Ray would not understand, parts of which it would pass over.
+
+    Raises:
+        ConfigError: With the part.
+    """
+    if unknown := sorted(env.keys() - RuntimeEnv.known_fields):
+        known = [name for name in RuntimeEnv.known_fields if not name.startswith("_")]
+        raise ConfigError(f"ray_runtime_env has {unknown[0]!r}, which Ray does not know{suggest(unknown[0], known)}")
+    try:
+        RuntimeEnv(**env)
+    # Each part is checked by code of its own.
+    except Exception as error:
+        raise ConfigError(f"ray_runtime_env is not one of Ray's: {last_line(error)}") from None
 
 
 def _is_node_of(address: str, seconds: float) -> bool:

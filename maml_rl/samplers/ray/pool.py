@@ -61,7 +61,7 @@ _LINE = 300
 
 
 class RayPool:
-    """Actors, each of which has one CPU of a cluster: starts, watches and replaces them, and gives them units.
+    """Actors on a cluster: starts, watches and replaces them, and gives them units.
 
     Args:
         placement: the cluster, the most actors, and their deadlines.
@@ -93,7 +93,7 @@ class RayPool:
         try:
             self._versions = own_versions(modules_of_user(code))
             self._code = ray.put((*code, self._versions))
-            self._count_cpus()
+            self._count_places()
         except BaseException:
             self.close()
             raise
@@ -185,41 +185,42 @@ class RayPool:
             actor.end()
         self._cluster.leave()
 
-    def warn_of_idle_cpus(self, num_tasks: int, what: str = "tasks") -> None:
+    def warn_of_unused_places(self, num_tasks: int, what: str = "tasks") -> None:
         """Say once that there are more CPUs than a phase of `num_tasks` tasks, or shares of tasks, can use."""
         # A sampler that shares the CPUs of another leaves none idle that it could use.
-        if self._idle_told or not self._cluster.cpus_per_actor:
+        if self._idle_told or self._cluster.shares:
             return
-        cpus = self._count_cpus()
+        places = self._count_places()
         if self._placement.num_workers is not None:
-            cpus = min(cpus, self._placement.num_workers)
-        if cpus > num_tasks:
+            places = min(places, self._placement.num_workers)
+        if places > num_tasks:
             self._idle_told = True
             _log.warning(
-                "a phase has %d %s, each of which one actor samples, so that %d of the %d CPUs for this run on the "
-                "Ray cluster at %s are idle; have more tasks in a batch (meta-batch-size), or fewer num-workers",
+                "a phase has %d %s, each of which one actor samples, so that %d of the %d actors that this run could "
+                "have on the Ray cluster at %s are not started; have more tasks in a batch (meta-batch-size), or fewer "
+                "num-workers",
                 num_tasks,
                 what,
-                cpus - num_tasks,
-                cpus,
+                places - num_tasks,
+                places,
                 self._cluster.address,
             )
 
     # Actors.
 
-    def _count_cpus(self) -> int:
-        """Return how many CPUs there are for this run.
+    def _count_places(self) -> int:
+        """Return how many actors of this run there is room for.
 
         Raises:
             ConfigError: If there are too few, with `strict`.
         """
         if self._cluster.count_is_due():
             self._require_cluster()
-        return self._cluster.count_cpus()
+        return self._cluster.count_places()
 
     def _hire(self, num_tasks: int) -> None:
-        """Have as many actors as the cluster has CPUs now, but no more than tasks or workers."""
-        most = self._count_cpus()
+        """Have as many actors as the cluster has room for now, but no more than tasks or workers."""
+        most = self._count_places()
         if self._placement.num_workers is not None:
             most = min(most, self._placement.num_workers)
         self._team = max(1, min(most, num_tasks), self._num_known)
@@ -234,8 +235,7 @@ class RayPool:
         actor = RayWorker(
             next(self._counted),
             self._slots_per_task,
-            num_cpus=self._cluster.cpus_per_actor,
-            nodes=self._cluster.nodes,
+            options=self._cluster.actor_options(),
             step_timeout=self._placement.step_timeout,
         )
         self._actors.append(actor)
@@ -313,11 +313,11 @@ class RayPool:
             # An actor that never got as far as a node, for want of its runtime_env, say.
             raise error(f"{cause}; {remedy}")
         if self._cluster.refuse(node, cause):
-            if not self._count_cpus():
-                raise error(f"no node of the Ray cluster is left: {self._cluster.refused}; {remedy}")
+            if not self._count_places():
+                raise error(f"{self._cluster.nothing_left}: {self._cluster.refused}; {remedy}")
             self._warnings.append(f"{cause}; it goes on without that node; {remedy}")
             self._warn_of_nodes()
-        self._team = max(1, min(self._team, self._count_cpus()))
+        self._team = max(1, min(self._team, self._count_places()))
 
     def _warn_of_nodes(self) -> None:
         if any(actor.known is not None for actor in self._actors):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -23,7 +23,7 @@ LOOK_SECONDS = 1.0
 # Making an environment may take longer than a step.
 _LEAST_FIRST_SECONDS = 10.0
 # `look`, `abandon` and `leave` have a thread of their own.
-_REMOTE = ray.remote(scheduling_strategy="SPREAD", concurrency_groups={"control": 1})(RolloutActor)
+_REMOTE = ray.remote(concurrency_groups={"control": 1})(RolloutActor)
 
 
 @dataclass(eq=False, slots=True)
@@ -79,8 +79,7 @@ class RayWorker:
     Args:
         index: which one, counted over all that were ever started.
         slots_per_task: S.
-        num_cpus: of the actor.
-        nodes: label selector of the nodes that it may be on; None for all.
+        options: of the actor: what it asks for, and where it may be.
         step_timeout: seconds without a step after which it counts as hung.
 
     Attributes:
@@ -91,10 +90,8 @@ class RayWorker:
         seconds: of each stage, in the present phase.
     """
 
-    def __init__(
-        self, index: int, slots_per_task: int, *, num_cpus: int, nodes: dict[str, str] | None, step_timeout: float
-    ) -> None:
-        self._handle: Any = _REMOTE.options(num_cpus=num_cpus, label_selector=nodes).remote(slots_per_task)
+    def __init__(self, index: int, slots_per_task: int, *, options: Mapping[str, Any], step_timeout: float) -> None:
+        self._handle: Any = _REMOTE.options(**options).remote(slots_per_task)
         self._index, self._step_timeout = index, step_timeout
         self._look_seconds = min(LOOK_SECONDS, step_timeout / 4)
         self._numbers = itertools.count()

@@ -1,8 +1,10 @@
 """What the pool of Ray actors decides, tried on actors and a cluster that only note what they are told."""
 
 import logging
+import re
 import time
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,8 +19,8 @@ from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.commands import Failed
 from maml_rl.samplers.ray import cluster as ray_cluster
+from maml_rl.samplers.ray import places, pool_metrics
 from maml_rl.samplers.ray import pool as ray_pool
-from maml_rl.samplers.ray import pool_metrics
 from maml_rl.samplers.ray.actor import Introduction, Raised, own_versions
 from maml_rl.samplers.ray.cluster import RayCluster
 from maml_rl.samplers.ray.worker import Call, Unit
@@ -63,7 +65,7 @@ class Actor:
 class Clusters:
     """Stands for a cluster: nodes by id with their CPUs, on which actors are placed one after the other."""
 
-    address, cpus_per_actor, nodes = "head:6379", 1, None
+    address, shares, nothing_left = "head:6379", False, "no node of the Ray cluster is left"
 
     def __init__(self, cpus: dict[str, int], strict: bool = False) -> None:
         self.cpus, self.left_out, self.strict = cpus, {}, strict
@@ -73,7 +75,10 @@ class Clusters:
     def count_is_due(self) -> bool:
         return False
 
-    def count_cpus(self) -> int:
+    def actor_options(self) -> dict[str, Any]:
+        return {}
+
+    def count_places(self) -> int:
         found = sum(number for node, number in self.cpus.items() if node not in self.left_out)
         if self.strict and self.left_out:
             raise ConfigError("too few CPUs")
@@ -261,14 +266,14 @@ def test_actors_and_losses_are_told_to_the_monitoring_of_the_cluster(monkeypatch
 # CPUs and tasks.
 
 
-def test_cpus_that_no_task_can_use_are_said_once(
+def test_places_that_no_task_can_use_are_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, _ = pool_of({"1": 64}, monkeypatch, num_workers=48)
     for num_tasks in (48, 20, 20):
-        pool.warn_of_idle_cpus(num_tasks)
+        pool.warn_of_unused_places(num_tasks)
     (warning,) = warnings_of(caplog)
-    assert "a phase has 20 tasks, each of which one actor samples, so that 28 of the 48 CPUs" in warning
+    assert "a phase has 20 tasks, each of which one actor samples, so that 28 of the 48 actors" in warning
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.5])
@@ -318,30 +323,49 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(RayCluster, "_found", None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **options: known.made.append(options["address"]))
+
+    def init(**options: Any) -> None:
+        known.made.append(options["address"])
+        known.options = options
+
+    monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray_cluster, "_answers", lambda address, seconds: address in known.answering)
     monkeypatch.setattr(ray_cluster, "_is_node_of", lambda address, seconds: True)
     monkeypatch.setattr(ray_cluster, "_last_cluster", lambda: known.last)
     return known
 
 
+def connect(address: str | None = None, **options: Any) -> None:
+    ray_cluster._connect(Placement(backend="ray", ray_address=address, ray_head_timeout=1.0, **options))
+
+
+def test_connection_is_quiet_unless_one_asks_and_has_the_runtime_env(connections: Any) -> None:
+    connect()
+    assert connections.options["log_to_driver"] is False
+    assert "runtime_env" not in connections.options
+    env = {"env_vars": {"LICENSE": "mine"}}
+    connect(ray_log_to_driver=True, ray_runtime_env=env)
+    assert connections.options["log_to_driver"] is True
+    assert connections.options["runtime_env"] == env
+
+
 def test_program_without_an_address_stays_with_its_cluster_when_another_is_started(connections: Any) -> None:
-    ray_cluster._connect(None, 1.0)
+    connect()
     connections.last = "two:2"
-    ray_cluster._connect(None, 1.0)
+    connect()
     assert connections.made == ["one:1", "one:1"]
-    ray_cluster._connect("auto", 1.0)
+    connect("auto")
     assert connections.made[-1] == "two:2"
     connections.answering.remove("one:1")
     with pytest.raises(ConfigError, match=r"one:1, which this process has used so far, does not answer.*ray_address"):
-        ray_cluster._connect(None, 1.0)
+        connect()
 
 
 def test_program_that_began_with_a_cluster_of_its_own_stays_with_its_own(connections: Any) -> None:
     connections.last = None
-    ray_cluster._connect(None, 1.0)
+    connect()
     connections.last = "two:2"
-    ray_cluster._connect(None, 1.0)
+    connect()
     assert connections.made == ["local", "local"]
 
 
@@ -352,7 +376,7 @@ def test_machine_that_is_not_a_node_is_refused_with_the_remedy(
     with pytest.raises(
         ConfigError, match=r"not a node of the Ray cluster at one:1; have it join with `ray start --add"
     ):
-        ray_cluster._connect("one:1", 1.0)
+        connect("one:1")
     assert connections.made == []
 
 
@@ -373,6 +397,18 @@ def test_node_of_the_cluster_that_is_alive_on_this_machine_makes_it_part_of_it(
 # Nodes for actors that ask for no CPU.
 
 
+def connect_to(nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that this process is connected to a cluster of these nodes."""
+    monkeypatch.setattr(ray_cluster, "_connect", lambda placement: False)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(places, "get_current_placement_group", lambda: None)
+
+
+def nodes_with(*resources: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"NodeID": str(index), "Alive": True, "Resources": each} for index, each in enumerate(resources)]
+
+
 def test_actors_that_ask_for_no_cpu_stay_off_nodes_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
         {"NodeID": "head", "Alive": True, "Resources": {"memory": 1.0}},
@@ -380,17 +416,16 @@ def test_actors_that_ask_for_no_cpu_stay_off_nodes_without_any(monkeypatch: pyte
         {"NodeID": "other", "Alive": True, "Resources": {"CPU": 1.0}},
         {"NodeID": "gone", "Alive": False, "Resources": {"CPU": 8.0}},
     ]
-    monkeypatch.setattr(ray_cluster, "_connect", lambda address, seconds: False)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    connect_to(nodes, monkeypatch)
     training, evaluating = (RayCluster(Placement(backend="ray", ray_head_timeout=1.0)) for _ in range(2))
     try:
-        assert (training.count_cpus(), training.nodes) == (3, None)
-        assert (evaluating.count_cpus(), evaluating.cpus_per_actor) == (3, 0)
+        assert (training.count_places(), training.nodes) == (3, None)
+        assert training.actor_options()["num_cpus"] == 1
+        assert evaluating.count_places() == 3
+        assert evaluating.actor_options()["num_cpus"] == 0
         assert evaluating.nodes == {"ray.io/node-id": "in(other,worker)"}
         assert evaluating.refuse("other", "it has other versions")
-        assert (evaluating.count_cpus(), evaluating.nodes) == (2, {"ray.io/node-id": "in(worker)"})
+        assert (evaluating.count_places(), evaluating.nodes) == (2, {"ray.io/node-id": "in(worker)"})
     finally:
         evaluating.leave()
         training.leave()
@@ -420,3 +455,140 @@ def test_head_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.Monkey
     cluster.is_there = lambda interrupted: False  # type: ignore[attr-defined]
     with pytest.raises(ChildEnvError, match=r"is gone: it does not answer for ray_head_timeout=1 s; start a cluster"):
         pool._require_cluster()
+
+
+# What actors ask for, and where they are.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ray_num_cpus": 0}, "ray_num_cpus must be a positive number, got 0"),
+        ({"ray_num_cpus": "2"}, "ray_num_cpus must be a positive number, got '2'"),
+        ({"ray_num_cpus": 1.5}, "ray_num_cpus must be whole or less than 1, as Ray shares single units alone, got 1.5"),
+        ({"ray_resources": {"simulator": -1}}, "ray_resources['simulator'] must be a positive number, got -1"),
+        ({"ray_resources": {"CPU": 2}}, "ray_resources names CPU; give ray_num_cpus instead"),
+        ({"ray_placement_group": "pack"}, "must be one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD, got 'pack'"),
+        ({"ray_placement_group": "PACK"}, "reserves all actors at once; say how many by num_workers"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused_before_anything_starts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Placement(backend="ray", **options)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "expected"),
+    [
+        ([{"CPU": 8.0}, {"CPU": 3.0}, {"memory": 1.0}], {"CPU": 1.0}, 11),
+        ([{"CPU": 8.0}, {"CPU": 3.0}], {"CPU": 2}, 5),
+        ([{"CPU": 1.0}, {"CPU": 1.0}], {"CPU": 0.1}, 20),
+        # Each node by itself: what one lacks another has no use for.
+        (
+            [{"CPU": 8.0, "simulator": 1.0}, {"CPU": 1.0, "simulator": 4.0}, {"CPU": 9.0}],
+            {"CPU": 1, "simulator": 0.5},
+            3,
+        ),
+    ],
+)
+def test_places_are_counted_on_each_node_by_what_an_actor_asks_for(
+    nodes: list[dict[str, float]], asked: dict[str, float], expected: int
+) -> None:
+    assert sum(places.places_on(node, asked) for node in nodes) == expected
+
+
+def test_actors_ask_ray_for_what_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_to(nodes_with({"CPU": 4.0, "GPU": 1.0, "memory": 4e9, "simulator": 1.0}), monkeypatch)
+    resources = {"GPU": 0.25, "memory": 1_000_000_000, "simulator": 0.5}
+    env = {"env_vars": {"LICENSE": "mine"}}
+    cluster = RayCluster(Placement(backend="ray", ray_num_cpus=2, ray_resources=resources, ray_runtime_env=env))
+    try:
+        assert cluster.count_places() == 2
+        asked = {"num_cpus": 2, "num_gpus": 0.25, "memory": 1_000_000_000, "resources": {"simulator": 0.5}}
+        scheduling = {"scheduling_strategy": "SPREAD", "label_selector": None}
+        assert cluster.actor_options() == {**asked, **scheduling, "runtime_env": env}
+    finally:
+        cluster.leave()
+
+
+@pytest.mark.parametrize("options", [{"ray_num_cpus": 4}, {"ray_resources": {"simulator": 1}}])
+def test_what_no_node_has_is_refused_at_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_to(nodes_with({"CPU": 2.0}, {"CPU": 2.0}), monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"no node of the Ray cluster at head:6379 has (4 CPU|1 CPU and 1 simulator),"
+    ):
+        RayCluster(Placement(backend="ray", **options))
+    # Nodes with CPUs may still be to come.
+    connect_to(nodes_with({"memory": 1.0}), monkeypatch)
+    waiting = RayCluster(Placement(backend="ray", **options))
+    assert waiting.count_places() == 0
+    waiting.leave()
+
+
+@pytest.mark.parametrize(
+    ("layout", "number", "message"),
+    [
+        ("PACK", 5, ""),
+        ("SPREAD", 6, "wants places for 6 actors, each with 1 CPU, and the Ray cluster has 5 of them"),
+        ("STRICT_PACK", 3, ""),
+        ("STRICT_PACK", 4, "wants places for 4 actors on one node, each with 1 CPU, and the Ray cluster has 3 of them"),
+        ("STRICT_SPREAD", 2, ""),
+        ("STRICT_SPREAD", 3, "wants places for 3 actors on a node each, each with 1 CPU, and the Ray cluster has 2"),
+    ],
+)
+def test_placement_group_for_which_there_are_no_nodes_is_refused_at_once(
+    layout: Any, number: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) if message else nullcontext():
+        places.require_layout(layout, number, [3, 0, 2], {"CPU": 1.0})
+
+
+class Group:
+    """Stands for a placement group of Ray."""
+
+    bundle_specs: ClassVar[list[dict[str, float]]] = [{"CPU": 2.0}, {"CPU": 3.0}]
+
+
+@pytest.fixture
+def in_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is in a group with one CPU of its first bundle, and is to have its actors there, too."""
+    connect_to(nodes_with({"CPU": 64.0}), monkeypatch)
+    context = SimpleNamespace(gcs_address="head:6379", get_assigned_resources=lambda: {"CPU": 1.0})
+    worker = SimpleNamespace(should_capture_child_tasks_in_placement_group=True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray._private.worker, "global_worker", worker)
+    monkeypatch.setattr(places, "get_current_placement_group", Group)
+
+
+@pytest.mark.usefixtures("in_group")
+def test_actors_of_a_process_in_a_placement_group_are_in_it_and_as_many_as_fit() -> None:
+    training, evaluating = (RayCluster(Placement(backend="ray")) for _ in range(2))
+    try:
+        assert training.count_places() == evaluating.count_places() == 4
+        for cluster, cpus in ((training, 1), (evaluating, 0)):
+            options = cluster.actor_options()
+            assert isinstance(options["scheduling_strategy"].placement_group, Group)
+            assert (options["num_cpus"], options.get("label_selector")) == (cpus, None)
+        # A group cannot do without one of its nodes.
+        assert training.refuse("0", "it has other versions")
+        assert training.count_places() == 0
+        assert training.nothing_left == "the placement group of this process has a node that is not of use"
+    finally:
+        evaluating.leave()
+        training.leave()
+    with pytest.raises(
+        ConfigError, match=r"no place for an actor, which asks for 4 CPU, beside the process itself; add"
+    ):
+        RayCluster(Placement(backend="ray", ray_num_cpus=4))
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"pips": ["numpy"]}, "ray_runtime_env has 'pips', which Ray does not know; did you mean 'pip'?"),
+        ({"env_vars": {"A": 1}}, "ray_runtime_env is not one of Ray's: "),
+    ],
+)
+def test_runtime_env_that_ray_does_not_know_is_refused_before_anything_starts(env: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        RayCluster(Placement(backend="ray", ray_runtime_env=env))

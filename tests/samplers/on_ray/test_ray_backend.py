@@ -144,7 +144,7 @@ def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
 def test_digests_are_those_of_the_backend_in_this_process(num_workers: int, caplog: pytest.LogCaptureFixture) -> None:
     timer = StageTimer()
     assert navigation("ray", num_workers, timer=timer) == navigation("in-process", 0)
-    message = r"num_workers=9, but the Ray cluster at \S+ has 3 CPUs; it goes on with as many workers"
+    message = r"num_workers=9, but the Ray cluster at \S+ has places for 3 actors with 1 CPU each; it goes on"
     assert bool(re.search(message, caplog.text)) == (num_workers == 9)
     seconds = timer.take()
     assert all(seconds[stage] > 0.0 for stage in ("physics", "inference", "assembly", "waiting"))
@@ -407,7 +407,10 @@ def test_nodes_that_join_are_used_and_nodes_that_leave_are_done_without(connecte
 
 
 def test_more_workers_than_cpus_are_refused_if_the_number_is_strict() -> None:
-    with pytest.raises(ConfigError, match=r"num_workers=9, but the Ray cluster at \S+ has 3 CPUs; lower it, add nodes"):
+    with pytest.raises(
+        ConfigError,
+        match=r"num_workers=9, but the Ray cluster at \S+ has places for 3 actors with 1 CPU each; lower it, add nodes",
+    ):
         make_sampler("ray", num_workers=9, strict=True)
 
 
