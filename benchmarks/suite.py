@@ -4,6 +4,7 @@ The trainings are those of `benchmarks.learning`, of fewer algorithms on more fa
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.learning.command import run
@@ -39,26 +40,24 @@ def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
 
 _STEP_OF_NAVIGATION = {"promp": {"algorithm-settings": {"learning-rate": 1e-2}}}
 FAMILIES = (
-    NAVIGATION,
+    replace(NAVIGATION, steps=10_000_000),
     Family(
         "sparse-point-goal",
         "Sparse point goals",
         "sparse-point-goal.yaml",
-        60,
-        20,
+        10_000_000,
         algorithm_changes=_STEP_OF_NAVIGATION,
     ),
-    HALFCHEETAH_DIR,
+    replace(HALFCHEETAH_DIR, steps=20_000_000, evaluations=20),
     Family(
         "halfcheetah-vel",
         "HalfCheetahVel, horizon 100",
         "halfcheetah-vel.yaml",
-        60,
-        20,
+        20_000_000,
         **_as_halfcheetah_dir(low=0.0, high=2.0),
     ),
-    Family("ant-dir", "AntDir, horizon 100", "ant-dir.yaml", 60, 20, **_as_halfcheetah_dir()),
-    Family("tabular-mdp", "Tabular MDPs", "tabular-mdp.yaml", 60, 20, algorithm_changes=_STEP_OF_NAVIGATION),
+    Family("ant-dir", "AntDir, horizon 100", "ant-dir.yaml", 10_000_000, **_as_halfcheetah_dir()),
+    Family("tabular-mdp", "Tabular MDPs", "tabular-mdp.yaml", 20_000_000, algorithm_changes=_STEP_OF_NAVIGATION),
 )
 # Trials of two episodes: as many episodes of training as the others have with 20 tasks.
 _RL2 = Contender(
@@ -79,7 +78,7 @@ _RL2 = Contender(
     },
 )
 # What control needs: observations in units of their deviation, layers that act on them and on the memory, and many
-# small steps. Five meta-updates have as many episodes as one of the others.
+# small steps.
 _RL2_CONTROL = Contender(
     "rl2-control",
     "rl2",
@@ -100,7 +99,6 @@ _RL2_CONTROL = Contender(
             "entropy-coefficient": 0.01,
         },
     },
-    updates=5,
 )
 SUITE = Plan(
     ROOT / "docs" / "suite.md",

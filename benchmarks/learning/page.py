@@ -25,6 +25,8 @@ _STEP = 1
 # What the algorithms are compared with is none of them.
 _REFERENCES = {PRETRAIN.name, ORACLE.name, RANDOM.name}
 _HIGHLIGHTED = 3
+# Environment steps, as a share of another's, that are as many: episodes may end early.
+_ALIKE = 0.9
 
 # (plan, family) -> Markdown.
 Tables = Callable[[Plan, Family], str]
@@ -55,8 +57,11 @@ def write_page(plan: Plan, tables: Tables) -> None:
 
 
 def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
-    """Return the rows of the contenders that have some, by name."""
-    found = {name: read_rows(plan.folder(family) / f"{name}.csv") for name in plan.contenders}
+    """Return the rows of the contenders that have some, by name; another plan may have trained them for longer."""
+    found = {
+        name: [row for row in read_rows(plan.folder(family) / f"{name}.csv") if row.env_steps <= family.steps]
+        for name in plan.contenders
+    }
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -97,6 +102,7 @@ def leader(finals: Mapping[str, Sequence[Row]]) -> str:
     single = [name for name in names if len(finals[name]) == 1]
     several = [name for name in names if name not in single]
     caution = f" Of {_listed(single)} there is one training, which proves nothing." if single else ""
+    caution += _shorter({name: finals[name] for name in names})
     if len(several) < 2:
         return f"**No statement is possible**: it takes several trainings of two algorithms.{caution}"
     best, *others = several
@@ -123,6 +129,21 @@ def leader(finals: Mapping[str, Sequence[Row]]) -> str:
     return " ".join(sentences) + caution
 
 
+def _shorter(finals: Mapping[str, Sequence[Row]]) -> str:
+    """Return a sentence about algorithms that were trained for fewer environment steps than others, if some were."""
+    steps = {name: float(np.mean([row.env_steps for row in rows])) for name, rows in finals.items()}
+    longest = max(steps, key=lambda name: steps[name])
+    shorter = [f"{name} ({_millions(steps[name])})" for name in steps if steps[name] < _ALIKE * steps[longest]]
+    if not shorter:
+        return ""
+    verb, most = "was" if len(shorter) == 1 else "were", f"{longest} ({_millions(steps[longest])})"
+    return f" {_listed(shorter)} {verb} trained for fewer environment steps than {most}."
+
+
+def _millions(steps: float) -> str:
+    return f"{steps / 1e6:.1f} M"
+
+
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
@@ -137,13 +158,13 @@ def tables(plan: Plan, family: Family) -> str:
     if highlighted := _highlighted(found, minutes=False):
         words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
         parts.append(f"![{words}](images/{chart_of(plan, family).name})")
-    parts.append(_final_table(finals))
+    parts.append(_final_table(finals, family))
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
     return "\n\n".join(parts)
 
 
-def _final_table(finals: Mapping[str, Sequence[Row]]) -> str:
+def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
     # A pretraining that has not begun says nothing.
     compared = [name for name in (PRETRAIN.name, TRPO.name) if name in finals and finals[name][0].iteration > 0]
@@ -160,7 +181,7 @@ def _final_table(finals: Mapping[str, Sequence[Row]]) -> str:
             name,
             str(len(rows)),
             str(rows[0].iteration),
-            f"{np.mean([row.env_steps for row in rows]) / 1e6:.1f} M",
+            _millions(float(np.mean([row.env_steps for row in rows]))),
         ]
         cells += [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
         for other in compared:
@@ -170,7 +191,8 @@ def _final_table(finals: Mapping[str, Sequence[Row]]) -> str:
     # That of several seeds comes first.
     scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()})
     scope = "; where there is one seed, ".join(scopes)
-    return "\n".join(lines) + f"\n\nBrackets hold 95 % intervals: {scope}."
+    whole = f"A whole training has {family.steps / 1e6:g} M environment steps."
+    return "\n".join(lines) + f"\n\n{whole} Brackets hold 95 % intervals: {scope}."
 
 
 def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:
@@ -185,7 +207,7 @@ def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:
         if not trainings or rows[0].task_returns.shape[1] <= _STEP:
             continue
         reached = passing_rows(trainings, threshold)
-        steps = f"{np.mean([row.env_steps for row in reached]) / 1e6:.1f} M" if reached else ""
+        steps = _millions(float(np.mean([row.env_steps for row in reached]))) if reached else ""
         minutes = f"{np.mean([row.minutes for row in reached]):.1f}" if reached else ""
         lines.append(f"| {name} | {len(trainings)} | {len(reached)} | {steps} | {minutes} |")
     return "\n".join(lines)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl.config import Config, load_config
+from maml_rl.metalearners.registry import algorithm_of
 
 ROOT = Path(__file__).resolve().parents[2]
+_ORIGIN = "the plan of this benchmark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,8 @@ class Family:
         name: of its folder in `docs/results`.
         title: for readers.
         config: file, as seen from a folder of `configs`.
-        iterations: meta-updates of a whole training.
-        evaluate_every: meta-updates between evaluations.
+        steps: environment steps of a whole training, of whatever contender.
+        evaluations: how many there are, evenly by environment steps, beside that of the initial policy.
         threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every contender.
         algorithm_changes: of the config, by the name of the contender or, where that has none, of the algorithm.
@@ -31,8 +33,8 @@ class Family:
     name: str
     title: str
     config: str
-    iterations: int
-    evaluate_every: int
+    steps: int
+    evaluations: int = 10
     threshold: float | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     algorithm_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -51,20 +53,38 @@ class Contender:
             MAML-TRPO is taken with this algorithm and its default settings.
         changes: of the config.
         trained: whether it is; a random initialization is not.
-        updates: how many of its meta-updates count as one of a family, where its batches are so much smaller.
     """
 
     name: str
     configs: str = "maml"
     changes: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = True
-    updates: int = 1
+
+    def points(self, family: Family) -> list[int]:
+        """Return the iterations that are evaluated: the last before each of so many environment steps."""
+        if not self.trained:
+            return [0]
+        whole = env_steps_of(self._changed(family)) * family.evaluations
+        return [number * family.steps // whole for number in range(family.evaluations + 1)]
 
     def config(self, family: Family, seed: int) -> Config:
         """Return the config of one training.
 
-        Every iteration that is evaluated has a checkpoint, and all checkpoints are kept.
+        It ends after the last iteration that is evaluated. All checkpoints are kept.
         """
+        points = self.points(family)
+        every = max(points[-1] // family.evaluations, 1)
+        return self._changed(family).override(
+            {
+                "seed": seed,
+                "num-batches": max(points[-1], 1),
+                "checkpoint-every": every,
+                "keep-checkpoints": points[-1] + 1,
+            },
+            _ORIGIN,
+        )
+
+    def _changed(self, family: Family) -> Config:
         path = ROOT / "configs" / self.configs / family.config
         if path.is_file():
             config = load_config(path)
@@ -75,13 +95,17 @@ class Contender:
                 **family.changes,
                 **self.changes,
                 **family.algorithm_changes.get(self.name, family.algorithm_changes.get(config.algorithm, {})),
-                "seed": seed,
-                "num-batches": self.updates * family.iterations,
-                "checkpoint-every": self.updates * family.evaluate_every,
-                "keep-checkpoints": self.updates * family.iterations + 1,
             },
-            "the plan of this benchmark",
+            _ORIGIN,
         )
+
+
+def env_steps_of(config: Config) -> int:
+    """Return the environment steps of one meta-update, if no episode ends before its horizon."""
+    assert config.max_episode_steps is not None
+    learner, *_ = algorithm_of(config)
+    phases = 1 if learner.whole_trials else 1 + config.training_steps
+    return config.meta_batch_size * config.fast_batch_size * config.max_episode_steps * phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +141,7 @@ NAVIGATION = Family(
     "2d-navigation",
     "2D navigation",
     "2d-navigation.yaml",
-    60,
-    10,
+    5_000_000,
     changes={"env-kwargs": {"low": -0.5, "high": 0.5}, "output-scale": 1.0, "evaluate-every": None},
     algorithm_changes={"maml-trpo": {**_STEPS_OF_MOVES, "inner-loss": "log-probability"}, "rl2": _STEPS_OF_MOVES},
 )
@@ -128,9 +151,8 @@ HALFCHEETAH_DIR = Family(
     "halfcheetah-dir",
     "HalfCheetahDir, horizon 100",
     "halfcheetah-dir.yaml",
-    100,
-    10,
-    150.0,
+    4_000_000,
+    threshold=150.0,
     algorithm_changes={"rl2": RL2_OF_400_EPISODES, "rl2-control": {}},
 )
 

@@ -50,7 +50,7 @@ class Job:
 
     @property
     def csv(self) -> Path:
-        """The contender's rows, of all seeds."""
+        """The contender's published rows, of all seeds."""
         return self.results / f"{self.contender.name}.csv"
 
     @property
@@ -58,22 +58,44 @@ class Job:
         """The folder of the training."""
         return self.runs / self.family.name / self.contender.name / f"seed-{self.seed}"
 
+    @property
+    def run_csv(self) -> Path:
+        """The rows of the training in `run`, beside it."""
+        return self.run.with_suffix(".csv")
+
     def points(self) -> list[int]:
         """Return the iterations that are evaluated."""
-        if not self.contender.trained:
-            return [0]
-        points = [*range(0, self.family.iterations, self.family.evaluate_every), self.family.iterations]
-        return [self.contender.updates * point for point in points]
+        return self.contender.points(self.family)
 
     def rows(self) -> list[Row]:
-        """Return the rows that are written."""
-        return [row for row in read_rows(self.csv) if row.seed == self.seed]
+        """Return the rows that need not be made: those published of a whole training, else those of the run.
+
+        A published training that is not whole is begun anew where its run is gone.
+        """
+        published = self._published()
+        return published if self._is_over(published) else read_rows(self.run_csv)
 
     def is_over(self) -> bool:
-        """Return whether the training has passed the threshold at which it ends."""
+        """Return whether nothing is left to do."""
+        return self._is_over(self.rows())
+
+    def publish(self, row: Row) -> None:
+        """Write a row of the run; the CSV file takes the run's rows as soon as there was no longer training."""
+        rows = [*(each for each in read_rows(self.run_csv) if each.key != row.key), row]
+        write_rows(self.run_csv, rows)
+        if row.env_steps >= max((each.env_steps for each in self._published()), default=0):
+            write_rows(self.csv, [*(each for each in read_rows(self.csv) if each.seed != self.seed), *rows])
+
+    def _published(self) -> list[Row]:
+        return [row for row in read_rows(self.csv) if row.seed == self.seed]
+
+    def _is_over(self, rows: list[Row]) -> bool:
+        """Return whether rows are those of a whole training, or of one that has passed the threshold it ends at."""
+        if self.points()[-1] in (row.iteration for row in rows):
+            return True
         if not self.family.ends_at_threshold or self.family.threshold is None:
             return False
-        return first_passing(self.rows(), self.family.threshold) is not None
+        return first_passing(rows, self.family.threshold) is not None
 
     def advance(self, point: int, stop: Event, deadline: float) -> bool:
         """Train up to an iteration, evaluate there, and write the row; return whether there was time for it."""
@@ -118,7 +140,7 @@ class Job:
             version=__version__,
             task_returns=np.round(returns, 2),
         )
-        write_rows(self.csv, [*(each for each in read_rows(self.csv) if each.key != row.key), row])
+        self.publish(row)
         return True
 
 
@@ -133,17 +155,16 @@ def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
 
 
 def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:
-    """Yield what is left to do: seed by seed, and of one seed the contenders in turns, one evaluation after the other.
+    """Yield what is left to do: one evaluation after the other, at each of them all contenders with all seeds in turns.
 
-    So contenders that are not at their end have had the same budget, and what else the machine does meets all alike.
+    So trainings that are not at their end have had the same environment steps, and what else the machine does meets all
+    alike.
     """
-    for seed in sorted({job.seed for job in jobs}):
-        of_seed = [(job, {row.iteration for row in job.rows()}) for job in jobs if job.seed == seed]
-        points = sorted({point for job, _ in of_seed for point in job.points()})
-        for point in points:
-            for job, done in of_seed:
-                if point in job.points() and point not in done and not job.is_over():
-                    yield job, point
+    left = [(job, job.points(), {row.iteration for row in job.rows()}) for job in jobs]
+    for number in range(max((len(points) for _, points, _ in left), default=0)):
+        for job, points, done in left:
+            if number < len(points) and points[number] not in done and not job.is_over():
+                yield job, points[number]
 
 
 def run_jobs(jobs: list[Job], minutes: float, say: Callable[[str], None] = print) -> bool:
@@ -153,7 +174,10 @@ def run_jobs(jobs: list[Job], minutes: float, say: Callable[[str], None] = print
         if monotonic() > deadline or not job.advance(point, stop, deadline):
             say("the time is up; the same command continues")
             return False
-        last = next(row for row in job.rows() if row.iteration == point)
+        last = next(row for row in read_rows(job.run_csv) if row.iteration == point)
         returns = ", ".join(f"{value:.1f}" for value in last.returns())
-        say(f"{job.family.name}, {job.contender.name}, seed {job.seed}: {returns} after {point} meta-updates")
+        say(
+            f"{job.family.name}, {job.contender.name}, seed {job.seed}: {returns} after {point} meta-updates, "
+            f"{last.env_steps / 1e6:.1f} M environment steps, {last.minutes:.1f} minutes"
+        )
     return True

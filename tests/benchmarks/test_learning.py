@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of
 
 TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
-FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 3, 2, -1e6, TINY)
+# Of 32 environment steps each: three meta-updates of an algorithm with an inner step.
+FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 96, 2, -1e6, TINY)
 
 
 def tiny_plan(folder: Path) -> Plan:
@@ -56,7 +58,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
 def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = done
     rows = read_rows(folder / "results" / "navigation" / "promp.csv")
-    assert [each.key for each in rows] == [(seed, point) for seed in (0, 1) for point in (0, 2, 3)]
+    assert [each.key for each in rows] == [(seed, point) for seed in (0, 1) for point in (0, 1, 3)]
     config = plan.contenders["promp"].config(FAMILY, 1)
     trained = train(config, tmp_path / "run", num_workers=0).state_dict()
     resumed = load_policy(folder / "runs" / "navigation" / "promp" / "seed-1").state_dict()
@@ -146,17 +148,38 @@ def test_threshold_counts_where_two_evaluations_in_a_row_reach_it() -> None:
     assert first_passing(rows[:4], 150.0) is None
 
 
+def tiny_jobs(folder: Path, family: Family) -> list[Job]:
+    return [Job(family, Contender("promp", "promp"), seed, folder / "runs", folder, 0) for seed in (0, 1)]
+
+
 def test_training_ends_where_it_has_passed_the_threshold_that_it_is_to_end_at(tmp_path: Path) -> None:
     def left(family: Family) -> list[tuple[int, int]]:
-        jobs = [Job(family, Contender("promp", "promp"), seed, tmp_path / "runs", tmp_path, 0) for seed in (0, 1)]
-        return [(job.seed, point) for job, point in turns(jobs)]
+        return [(job.seed, point) for job, point in turns(tiny_jobs(tmp_path, family))]
 
-    family = Family("navigation", "Navigation", "2d-navigation.yaml", 8, 2, 1.0)
-    passed = [row(0, iteration, -9.0, value) for iteration, value in ((0, 0.0), (2, 1.0), (4, 1.5))]
-    write_rows(tmp_path / "promp.csv", [*passed, row(1, 0, -9.0, 0.0), row(1, 2, -9.0, 1.0)])
-    of_second = [(1, 4), (1, 6), (1, 8)]
-    assert left(replace(family, ends_at_threshold=True)) == of_second
-    assert left(family) == [(0, 6), (0, 8), *of_second]
+    family = Family("navigation", "Navigation", "2d-navigation.yaml", 32 * 8, 4, 1.0, TINY)
+    for job in tiny_jobs(tmp_path, family):
+        for iteration, value in ((0, 0.0), (2, 1.0), (4, 1.5))[: 3 - job.seed]:
+            job.publish(row(job.seed, iteration, -9.0, value))
+    assert left(replace(family, ends_at_threshold=True)) == [(1, 4), (1, 6), (1, 8)]
+    assert left(family) == [(1, 4), (0, 6), (1, 6), (0, 8), (1, 8)]
+
+
+def test_published_rows_give_way_to_those_of_a_training_that_is_as_long(tmp_path: Path) -> None:
+    write_rows(tmp_path / "promp.csv", [row(0, 0, 1, 1), row(0, 3, 1, 1), row(1, 3, 1, 1)])
+    job, other = tiny_jobs(tmp_path, replace(FAMILY, steps=32 * 8, evaluations=4))
+    before = (tmp_path / "promp.csv").read_bytes()
+    for point in (0, 2):
+        assert (job, point) in turns([job, other])
+        job.publish(row(0, point, 5, 5))
+    assert (tmp_path / "promp.csv").read_bytes() == before
+    job.publish(row(0, 4, 5, 5))
+    assert [each.key for each in read_rows(tmp_path / "promp.csv")] == [(0, 0), (0, 2), (0, 4), (1, 3)]
+    assert list(turns([job])) == [(job, 6), (job, 8)]
+    # The run is gone, and what was published is not whole.
+    job.run_csv.unlink()
+    assert [point for _, point in turns([job])] == [0, 2, 4, 6, 8]
+    write_rows(tmp_path / "promp.csv", [row(0, 8, 1, 1)])
+    assert not list(turns([job]))
 
 
 def test_family_may_name_the_contenders_that_are_trained_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,12 +203,31 @@ def test_contenders_are_compared_at_the_last_iteration_that_all_of_their_seeds_h
     assert keys == {"far": [(0, 10), (1, 10)], "uneven": [(0, 5), (1, 5)], "random": [(0, 0), (1, 0)]}
 
 
-def test_small_batches_are_evaluated_after_as_many_environment_steps(tmp_path: Path) -> None:
-    contender = Contender("small", "rl2", {"observe-last": True, "meta-batch-size": 4}, updates=5)
-    family = replace(FAMILY, iterations=6, evaluate_every=2, algorithm_changes={"small": {"gamma": 0.5}, "rl2": {}})
-    assert Job(family, contender, 0, tmp_path, tmp_path, 0).points() == [0, 10, 20, 30]
+@pytest.mark.parametrize(
+    ("changes", "algorithm", "points"),
+    [
+        # 4 trials of 2 episodes of 4 steps; as many episodes before and after a step; no step; and three of them.
+        ({"observe-last": True, "meta-batch-size": 4}, "rl2", [0, 10, 20, 30]),
+        ({"meta-batch-size": 4}, "promp", [0, 5, 10, 15]),
+        ({"meta-batch-size": 4, "method": "pretrain"}, "maml", [0, 10, 20, 30]),
+        ({"num-steps": 3}, "promp", [0, 5, 10, 15]),
+        ({"num-steps": 2}, "promp", [0, 6, 13, 20]),
+    ],
+)
+def test_evaluations_are_at_the_same_environment_steps_for_every_batch(
+    changes: dict[str, Any], algorithm: str, points: list[int]
+) -> None:
+    contender = Contender("small", algorithm, changes)
+    family = replace(FAMILY, steps=960, evaluations=3, algorithm_changes={"small": {"gamma": 0.5}, "rl2": {}})
+    assert contender.points(family) == points
     config = contender.config(family, 0)
-    assert (config.num_batches, config.checkpoint_every, config.gamma) == (30, 10, 0.5)
+    assert (config.num_batches, config.checkpoint_every, config.gamma) == (points[-1], points[-1] // 3, 0.5)
+
+
+def test_rows_beyond_the_length_of_the_plan_are_not_shown(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    write_rows(plan.folder(FAMILY) / "promp.csv", [row(0, iteration, -3, -2) for iteration in (0, 1, 2)])
+    assert [each.iteration for each in page.rows_of(plan, replace(FAMILY, steps=100))["promp"]] == [0, 1]
 
 
 def trainings(*means: float, spread: float = 0.1) -> list[Row]:
@@ -211,6 +253,16 @@ def test_sentence_says_that_nobody_is_ahead_where_an_interval_has_zero() -> None
     sentence = page.leader(finals)
     assert sentence.startswith("**No algorithm is ahead of all others.** b has the highest interquartile mean, 2.2 [")
     assert "The 95 % interval of the difference to a includes 0, and that to c does not." in sentence
+
+
+def test_sentence_names_those_that_were_trained_for_fewer_environment_steps() -> None:
+    finals = {"a": trainings(1.0, 1.1), "b": trainings(3.0, 3.1), "c": trainings(2.0, 2.1), "d": trainings(0.0, 0.1)}
+    finals["b"] = [replace(each, env_steps=4_000_000) for each in finals["b"]]
+    finals["c"] = [replace(each, env_steps=3_700_000) for each in finals["c"]]
+    finals["d"] = [replace(each, env_steps=3_500_000) for each in finals["d"]]
+    assert page.leader(finals).endswith(
+        " a (0.0 M) and d (3.5 M) were trained for fewer environment steps than b (4.0 M)."
+    )
 
 
 def test_no_statement_rests_on_one_training() -> None:
@@ -244,7 +296,7 @@ def test_every_contender_has_a_config(plan: Plan) -> None:
     for family in plan.families.values():
         for contender in plan.contenders.values():
             config = contender.config(family, 3)
-            assert (config.seed, config.num_batches) == (3, family.iterations)
+            assert (config.seed, config.num_batches) == (3, max(contender.points(family)[-1], 1))
             algorithm_of(config)
 
 
@@ -253,6 +305,7 @@ def test_nobody_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: Path
     rows = {"promp": [row(0, 0, -3, -2), row(0, 3, -2, -1)], "pretrain": [row(0, 0, -3, -2), row(0, 3, -2, -2)]}
     for name, of_contender in rows.items():
         write_rows(plan.folder(FAMILY) / f"{name}.csv", of_contender)
-    assert "| 100 % |" in page.tables(plan, FAMILY)
+    family = replace(FAMILY, steps=1000)
+    assert "| 100 % |" in page.tables(plan, family)
     write_rows(plan.folder(FAMILY) / "pretrain.csv", rows["pretrain"][:1])
-    assert " % |" not in page.tables(plan, FAMILY)
+    assert " % |" not in page.tables(plan, family)

@@ -29,7 +29,7 @@ def test_rl2_has_as_many_episodes_of_training_as_a_gradient_step(name: str) -> N
 
 def test_settings_of_an_algorithm_on_a_family_come_last() -> None:
     changes = {"promp": {"fast-lr": 0.3}, "maml-trpo": {"max-kl": 0.5}}
-    family = Family("f", "F", "halfcheetah-vel.yaml", 3, 1, changes={"fast-lr": 0.7}, algorithm_changes=changes)
+    family = Family("f", "F", "halfcheetah-vel.yaml", 10**6, changes={"fast-lr": 0.7}, algorithm_changes=changes)
     promp, trpo = Contender("promp", "promp", {"fast-lr": 0.9}).config(family, 0), Contender("trpo").config(family, 0)
     assert (promp.fast_lr, trpo.fast_lr) == (0.3, 0.7)
     assert trpo.algorithm_settings["max-kl"] == 0.5
@@ -37,7 +37,7 @@ def test_settings_of_an_algorithm_on_a_family_come_last() -> None:
 
 
 def test_time_to_a_result_is_that_of_the_first_of_two_evaluations_that_reach_it(tmp_path: Path) -> None:
-    family = Family("family", "Family", "2d-navigation.yaml", 30, 10, 5.0)
+    family = Family("family", "Family", "2d-navigation.yaml", 10**7, threshold=5.0)
     contenders = named(Contender("slow"), Contender("fast"), Contender("never"))
     plan = Plan(tmp_path / "page.md", named(family), contenders, {family.name: (0, 1)})
     assert time_to_result.tables(plan, family) == "No results yet."
