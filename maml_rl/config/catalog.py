@@ -69,9 +69,10 @@ def name_of(path: Path) -> str:
     file = path.resolve()
     if file.is_relative_to(ZOO):
         return f"zoo/{file.parent.relative_to(ZOO).as_posix()}"
-    return full_name(file) if file.is_relative_to(SHIPPED.resolve()) else path.stem
+    shipped = SHIPPED.resolve()
+    return full_name(SHIPPED / file.relative_to(shipped)) if file.is_relative_to(shipped) else path.stem
 
 
 def full_name(path: Path) -> str:
-    """Return the path of a shipped config below `configs/`, without the ending."""
-    return path.resolve().relative_to(SHIPPED.resolve()).with_suffix("").as_posix()
+    """Return the path below `configs/` of a file that `shipped_configs` has, without the ending."""
+    return path.relative_to(SHIPPED).with_suffix("").as_posix()

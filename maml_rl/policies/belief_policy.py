@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 from maml_rl.arguments import check_count
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.heads import Params
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import make_recurrent, run, weights_of, zero_state
@@ -92,7 +93,7 @@ class BeliefPolicy(SequencePolicy):
             if size
         }
         generator = torch.Generator().manual_seed(seed)
-        make = partial(nn.utils.skip_init, nn.Linear)
+        make = partial(empty_layer, nn.Linear)
         for name, (part, size) in self._embeddings.items():
             self.add_module(name, make(part.stop - part.start, size))
         latent = make(encoder_size, 2 * latent_size)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from maml_rl.arguments import check_positive
 from maml_rl.policies.heads import DistributionParams, Head, Params
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.mlp import Nonlinearity, Perceptron, StackedLayer, layer_names_for, register_parameters
 from maml_rl.policies.policy import Memory, Policy
 from maml_rl.spaces import is_image
@@ -78,9 +79,9 @@ class CNNPolicy(Policy):
         for index, ((before, _, _), (filters, kernel, stride)) in enumerate(
             zip(shapes[:-1], self.conv_layers, strict=True), start=1
         ):
-            # skip_init: the constructor would draw from the global random state.
-            layer = nn.utils.skip_init(nn.Conv2d, before, filters, kernel, stride)
+            layer = empty_layer(nn.Conv2d, before, filters, kernel, stride)
             nn.init.xavier_uniform_(layer.weight, generator=generator)
+            assert layer.bias is not None
             nn.init.zeros_(layer.bias)
             self.add_module(f"conv{index}", layer)
         self.head = nn.Module()

@@ -23,6 +23,7 @@ from maml_rl.policies.heads import (
     Params,
     shape_of_entries,
 )
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.policy import Memory, Policy
 
 Nonlinearity = Callable[[Tensor], Tensor]
@@ -98,8 +99,7 @@ class Perceptron:
     def register(self, module: nn.Module, generator: torch.Generator) -> None:
         """Give `module` the layers, with weights drawn from `generator`; the global random state does not change."""
         for (name, _), fan_in, fan_out in zip(self.layer_names, self.sizes[:-1], self.sizes[1:], strict=True):
-            # skip_init: the constructor of Linear would draw from the global random state.
-            layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
+            layer = empty_layer(nn.Linear, fan_in, fan_out)
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
             module.add_module(name.removesuffix(".weight"), layer)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.policy import Memory
 
 Cell = Literal["gru", "lstm"]
@@ -30,9 +31,8 @@ def make_recurrent(
 
     Source of `memory_span`: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188
     """
-    layer = nn.GRU if cell == "gru" else nn.LSTM
-    # The constructors themselves would draw from the global random state.
-    core = layer(inputs, hidden_size, device="meta").to_empty(device="cpu")
+    sizes = inputs, hidden_size
+    core: nn.GRU | nn.LSTM = empty_layer(nn.GRU, *sizes) if cell == "gru" else empty_layer(nn.LSTM, *sizes)
     for name, weights in core.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(weights)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from maml_rl.policies.heads import Head, Params, head_for
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled
@@ -118,8 +119,7 @@ class SequencePolicy(MemoryPolicy):
 
     def _make_heads(self) -> tuple[nn.Linear, nn.Linear | None, nn.Linear | None]:
         """Return heads for actions, values and rewards, without initial weights."""
-        # The constructors themselves would draw from the global random state.
-        make = partial(nn.utils.skip_init, nn.Linear)
+        make = partial(empty_layer, nn.Linear)
         outputs, entries = self.distributions.num_units, self.distributions.noise_size
         # One row for each Discrete action; others are an input.
         of_rewards = (self.hidden_size, outputs) if self._has_one_choice else (self.hidden_size + entries, 1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from maml_rl.policies.heads import Params
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.sequence_policy import ROWS, row_product
 
@@ -83,16 +84,16 @@ class Transformer(nn.Module):
         self.width, self.sizes, self.checkpoint_above = width, sizes, checkpoint_above
         self.head_size = width // sizes.num_heads
         shared = self.head_size * sizes.num_key_value_heads
-        self.embed = _linear(inputs, width)
+        self.embed = empty_layer(nn.Linear, inputs, width)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
                     "attention_norm": nn.LayerNorm(width),
-                    "queries_keys_values": _linear(width, width + 2 * shared),
-                    "attended": _linear(width, width),
+                    "queries_keys_values": empty_layer(nn.Linear, width, width + 2 * shared),
+                    "attended": empty_layer(nn.Linear, width, width),
                     "network_norm": nn.LayerNorm(width),
-                    "hidden": _linear(width, 4 * width),
-                    "output": _linear(4 * width, width),
+                    "hidden": empty_layer(nn.Linear, width, 4 * width),
+                    "output": empty_layer(nn.Linear, 4 * width, width),
                 }
             )
             for _ in range(sizes.num_layers)
@@ -321,12 +322,6 @@ def _blocks(params: Params, num_layers: int) -> Iterator[dict[str, Tensor]]:
     """Yield the parameters of each block by their names within it."""
     for layer in range(num_layers):
         yield within(params, f"blocks.{layer}.")
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    """Return a layer without initial weights: its constructor would draw from the global random state."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
-    return layer
 
 
 def _normalize(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, weights_of, zero_state
 from maml_rl.policies.sequence_policy import affine
@@ -28,7 +29,7 @@ def through(inputs: Tensor, params: Params, name: str) -> Tensor:
 
 def make_linear(inputs: int, outputs: int, generator: torch.Generator, bound: float | None = None) -> nn.Linear:
     """Return a linear layer with uniform weights, as torch makes them, or within `bound`; from the generator alone."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    layer = empty_layer(nn.Linear, inputs, outputs)
     bound = inputs**-0.5 if bound is None else bound
     for weights in layer.parameters():
         nn.init.uniform_(weights, -bound, bound, generator=generator)

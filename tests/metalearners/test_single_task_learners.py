@@ -19,6 +19,7 @@ from maml_rl.metalearners.single_task import (
     SingleTaskPPO,
     SingleTaskPPOSettings,
 )
+from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.q_table import QTablePolicy
 
 DARK_ROOM = gymnasium.make("DarkRoom-v0")
@@ -41,8 +42,7 @@ def test_update_of_ppo_is_that_of_a_network_and_an_optimizer_for_each_task() -> 
     before = {name: param.clone() for name, param in learner.params.items()}
     episodes = sample(learner)
     learner.update(episodes)
-    # The constructors themselves would draw from the global random state.
-    make = partial(nn.utils.skip_init, nn.Linear)
+    make = partial(empty_layer, nn.Linear)
     for task in range(3):
         network = nn.Sequential(make(81, 8), nn.Tanh(), make(8, 5))
         with torch.no_grad():

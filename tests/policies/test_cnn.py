@@ -15,6 +15,7 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
 from maml_rl.policies.cnn import conv_output_size
+from maml_rl.policies.layers import empty_layer
 
 # Patches, kernels that overlap, and one of each; not all divide the image.
 LAYERS = {
@@ -55,7 +56,7 @@ def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, .
     units = rows.flatten(0, 1).float() / 255.0
     units = units if shape[0] == 2 else units.permute(0, 3, 1, 2)
     for index, (filters, kernel, stride) in enumerate(layers, start=1):
-        layer = nn.utils.skip_init(nn.Conv2d, units.shape[1], filters, kernel, stride)
+        layer = empty_layer(nn.Conv2d, units.shape[1], filters, kernel, stride)
         layer.load_state_dict(policy.get_submodule(f"conv{index}").state_dict())
         units = torch.tanh(layer(units))
     expected = units.movedim(1, -1).reshape(3, 5, -1)

@@ -1,0 +1,26 @@
+"""Layers of torch whose weights come from a generator of their own, not from the global random state."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def empty_layer(make: Callable[..., Layer], *args: Any, **options: Any) -> Layer:
+    """Make a layer whose parameters have their shapes and no values yet.
+
+    The constructors of `torch.nn` draw from the global random state. `nn.utils.skip_init` does not, but it imports
+    sympy, which takes each process more than a second.
+
+    Args:
+        make: a class of `torch.nn` that has parameters of its own, as `nn.Linear`, but no other layers.
+        args: of the class.
+        options: of the class.
+    """
+    layer = make(*args, device="meta", **options)
+    for name, param in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(torch.empty(param.shape, dtype=param.dtype)))
+    return layer
