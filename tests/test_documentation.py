@@ -164,7 +164,10 @@ def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_pages_open_in_a_browser(browser: Browser, site: Path) -> None:
+# The scripts, among them the index of the search, take a third of the time, and are the same on every page.
+@pytest.mark.parametrize("scripts", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_pages_open_in_a_browser(scripts: bool, browser: Browser, site: Path) -> None:
+    browser.run_scripts_of_pages(scripts)
     for path in sorted(site.rglob("*.html")):
         if path.stem == "404":  # It knows its place on a server alone.
             continue

@@ -627,7 +627,8 @@ def test_interrupted_run_resumes_bit_for_bit_from_its_last_finished_iteration(
     tmp_path: Path, config: Path, start: Callable[..., Script], signals: list[signal.Signals], codes: set[int]
 ) -> None:
     run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
-    settings = ["--config", str(config), "--checkpoint-every", "100000"]
+    # A worker in which no policy acts starts sooner.
+    settings = ["--config", str(config), "--checkpoint-every", "100000", "--inference", "central"]
     many = ["--num-batches", "100000", "--output-folder", str(run)]
     script = start("train.py", *settings, *many, "--num-workers", "2")
     script.wait_until(lambda: lines_in(run / "metrics.jsonl") >= 4)
@@ -712,7 +713,7 @@ def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     settings = ["--config", str(config), "--num-batches", "40", "--algorithm", algorithm]
-    settings += ["--evaluate-every", "3", "--evaluation-tasks", "2"]
+    settings += ["--evaluate-every", "3", "--evaluation-tasks", "2", "--inference", "central"]
     assert run_train([*settings, "--output-folder", str(undisturbed), "--num-workers", "0"]) == 0
     script = start("train.py", *settings, "--output-folder", str(killed), "--num-workers", "2")
     script.wait_until(lambda: lines_in(killed / "metrics.jsonl") >= 5)

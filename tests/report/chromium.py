@@ -46,6 +46,10 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
+    def run_scripts_of_pages(self, allowed: bool) -> None:
+        """Let pages that are opened from now on run their own scripts, or not; `run` and `wait` work anyway."""
+        self.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not allowed})
+
     def run(self, script: str) -> Any:
         """Return what a piece of JavaScript returns."""
         return self.driver.execute_script(script)
