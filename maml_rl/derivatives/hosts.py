@@ -36,7 +36,7 @@ KEPT_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an operation says of some tasks.
+    """What an operation finds about some tasks.
 
     Attributes:
         of_tasks: (k, ...) each, in the order of the tasks.
@@ -91,7 +91,7 @@ class Program(Protocol):
 
 
 def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
-    """Put chunks together to blocks, each of which answers with one sum, and is in one place.
+    """Group chunks into blocks, each of which answers with one sum, and is in one place.
 
     How many there are depends on neither the length of the episodes nor the number of hosts.
 
@@ -196,14 +196,14 @@ class ThreadHosts(Hosts):
     def ask(
         self, question: Question[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> list[Result]:
-        """See `Hosts.ask`."""
+        """Ask about each chunk in a thread; see `Hosts.ask`."""
         with ChunkWorkers(self._device) as workers:
             return workers.map(
                 lambda phases, workspace: question(phases, *arguments, **options), [*map(self._part, self._chunks)]
             )
 
     def start(self, program: Program) -> ThreadSession:
-        """See `Hosts.start`."""
+        """Start a program on the chunks, in threads; see `Hosts.start`."""
         states = []
         for tasks in self._chunks:
             phases = self._part(tasks)
@@ -214,7 +214,7 @@ class ThreadHosts(Hosts):
         return ThreadSession(states, blocks_of(self.num_tasks, self._chunks), self._device)
 
     def fetch(self) -> list[TaskEpisodes]:
-        """See `Hosts.fetch`."""
+        """Return the episodes, which are in this process."""
         return self._phases
 
     def _part(self, tasks: slice) -> list[TaskEpisodes]:
@@ -247,7 +247,7 @@ class ThreadSession(Session):
         self._states = []
 
     def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """See `Session.run`."""
+        """Do an operation on all chunks, in threads; see `Session.run`."""
         if self._workers is None:
             with ChunkWorkers(self._device) as workers:
                 return self.run_in(workers, operation, *arguments).in_float64()

@@ -1,6 +1,6 @@
 """Learning histories: what learners of single tasks did from their first to their last episode, as data to learn from.
 
-Whoever learns from them draws sequences of steps, as a policy with a memory would have seen them. What is drawn depends
+A learner draws sequences of steps, as a policy with a memory would have seen them. What is drawn depends
 on the histories and on the generator that is passed in, and on nothing else.
 """
 

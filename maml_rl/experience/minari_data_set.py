@@ -52,7 +52,7 @@ class Credits:
 
 
 def require_minari() -> None:
-    """Refuse to begin what ends in a data set of Minari where that is not installed.
+    """Refuse a recording that is to end as a data set of Minari, where Minari is not installed.
 
     Raises:
         ConfigError: If it is missing; in one line.
@@ -154,7 +154,7 @@ def _spec(env_id: str, env_kwargs: Mapping[str, Any], horizon: int) -> EnvSpec:
 
 
 def _write_episodes(path: Path, recording: FinishedRecording) -> tuple[int, int]:
-    """Write all episodes, in the order of time, as groups `episode_0`, ...; return how many, and their steps."""
+    """Write all episodes, in the order of sampling, as groups `episode_0`, ...; return how many, and their steps."""
     import h5py
 
     about = recording.about

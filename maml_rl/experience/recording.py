@@ -135,7 +135,7 @@ class Recording:
         return is_full or self.iteration == self.about.num_iterations
 
     def save(self, learner_state: Mapping[str, Tensor]) -> None:
-        """Write what is not written yet; from then on a killed recording goes on from here.
+        """Write what is not written yet; a recording that is killed later continues from here.
 
         Raises:
             CheckpointError: If it cannot be written, say because the disk is full.
@@ -197,7 +197,7 @@ class Block:
 
 
 class FinishedRecording:
-    """A recording that is complete, for reading.
+    """A complete recording, for reading.
 
     Args:
         folder: of the recording, or above one.

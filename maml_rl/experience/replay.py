@@ -1,7 +1,7 @@
 """A replay: the newest trials of all iterations, from which off-policy learners draw transitions and sequences.
 
-Trials are kept whole and leave whole, oldest first. What is drawn depends on the trials, their order and the generator
-that is passed in, never on where a trial is in memory: a resumed run draws the same.
+Trials are kept and dropped as wholes, the oldest first. What is drawn depends on the trials, their order and the
+generator that is passed in, never on where a trial is in memory: a resumed run draws the same.
 """
 
 import json
@@ -71,7 +71,7 @@ class Steps:
 
 
 class Mark(NamedTuple):
-    """Which trials a replay held at some time: from number `first` on, up to `next`, which is not among them."""
+    """Which trials a replay held at some time: from number `first` up to, and without, `next`."""
 
     first: int
     next: int
@@ -492,7 +492,7 @@ def _parse(data: bytes, path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[np
 
 
 def _mapped(folder: Path, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return zeros in a file without a name, which is gone with the process."""
+    """Return zeros in a file without a name, which ends with the process."""
     with tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY) as file:
         # All of it now: writing to a mapped page for which there is no room would kill the process.
         if hasattr(os, "posix_fallocate"):

@@ -14,8 +14,8 @@ from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 class AD(HistoryLearner):
     """Predicts the next action of a learner from what the learner has seen and done, through many of its episodes.
 
-    Who learns better from episode to episode can be predicted only by who notices the progress: the transformer has to
-    do in its context what the learner did by its updates. Of every history only each `keep`-th episode is shown, so
+    To predict a learner that becomes better from episode to episode, the transformer has to notice the progress: it has
+    to do in its context what the learner did by its updates. Of every history it sees only each `keep`-th episode, so
     that the progress is faster than the learner's was.
 
     Source: Laskin et al. 2022, https://arxiv.org/abs/2210.14215
@@ -24,7 +24,7 @@ class AD(HistoryLearner):
     class Settings(HistorySettings):
         """Settings of algorithm distillation."""
 
-        keep: Annotated[Count, Field(description="of every history each so manieth episode is learned from")] = 1
+        keep: Annotated[Count, Field(description="learn from one of so many episodes of a history; 1: from all")] = 1
         label_smoothing: Annotated[
             float, Field(ge=0, lt=1, description="probability that the target gives to all discrete actions alike")
         ] = 0.1

@@ -143,21 +143,21 @@ class _AutogradProgram:
     device: torch.device
 
     def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> "_AutogradChunk":
-        """See `Program.start`."""
+        """Return the state of a chunk of tasks."""
         dtype = next(self.policy.parameters()).dtype
         samples = [Samples.of(episodes, slice(None), dtype=dtype, device=self.device) for episodes in phases]
         return _AutogradChunk(self, samples)
 
     def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
-        """See `Program.kept_bytes`: nothing is kept but what the old policy did."""
+        """Return 0: a chunk keeps only what the old policy did."""
         return 0
 
     def values(self) -> list[Tensor]:
-        """See `Program.values`."""
+        """Return the learned parameters."""
         return [leaf.detach() for leaf in self.leaves]
 
     def load(self, values: Sequence[Tensor]) -> None:
-        """See `Program.load`."""
+        """Take over the learned parameters of the process that learns."""
         with torch.no_grad():
             for leaf, value in zip(self.leaves, values, strict=True):
                 leaf.copy_(value)

@@ -91,7 +91,7 @@ class ContextEncoder(nn.Module):
         self.layers = nn.ModuleList([make_linear(before, after, generator) for before, after in pairwise(sizes)])
 
     def forward(self, transitions: Tensor, mask: Tensor) -> Posterior:
-        """Return the posterior for transitions (M, C, inputs), of which mask (M, C) says which are real."""
+        """Return the posterior for transitions (M, C, inputs); mask (M, C) is 1 for real ones."""
         *hidden, last = self.layers
         for layer in hidden:
             transitions = layer(transitions).relu()
@@ -102,12 +102,11 @@ class ContextEncoder(nn.Module):
 class PEARL(MetaLearner):
     """Off-policy meta-RL by posterior sampling: act as if a context drawn from the posterior were the task.
 
-    Adaptation goes in rounds of `fast-batch-size` episodes: the contexts of the first `prior-rounds` are drawn from the
-    prior, a new one for each, that of every later one from the posterior of all rounds before it. Contexts for learning
-    are drawn from the transitions of the first rounds alone, as the prior samples them; actor and critics learn from
-    those of all rounds. In difference to
-    the published code the critics have target networks of their own instead of a value network, and the temperature is
-    learned.
+    Adaptation takes rounds of `fast-batch-size` episodes. Each of the first `prior-rounds` has a context drawn from the
+    prior, every later one a context drawn from the posterior of all rounds before it. Contexts for learning are drawn
+    from the transitions of the first rounds alone, as the prior samples them; actor and critics learn from those of all
+    rounds. Unlike the published code, the critics have target networks of their own instead of a value network, and the
+    temperature is learned.
 
     Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
     """
@@ -266,7 +265,7 @@ class PEARL(MetaLearner):
         return torch.cat([part.to(self.device) for part in parts], -1)
 
     def _squashed(self, actions: Tensor, axes: int) -> Tensor:
-        """Return actions (..., A) in (-1, 1), of those of the environment with so many axes before its own."""
+        """Return the environment's actions, with `axes` axes before an action's own, as (..., A) in (-1, 1)."""
         actions = actions.to(self.device).float().flatten(axes)
         return (actions - self.policy.distributions.center.to(actions)) * self._unit
 

@@ -161,14 +161,14 @@ class MetaProgram:
     automatic: bool
 
     def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> TaskChunk:
-        """See `Program.start`."""
+        """Return the state of a chunk of tasks."""
         if self.curvature_fraction == 1.0:
             return self._chunk(phases, 1.0, keep=keep)
         share = self._chunk(phases, self.curvature_fraction, keep=keep)
         return self._chunk(phases, 1.0, keep=False, curvature=share)
 
     def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
-        """See `Program.kept_bytes`."""
+        """Return how many bytes the linearization of a chunk keeps."""
         samples = 0
         for episodes in phases:
             num_tasks, steps, num_episodes = episodes.rewards.shape
@@ -176,11 +176,11 @@ class MetaProgram:
         return samples * ParameterLayout(self.policy).units * _KEPT * self._dtype.itemsize
 
     def values(self) -> Sequence[Tensor]:
-        """See `Program.values`: all parameters are arguments."""
+        """Return nothing: all parameters are arguments."""
         return ()
 
     def load(self, values: Sequence[Tensor]) -> None:
-        """See `Program.load`."""
+        """Do nothing: all parameters are arguments."""
 
     @property
     def _dtype(self) -> torch.dtype:

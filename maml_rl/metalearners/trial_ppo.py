@@ -192,19 +192,19 @@ class _TrialProgram:
     device: torch.device
 
     def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> "_TrialChunk":
-        """See `Program.start`."""
+        """Return the state of a chunk of trials."""
         return _TrialChunk(self, phases[0])
 
     def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
-        """See `Program.kept_bytes`: what a chunk keeps is always needed."""
+        """Return 0: what a chunk keeps is always needed."""
         return 0
 
     def values(self) -> list[Tensor]:
-        """See `Program.values`."""
+        """Return the learned parameters."""
         return [param.detach() for param in self.params]
 
     def load(self, values: Sequence[Tensor]) -> None:
-        """See `Program.load`."""
+        """Take over the learned parameters of the process that learns."""
         with torch.no_grad():
             for param, value in zip(self.params, values, strict=True):
                 param.copy_(value)
@@ -496,7 +496,7 @@ class TrialPPO:
         return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 
     def _prepare(self, session: Session) -> tuple[list[_Scales], float]:
-        """Return the scales of each minibatch, and the share of the returns' variance that the values knew of."""
+        """Return the scales of each minibatch, and the share of the returns' variance that the values explained."""
         sums, of_observations = session.run("anchor", recorded=True).sums
         count, of_returns, of_squares, of_rewards = sums.tolist()
         if self._observed is not None:

@@ -174,7 +174,7 @@ class VariBAD(MetaLearner):
         return dict(zip(("belief/reconstruction", "belief/kl", "belief/grad_norm"), history[0], strict=True))
 
     def _draw(self, steps: Steps, rng: np.random.Generator, noise: torch.Generator) -> "_Drawn":
-        """Draw of which steps of the trials (L, N) the beliefs are decoded, and the noise of their latents."""
+        """Draw the steps of the trials (L, N) whose beliefs are decoded, and the noise of their latents."""
         length, num = steps.mask.shape
         count = min(self.settings.belief_steps or length, length)
         if count < length:

@@ -293,7 +293,7 @@ class EpisodeHost:
 
 
 class Carrier(Protocol):
-    """Brings requests to hosts, whatever happens to these, and has the store of their cluster."""
+    """Brings requests to hosts, also after some of them are lost, and has the store of their cluster."""
 
     @property
     def num_hosts(self) -> int:
@@ -345,15 +345,15 @@ class RemoteHosts(Hosts):
     def ask(
         self, question: Question[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> list[Result]:
-        """See `Hosts.ask`."""
+        """Ask the hosts about each chunk; see `Hosts.ask`."""
         return list(itertools.chain(*self.carry_out(self.put(Asked(question, arguments, options)))))
 
     def start(self, program: Program) -> RemoteSession:
-        """See `Hosts.start`."""
+        """Start a program on the hosts; see `Hosts.start`."""
         return RemoteSession(self, program)
 
     def fetch(self) -> list[TaskEpisodes]:
-        """See `Hosts.fetch`."""
+        """Fetch the episodes from the hosts."""
         return [TaskEpisodes.join(parts) for parts in zip(*self.ask(_whole), strict=True)]
 
 
@@ -371,7 +371,7 @@ class RemoteSession(Session):
         self._recorded: tuple[Reference, ...] = ()
 
     def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """See `Session.run`."""
+        """Have hosts do an operation on all chunks; see `Session.run`."""
         put = self._hosts.put(Operation(operation, arguments, tuple(self._program.values())))
         done = self._recorded
         if recorded:

@@ -48,7 +48,7 @@ SAME_CODE = "copy the same files everywhere, and leave them alone during a run, 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What an actor says of itself once it has started.
+    """What an actor reports about itself once it has started.
 
     Attributes:
         pid: its process.
@@ -99,7 +99,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What an actor answers that keeps episodes.
+    """The answer of an actor that keeps episodes.
 
     Attributes:
         replies: of each block; see `EpisodeHost.carry_out`.
@@ -260,7 +260,7 @@ class RolloutActor:
     # What the thread that works does.
 
     def start(self, code: tuple[bytes, bytes, dict[str, str]]) -> Introduction:
-        """Unpack the recipe of the environment and the policy, unless the driver's versions, the third, are others."""
+        """Unpack the recipe of the environment and the policy, unless the driver's versions, the third, differ."""
         recipe, policy, versions = code
         context = ray.get_runtime_context()
         modules = [name.removeprefix(CODE_OF) for name in versions if name.startswith(CODE_OF)]
@@ -307,7 +307,7 @@ class RolloutActor:
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     def _sample(self, phase: Phase, first_task: int, timer: StageTimer) -> EpisodeArrays:
-        """Sample a phase, of which `first_task` is the first task of a batch."""
+        """Sample a phase, whose first task is task `first_task` of a batch."""
         num_tasks, slots = len(phase.tasks), self._slots_per_task
         env = self._env_of(num_tasks)
         self._tasks = tuple(task for task in phase.tasks for _ in range(slots))

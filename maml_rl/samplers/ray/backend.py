@@ -129,16 +129,16 @@ class RayBackend(RolloutBackend):
 
     @property
     def carrier(self) -> Carrier:
-        """See `RolloutBackend`: this backend itself."""
+        """This backend: its actors keep episodes."""
         return self
 
     @property
     def num_hosts(self) -> int:
-        """See `Carrier`."""
+        """Number of actors, those that start included."""
         return len(self._pool)
 
     def put(self, value: Any) -> Any:
-        """See `Carrier`."""
+        """Put something into Ray's object store."""
         # As bytes: what a node cannot import is then found by the actor, and not by Ray.
         pickled = _pickled(value, "the algorithm")
         # What a batch is made of is the policy and the environment, which actors have compared when they started.
@@ -146,7 +146,7 @@ class RayBackend(RolloutBackend):
         return ray.put(Stored(pickled, digests_of(modules)))
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        """See `Carrier`."""
+        """Have actors carry out a request; see `Carrier`."""
         if request.operation is None:
             self._pool.warn_of_unused_places(len(batch.blocks), "blocks of tasks for the update")
             shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
@@ -225,7 +225,7 @@ def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def _pickled(value: Any, name: str) -> bytes:
-    """Return an object as bytes, with the code of what no module of a worker could define.
+    """Return an object as bytes, with the code that a worker could not import.
 
     Raises:
         TypeError: If it cannot be pickled; the message names the part.

@@ -1,4 +1,4 @@
-"""The Ray cluster that this process is connected to, and what one run may have of it."""
+"""The Ray cluster that this process is connected to, and the share of it that one run may use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CAUSES_SHOWN = 3
 
 
 class RayCluster:
-    """What one run may have of a cluster.
+    """The share of a cluster that one run may use.
 
     Args:
         placement: the address of the cluster, how many actors are wanted, and what each asks for.
@@ -98,7 +98,7 @@ class RayCluster:
 
     @property
     def refused(self) -> str:
-        """Why nodes are left out, in words; empty if none is."""
+        """Why nodes are left out, in words; empty if none are."""
         causes = list(dict.fromkeys(self._refused.values()))
         more = f"; and {len(causes) - _CAUSES_SHOWN} more" if len(causes) > _CAUSES_SHOWN else ""
         return "; ".join(causes[:_CAUSES_SHOWN]) + more
@@ -181,7 +181,7 @@ class RayCluster:
         return Reserved.make(layout, number, self._asked)
 
     def refuse(self, node: str, cause: str) -> bool:
-        """Do without a node from here on for a cause in words, and return whether that is new."""
+        """Leave out a node from now on, for a cause in words; return whether that is new."""
         if node in self._refused:
             return False
         self._refused[node] = cause
@@ -216,7 +216,7 @@ class RayCluster:
         return True
 
     def leave(self) -> None:
-        """Want no more of the cluster. Safe to call twice."""
+        """Give up this run's share of the cluster. Safe to call twice."""
         self._in_use.discard(self)
         if self._in_use:
             return
@@ -230,13 +230,13 @@ class RayCluster:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's text, which is where Ray says what it is about."""
+    """Return the last line of an error's text, which has Ray's reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
 def _connect(placement: Placement) -> bool:
-    """Connect this process to a cluster, unless it is, and return whether it was done here.
+    """Connect this process to a cluster unless it is connected; return whether this call did it.
 
     The node of this machine may take `ray_head_timeout` to join the cluster.
 

@@ -242,7 +242,7 @@ class RayPool:
         actor.give(Unit("start", (self._code,)))
 
     def _began(self, actor: RayWorker, reply: Any) -> None:
-        """Note what an actor says of itself.
+        """Note what an actor reports about itself.
 
         Raises:
             ConfigError: If it has other versions than this process, and so has every node.
@@ -264,7 +264,7 @@ class RayPool:
         self._warn_of_nodes()
 
     def _cannot_load(self, actor: RayWorker, reason: str) -> None:
-        """Do without the node of an actor that cannot unpack environment or policy, which no other start would change.
+        """Leave out the node of an actor that cannot unpack environment or policy; another start would not help.
 
         Raises:
             ChildEnvError: If no other node is left.
@@ -279,7 +279,7 @@ class RayPool:
         return f"Ray actors cannot load {self._name} or the policy{place}: {reason}"
 
     def _note_failed_start(self, actor: RayWorker, cause: str) -> None:
-        """Do without the node of an actor that died while it started, if this has happened there too often.
+        """Leave out the node of an actor that died while it started, if this has happened there too often.
 
         Raises:
             ChildEnvError: If no other node is left.
@@ -297,7 +297,7 @@ class RayPool:
             self._leave_out(node, text, remedy, ChildEnvError)
 
     def _leave_out(self, node: str, cause: str, remedy: str, error: type[ChildEnvError | ConfigError]) -> None:
-        """Do without a node from here on.
+        """Leave out a node from now on.
 
         Args:
             node: its id.
@@ -411,7 +411,7 @@ class RayPool:
             actor.abandon_done()
 
     def _wait(self, seconds: float) -> list[tuple[Unit, Any]]:
-        """Wait some seconds for replies, and return the results of units; see to actors that start, are lost, or hang.
+        """Wait some seconds for replies, and return the results of units; handle actors that start, are lost, or hang.
 
         Raises:
             ChildLost: If another thread has called `kill`.
@@ -439,7 +439,7 @@ class RayPool:
         return results
 
     def _receive(self, actor: RayWorker) -> tuple[Call, Any]:
-        """Return the reply to an actor's first call; None where there is none of use."""
+        """Return the reply to an actor's first call; None if it is of no use."""
         call, reply = actor.calls[0], None
         try:
             reply = ray.get(call.reply, timeout=self._placement.step_timeout)
@@ -535,7 +535,7 @@ class _Place:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what Ray says of an actor's end, without its advice."""
+    """Return Ray's reason for the end of an actor, without its advice."""
     text = " ".join(str(error).split())
     match = re.search(r"The actor is dead because (.*?)(?: Some common causes|$)", text)
     return f"was lost: {shorten(match[1] if match else text, _LINE)}"

@@ -1,4 +1,4 @@
-"""What a run on a Ray cluster says of itself to the cluster's monitoring: numbers that every node exports."""
+"""What a run on a Ray cluster reports to the cluster's monitoring: numbers that every node exports."""
 
 from ray.util.metrics import Counter, Gauge
 

@@ -64,7 +64,7 @@ def digests_of(modules: Iterable[str]) -> dict[str, str]:
 
 
 def modules_of_user(pickles: Iterable[bytes]) -> list[str]:
-    """Return the modules and packages, of the user that pickled objects need.
+    """Return the user's modules and packages that pickled objects need.
 
     Those that these import in their turn belong to them, unless they are installed packages.
 

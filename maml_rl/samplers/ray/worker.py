@@ -122,7 +122,7 @@ class RayWorker:
             self.begin_next()
 
     def take_call(self) -> Call:
-        """Take the first of its calls from it."""
+        """Remove and return the first of its calls."""
         call = self.calls.popleft()
         call.unit.copies -= 1
         return call
