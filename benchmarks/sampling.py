@@ -166,7 +166,7 @@ def _plan_navigation(plan: Plan, stack: ExitStack, options: argparse.Namespace) 
     workload = Workload("2DNavigation-v0", 20, 20, 100, seed=options.seed, num_workers=options.num_workers)
     if options.quick:
         workload = replace(workload, num_tasks=2, episodes_per_task=2, horizon=5)
-    ours, keyed, drawn = f"maml_rl, {workload}", "bare policy and its noise", "bare policy and torch.randn"
+    ours, keyed, drawn = f"maml_rl, {workload}", "plain policy and its noise", "bare policy and torch.randn"
     phases = 2 if options.quick else 20
     host = _host(stack, ours, "own_sampler:SamplerAndBarePolicy", workload, ours, keyed, drawn, phases)
     plan.participants.append(host.participant())
