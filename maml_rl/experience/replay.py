@@ -123,6 +123,8 @@ class Replay:
         """Be empty, and have written nothing."""
         # Of every trial, oldest first: its first row, its number of steps, its task as JSON.
         self._starts = self._lengths = np.zeros(0, np.int64)
+        # Of every trial, the number of its first step with a reward; its length where no step has one.
+        self._first_rewards = np.zeros(0, np.int64)
         self._keys: list[str] = []
         self._first = self._end = 0
         self._of_tasks: dict[str, NDArray[np.int64]] | None = None
@@ -230,6 +232,7 @@ class Replay:
         *,
         length: int | None = None,
         tasks: Sequence[Task] | None = None,
+        rewarded: int = 0,
     ) -> Steps:
         """Draw trials uniformly, with replacement, or a window of each.
 
@@ -238,6 +241,8 @@ class Replay:
             num: sequences, of each task where tasks are given.
             length: steps of a window, which begins anywhere that it fits; None draws whole trials.
             tasks: M of those that have trials here; None draws from all trials alike.
+            rewarded: so many of the `num` are trials with a reward other than 0, and windows that hold its first one,
+                if there are such trials.
 
         Returns:
             Steps (L, N, ...), padded to the longest sequence; N is `num`, or M * num, task by task.
@@ -248,10 +253,21 @@ class Replay:
         check_count("num", num)
         groups = [self._trials_of(task, None) for task in ([None] if tasks is None else tasks)]
         chosen = np.concatenate([group[rng.integers(len(group), size=num)] for group in groups])
+        is_rewarded = np.zeros(chosen.shape, np.bool_)
+        if rewarded:
+            for index, group in enumerate(groups):
+                paid = group[self._first_rewards[group] < self._lengths[group]]
+                if len(paid):
+                    part = slice(index * num, index * num + rewarded)
+                    chosen[part], is_rewarded[part] = paid[rng.integers(len(paid), size=rewarded)], True
         starts, lengths = self._starts[chosen], self._lengths[chosen]
         if length is not None:
             kept = np.minimum(lengths, check_count("length", length))
-            starts, lengths = starts + rng.integers(lengths - kept + 1), kept
+            first, last = np.zeros_like(kept), lengths - kept
+            goal = self._first_rewards[chosen]
+            first = np.where(is_rewarded, np.maximum(first, goal - kept + 1), first)
+            last = np.where(is_rewarded, np.minimum(last, goal), last)
+            starts, lengths = starts + rng.integers(first, last + 1), kept
         offsets = np.arange(lengths.max())[:, None]
         real = offsets < lengths
         return self._steps((starts + offsets) % self.capacity, None if real.all() else real)
@@ -350,9 +366,10 @@ class Replay:
                 if part.first < self._first + dropped:
                     self._write(part, part.end)
         self._first += dropped
-        self._starts, self._lengths, self._keys = (
+        self._starts, self._lengths, self._first_rewards, self._keys = (
             self._starts[dropped:],
             self._lengths[dropped:],
+            self._first_rewards[dropped:],
             self._keys[dropped:],
         )
 
@@ -370,6 +387,9 @@ class Replay:
             self._fields[name][: total - before_wrap] = values[before_wrap:]
         self._starts = np.concatenate((self._starts, (start + ends - lengths) % self.capacity))
         self._lengths = np.concatenate((self._lengths, lengths))
+        paid = np.append(np.flatnonzero(rows["rewards"]), total)
+        following = paid[np.searchsorted(paid, ends - lengths)] - (ends - lengths)
+        self._first_rewards = np.concatenate((self._first_rewards, np.minimum(following, lengths)))
         self._keys = [*self._keys, *keys]
         self._of_tasks = None
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl.config import Config
-from maml_rl.config.config import Count
+from maml_rl.config.config import Count, Fraction
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
@@ -120,6 +120,18 @@ class RSAC(MetaLearner):
         warmup_trials: Annotated[
             Count, Field(description="trials that the untrained policy samples before the first update")
         ] = 100
+        sequence_length: Annotated[
+            Count | None,
+            Field(description="steps of a trial that an update goes through, from anywhere in it; null: all"),
+        ] = None
+        rewarded_share: Annotated[
+            Fraction,
+            Field(description="share of an update's trials that have a reward; sequences of them hold the first"),
+        ] = 0.0
+        goal_reward: Annotated[
+            float | None,
+            Field(description="reward from which on a step counts as terminal, though the trial goes on; null: none"),
+        ] = None
 
     columns = "episode"
     whole_trials = True
@@ -160,10 +172,17 @@ class RSAC(MetaLearner):
         """Make a recurrent actor.
 
         Raises:
-            ConfigError: If it would not observe its last step, the replay is smaller than a trial, or the sizes of a
-                transformer do not divide each other.
+            ConfigError: If it would not observe its last step, the replay is smaller than a trial, sequences would be
+                cut out of trials of several episodes, or the sizes of a transformer do not divide each other.
         """
         refuse_hidden_rewards(config)
+        if settings.sequence_length is not None and config.fast_batch_size > 1:
+            raise config.error(
+                "sequence-length cuts sequences out of trials of one episode, and a trial has "
+                f"{config.fast_batch_size}; leave sequence-length out, or set 'fast-batch-size: 1'",
+                "algorithm-settings",
+                "sequence-length",
+            )
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
         attention = Attention(settings.context, settings.num_layers, settings.num_heads)
         try:
@@ -195,14 +214,17 @@ class RSAC(MetaLearner):
         if replay.num_appended < self.settings.warmup_trials:
             return known
         rng, totals = self.generator("replay"), torch.zeros(5)
+        num, length = self.settings.batch_size, self.settings.sequence_length
+        rewarded = round(self.settings.rewarded_share * num)
         for _ in range(self.settings.num_updates):
-            totals += self.step(replay.sample_sequences(rng, self.settings.batch_size).to(self.device))
+            trials = replay.sample_sequences(rng, num, length=length, rewarded=rewarded)
+            totals += self.step(trials.to(self.device))
         means = (totals / self.settings.num_updates).tolist()
         names = "loss/critics", "loss/actor", "temperature", "value", "entropy"
         return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
 
     def step(self, trials: Steps) -> Tensor:
-        """Take one step on a batch of trials, (L, N, ...).
+        """Take one step on a batch of trials, or of sequences of them, (L, N, ...).
 
         Returns:
             (5,) losses of critics and actor, temperature, mean value of the actions taken, mean entropy.
@@ -229,10 +251,12 @@ class RSAC(MetaLearner):
         The gradient of each goes to its own parameters alone.
 
         Args:
-            trials: (L, N, ...), whole.
+            trials: (L, N, ...), whole, or sequences of them, at whose start nothing is remembered.
         """
         mask, temperature = trials.mask, self.networks.log_temperature.exp()
         seen, terminal = with_last_observations(trials)
+        if self.settings.goal_reward is not None:
+            terminal = torch.maximum(terminal, (trials.rewards >= self.settings.goal_reward).to(terminal.dtype))
         before, after = seen[:-1], seen[1:]
         units, remembered = encode((self.policy.encoder, self.critics.encoder), seen, self._sequences)
         parameters = self.policy.parameters_of(units, seen)

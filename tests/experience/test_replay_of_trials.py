@@ -167,6 +167,26 @@ def test_windows_begin_at_every_place_where_they_fit() -> None:
     assert found == expected
 
 
+def test_rewarded_sequences_hold_the_first_reward_of_a_trial() -> None:
+    """Trials of 5 steps: trial k has rewards k from step k on, trial 0 none; some are dropped, and kept ones move."""
+    replay, ends = Replay(25), np.ones((1, 1), bool)
+    numbers = np.arange(5, dtype=np.float32).reshape(1, 5, 1)
+    for trial in (2, 4, 0, 0, 3, 1, 0):
+        rewards = np.where((numbers >= trial) & (trial > 0), np.float32(trial), np.float32(0.0))
+        replay.append(TaskEpisodes(numbers, numbers, rewards, np.full((1, 1), 5), ends, ~ends, numbers[:, 0]))
+    whole = replay.sample_sequences(np.random.default_rng(0), 90, rewarded=60)
+    assert set(whole.rewards[:, :60].amax(0).tolist()) == {1.0, 3.0}
+    assert 0.0 in whole.rewards[:, 60:].amax(0).tolist()
+    windows = replay.sample_sequences(np.random.default_rng(0), 90, length=2, rewarded=60)
+    drawn = list(zip(windows.observations[0].tolist(), *windows.rewards.tolist(), strict=True))
+    found, others = set(drawn[:60]), set(drawn[60:])
+    assert found == {(0, 0.0, 1.0), (1, 1.0, 1.0), (2, 0.0, 3.0), (3, 3.0, 3.0)}
+    assert (0.0, 0.0, 0.0) in others
+    empty = Replay(5)
+    empty.append(TaskEpisodes(numbers, numbers, 0.0 * numbers, np.full((1, 1), 5), ends, ~ends, numbers[:, 0]))
+    assert not empty.sample_sequences(np.random.default_rng(0), 3, rewarded=3).rewards.any()
+
+
 def test_transitions_are_uniform_over_steps_not_trials() -> None:
     replay, counts = Replay(1000), {1: 0, 9: 0}
     for length in counts:

@@ -12,11 +12,12 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.machine import intra_op_threads
-from maml_rl.metalearners.collection import Collection
+from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.recurrent_actor import RecurrentActor
@@ -151,6 +152,8 @@ def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, T
                 following = values.min(0).values - alpha * log_prob
                 following = following if squashes else (log_prob.exp() * following).sum()
                 is_terminal = step == length - 1 and bool(trials.terminations[step, number])
+                goal = learner.settings.goal_reward
+                is_terminal = is_terminal or (goal is not None and bool(trials.rewards[step, number] >= goal))
                 target = trials.rewards[step, number] + (0.0 if is_terminal else GAMMA * following)
             done = trials.actions[step, number]
             unit = (done - torch.tensor([0.0, 1.0])) / torch.tensor([0.5, 1.0]) if squashes else None
@@ -168,9 +171,9 @@ def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, T
     return torch.stack(of_critics).mean(), torch.stack(of_actor).mean(), of_temperature
 
 
-@pytest.mark.parametrize("kind", ACTIONS)
-def test_losses_and_gradients_are_those_of_plain_loops(kind: str) -> None:
-    learner = make(kind)
+@pytest.mark.parametrize(("kind", "settings"), [("box", {}), ("discrete", {}), ("box", {"goal_reward": 0.3})])
+def test_losses_and_gradients_are_those_of_plain_loops(kind: str, settings: dict[str, Any]) -> None:
+    learner = make(kind, **settings)
     trials = make_trials(learner, [4, 2, 7, 5], [True, False, False, True])
     noise = torch.randn((8, 4, 2), generator=make(kind).torch_generator("actions"))
     critics, actor, temperature = plain_losses(learner, trials, noise)
@@ -226,6 +229,25 @@ def test_targets_follow_the_critics() -> None:
     learner.step(trials)
     for old, target, critic in zip(before, learner.targets.parameters(), learner.critics.parameters(), strict=True):
         torch.testing.assert_close(target, 0.75 * old + 0.25 * critic.detach())
+
+
+def test_update_goes_through_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make("box", sequence_length=3, batch_size=40, num_updates=1, warmup_trials=1)
+    drawn: list[Steps] = []
+    monkeypatch.setattr(learner, "step", lambda trials: drawn.append(trials) or torch.zeros(5))
+    tasks, length = 2, 6
+    # The observations number the steps.
+    numbers = torch.arange(float(length)).reshape(1, length, 1, 1).expand(tasks, length, 1, SIZE + 4)
+    grid, ends = (tasks, length, 1), torch.ones((tasks, 1), dtype=torch.bool)
+    episodes = TaskEpisodes(
+        numbers, torch.zeros((*grid, 2)), torch.zeros(grid), length * ends.long(), ~ends, ends, numbers[:, 0] + length
+    )
+    learner.update(Batch([episodes]))
+    (sequences,) = drawn
+    assert sequences.mask.shape == (3, 40)
+    firsts = sequences.observations[0, :, 0]
+    assert set(firsts.tolist()) == {0.0, 1.0, 2.0, 3.0}
+    assert torch.equal(sequences.observations[:, :, 0], firsts + torch.arange(3.0).unsqueeze(1))
 
 
 def test_temperature_falls_where_there_is_more_entropy_than_wanted() -> None:
@@ -310,6 +332,10 @@ def config_for(**values: Any) -> Any:
         (
             {"algorithm_settings": {"cell": "transformer", "hidden-size": 20}},
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 20",
+        ),
+        (
+            {"algorithm_settings": {"sequence-length": 5}, "fast_batch_size": 2},
+            "sequence-length cuts sequences out of trials of one episode, and a trial has 2; leave sequence-length out",
         ),
         ({"slots_per_task": 2}, "the episodes of a trial follow each other in one slot; leave it out"),
         (
