@@ -1,6 +1,6 @@
 """The zoo: trained policies that come with the package, each a run in small with its last checkpoint and evaluation.
 
-`zoo/NAME` holds `config.json`, one checkpoint without the state of an optimizer, and `evaluation.json`: what
+`zoo/NAME` holds `config.json`, one checkpoint without what only training needs, and `evaluation.json`: what
 `maml-rl test zoo:NAME` measures, with as many tasks.
 """
 
@@ -87,7 +87,8 @@ def add_to_zoo(
     experiment = make_experiment(config, num_workers=num_workers)
     restore(saved, experiment.metalearner, config.algorithm, path)
     evaluation = evaluate(experiment, meta_batch_size=num_tasks, num_workers=num_workers)
-    kept = {key: value for key, value in saved.learner.items() if not key.startswith("optimizer.")}
+    training_state = experiment.metalearner.training_state
+    kept = {key: value for key, value in saved.learner.items() if key.partition(".")[0] not in training_state}
     made = ZOO / f"{TEMPORARY}{name.replace('/', '-')}"
     shutil.rmtree(made, ignore_errors=True)
     try:

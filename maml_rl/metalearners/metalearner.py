@@ -73,6 +73,8 @@ class MetaLearner(ABC):
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
         networks: what the learner trains beside the policy, if anything; it is kept under the names of its parameters.
+        training_state: the first words of those names in `state_dict` that only further training needs. The zoo leaves
+            them out, and `load_state_dict` leaves what they stand for as it is.
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
@@ -88,6 +90,7 @@ class MetaLearner(ABC):
     optimizer: torch.optim.Optimizer | None = None
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
     networks: nn.Module | None = None
+    training_state: ClassVar[tuple[str, ...]] = (SINGLE,)
 
     def __init__(
         self,
@@ -325,8 +328,11 @@ class MetaLearner(ABC):
         for name, optimizer in self._named_optimizers().items():
             load_optimizer_state(optimizer, state, name)
         if self.networks is not None:
-            kinds = {name.partition(".")[0] for name in self.networks.state_dict()}
+            own = self.networks.state_dict()
+            kinds = {name.partition(".")[0] for name in own}
             mine = {name: value for name, value in state.items() if name.partition(".")[0] in kinds}
+            left_out = {*self.training_state} - {name.partition(".")[0] for name in mine}
+            mine |= {name: value for name, value in own.items() if name.partition(".")[0] in left_out}
             try:
                 self.networks.load_state_dict(mine)
             except RuntimeError as error:

@@ -25,6 +25,7 @@ from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
+    TRAINING_STATE,
     SACSettings,
     SoftCritics,
     TwinMLP,
@@ -138,6 +139,7 @@ class PEARL(MetaLearner):
 
     columns = "round"
     tests_without_noise = True
+    training_state = TRAINING_STATE
     settings: Settings
     policy: ContextActor
     networks: SoftCritics[TwinMLP]

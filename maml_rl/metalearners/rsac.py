@@ -16,6 +16,7 @@ from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
+    TRAINING_STATE,
     SACSettings,
     SoftCritics,
     TwinMLP,
@@ -136,6 +137,7 @@ class RSAC(MetaLearner):
     columns = "episode"
     whole_trials = True
     tests_without_noise = True
+    training_state = TRAINING_STATE
     settings: Settings
     policy: RecurrentActor
     networks: SoftCritics[RecurrentCritics]

@@ -19,8 +19,11 @@ from torch.nn.functional import log_softmax
 
 from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Fraction, Positive
+from maml_rl.metalearners.optimizer_state import SINGLE
 
 Critics = TypeVar("Critics", bound=nn.Module)
+# What acting does not need.
+TRAINING_STATE = (SINGLE, "critic", "target")
 # Of the last layer, so that values begin near zero.
 _LAST_LAYER = 3e-3
 # Of the greatest entropy there is with discrete actions.

@@ -52,6 +52,8 @@ def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
         # A single episode is the whole trial: it has to be better than chance.
         initial = evaluate(make_experiment(load_config(zoo()[name] / "config.json")), num_workers=0)
         after, before = [before], initial.intervals()[0].tolist()
+        # Returns that are all alike, as of a sparse reward that is never found, tell no interval.
+        before = [before[0]] * 3 if np.ptp(initial.task_returns()) == 0.0 else before
     # Its interval lies above that of the policy that was not adapted.
     assert max(low for _, low, _ in after) > before[2]
     np.testing.assert_allclose(np.mean(found["task-returns"], axis=0), [mean for mean, _, _ in found["intervals"]])

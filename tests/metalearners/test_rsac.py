@@ -377,3 +377,16 @@ def test_state_survives_json_and_tensors() -> None:
     other.load_state_dict(state)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
     assert {name.split(".")[0] for name in state} == {"critic", "target", "optimizer", "log_temperature"}
+
+
+def test_policy_without_its_critics_loads_and_one_with_a_part_of_them_does_not() -> None:
+    learner, other = make("box"), make("box")
+    state = learner.state_dict()
+    before = other.critics.state_dict()
+    acting = {name: value for name, value in state.items() if name.partition(".")[0] not in learner.training_state}
+    assert set(acting) == {"log_temperature"}
+    other.load_state_dict(acting)
+    assert all(map(torch.equal, before.values(), other.critics.state_dict().values()))
+    del state["critic.present.weight"]
+    with pytest.raises(ValueError, match=r"does not fit: .*critic\.present\.weight"):
+        other.load_state_dict(state)
