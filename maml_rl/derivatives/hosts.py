@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,9 +69,10 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
     return torch.stack([part.to("cpu", torch.float64) for part in parts]).sum(0)
 
 
-class Program(Protocol):
+class Program(ABC):
     """What is computed of the chunks of an update. It is pickled where hosts are other processes."""
 
+    @abstractmethod
     def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> Any:
         """Return the state of a chunk; its methods are the operations: (arguments, workspace=...) -> `Answer`.
 
@@ -81,13 +82,22 @@ class Program(Protocol):
         """
 
     def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
-        """Return how many bytes a chunk keeps if it may."""
+        """Return how many bytes a chunk keeps if it may; 0 where all that it keeps is needed."""
+        return 0
 
-    def values(self) -> Sequence[Tensor]:
-        """Return the learned numbers at which operations compute, beside their arguments."""
+    def learned(self) -> Sequence[Tensor]:
+        """Return the tensors, other than arguments, at which operations compute; the learner changes them in place."""
+        return ()
+
+    def values(self) -> list[Tensor]:
+        """Return what is in the learned tensors now."""
+        return [tensor.detach() for tensor in self.learned()]
 
     def load(self, values: Sequence[Tensor]) -> None:
         """Take over what `values` returned in the process that learns."""
+        with torch.no_grad():
+            for tensor, value in zip(self.learned(), values, strict=True):
+                tensor.copy_(value)
 
 
 def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:

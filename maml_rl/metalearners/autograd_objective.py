@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, inner_step
-from maml_rl.derivatives import Answer, Hosts, Samples, ThreadHosts, Workspace
+from maml_rl.derivatives import Answer, Hosts, Program, Samples, ThreadHosts, Workspace
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -128,7 +128,7 @@ class AutogradObjective:
 
 
 @dataclass(frozen=True, slots=True)
-class _AutogradProgram:
+class _AutogradProgram(Program):
     """Makes the state of a chunk; see `AutogradObjective` for the attributes.
 
     Attributes:
@@ -148,19 +148,9 @@ class _AutogradProgram:
         samples = [Samples.of(episodes, slice(None), dtype=dtype, device=self.device) for episodes in phases]
         return _AutogradChunk(self, samples)
 
-    def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
-        """Return 0: a chunk keeps only what the old policy did."""
-        return 0
-
-    def values(self) -> list[Tensor]:
-        """Return the learned parameters."""
-        return [leaf.detach() for leaf in self.leaves]
-
-    def load(self, values: Sequence[Tensor]) -> None:
-        """Take over the learned parameters of the process that learns."""
-        with torch.no_grad():
-            for leaf, value in zip(self.leaves, values, strict=True):
-                leaf.copy_(value)
+    def learned(self) -> list[Tensor]:
+        """Return the parameters that are trained."""
+        return self.leaves
 
 
 class _AutogradChunk:

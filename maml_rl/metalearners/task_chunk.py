@@ -17,6 +17,7 @@ from maml_rl.derivatives import (
     Linearization,
     ParameterLayout,
     PolicyOnSamples,
+    Program,
     Samples,
     Workspace,
     every_nth,
@@ -137,7 +138,7 @@ class TaskChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class MetaProgram:
+class MetaProgram(Program):
     """Makes a `TaskChunk` of the episodes of a chunk; see `MetaObjective` for the attributes.
 
     Attributes:
@@ -174,13 +175,6 @@ class MetaProgram:
             num_tasks, steps, num_episodes = episodes.rewards.shape
             samples += num_tasks * steps * number_kept(num_episodes, self.curvature_fraction)
         return samples * ParameterLayout(self.policy).units * _KEPT * self._dtype.itemsize
-
-    def values(self) -> Sequence[Tensor]:
-        """Return nothing: all parameters are arguments."""
-        return ()
-
-    def load(self, values: Sequence[Tensor]) -> None:
-        """Do nothing: all parameters are arguments."""
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from maml_rl import functional
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
-from maml_rl.derivatives import Answer, Hosts, Session, Workspace
+from maml_rl.derivatives import Answer, Hosts, Program, Session, Workspace
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
@@ -162,7 +162,7 @@ class _Scales:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TrialProgram:
+class _TrialProgram(Program):
     """PPO's objective on chunks of trials; see `Program`.
 
     Attributes:
@@ -195,19 +195,9 @@ class _TrialProgram:
         """Return the state of a chunk of trials."""
         return _TrialChunk(self, phases[0])
 
-    def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
-        """Return 0: what a chunk keeps is always needed."""
-        return 0
-
-    def values(self) -> list[Tensor]:
-        """Return the learned parameters."""
-        return [param.detach() for param in self.params]
-
-    def load(self, values: Sequence[Tensor]) -> None:
-        """Take over the learned parameters of the process that learns."""
-        with torch.no_grad():
-            for param, value in zip(self.params, values, strict=True):
-                param.copy_(value)
+    def learned(self) -> list[nn.Parameter]:
+        """Return the parameters that are trained."""
+        return self.params
 
 
 class _TrialChunk:
