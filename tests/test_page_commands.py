@@ -25,7 +25,7 @@ SMALLER = {
 BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)|maml-rl bench ")
 # These need Meta-World or a Ray cluster, whose own tests train in environments of their own.
 # Certified benchmarks refuse what is made shorter; their own tests measure whole ones.
-ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.* --benchmark |.*benchmarks enter ")
+ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.*/tune_step_size|.* --benchmark |.*benchmarks enter ")
 
 
 def pages() -> list[Path]:

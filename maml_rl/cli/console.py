@@ -130,7 +130,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--strict",
         action="store_true",
         default=None,
-        help="refuse a Ray cluster with fewer CPUs than workers, instead of going on with fewer",
+        help="refuse a Ray cluster with room for fewer actors than workers, instead of going on with fewer",
     )
     for key, before in _OF_RAY.items():
         meaning = Config.model_fields[key.replace("-", "_")].description or ""

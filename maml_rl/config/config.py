@@ -203,7 +203,7 @@ class Config(SettingsModel):
     ] = None
     strict: Annotated[
         bool,
-        Field(description="refuse a Ray cluster with fewer CPUs than num-workers, instead of going on with fewer"),
+        Field(description="refuse a Ray cluster with room for fewer actors than num-workers, instead of using fewer"),
     ] = False
     ray_start_timeout: Annotated[
         Positive, Field(description="seconds that the first Ray actor may take to start; with strict, all of them")

@@ -126,8 +126,11 @@ class Experiment:
     @property
     def evaluation_update(self) -> Update:
         """Where the adaptation of an evaluation is: "driver" wherever the workers cannot keep its episodes."""
-        possible = self.config.backend == "ray" and not _against_workers(self.config, self.metalearner, self.device)
-        return self.config.update if possible else "driver"
+        learner = self.metalearner
+        # Trials adapt by a memory, while they are sampled.
+        memory_alone = learner.whole_trials and self.device.type == "cpu"
+        possible = memory_alone or not _against_workers(self.config, learner, self.device)
+        return self.config.update if self.config.backend == "ray" and possible else "driver"
 
     @property
     def test_rule(self) -> AdaptationRule | None:

@@ -96,7 +96,9 @@ class Sampler(Protocol):
     ) -> Hosts:
         """Do the same on hosts, which keep the episodes."""
 
-    def sample_trials_on_hosts(self, tasks: Sequence[Task], trials_per_chunk: int) -> Hosts:
+    def sample_trials_on_hosts(
+        self, tasks: Sequence[Task], trials_per_chunk: int | None = None, *, deterministic: bool = False
+    ) -> Hosts:
         """Sample a trial of every task on hosts, which keep them."""
 
 

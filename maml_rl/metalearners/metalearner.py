@@ -68,8 +68,8 @@ class MetaLearner(ABC):
             in place: with `prefetch` another thread is using it; see `acting_state`.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
             them, never `collect`: with `prefetch` that runs ahead, in another thread.
-        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can be where the episodes are, as those of
-            a test then, too; otherwise it gets them whole.
+        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can be where the episodes are; else it
+            gets them whole. The episodes of a test stay there, too, and so do whole trials of every learner.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
         networks: what the learner trains beside the policy, if anything; it is kept under the names of its parameters.
@@ -284,8 +284,11 @@ class MetaLearner(ABC):
     ) -> Batch:
         """Adapt to tasks, and sample what `returns` reads; nothing is learned. See `adapt` for the arguments."""
         if self.whole_trials:
-            # A trial adapts while it is sampled.
-            return Batch([sampler.rollout_trials(tasks, deterministic=self.tests_without_noise)])
+            # A trial adapts while it is sampled. Nothing is computed with it, so chunks may have any size.
+            deterministic = self.tests_without_noise
+            if sampler.has_hosts(len(tasks), trials_per_chunk=1):
+                return Batch.on(sampler.sample_trials_on_hosts(tasks, deterministic=deterministic))
+            return Batch([sampler.rollout_trials(tasks, deterministic=deterministic)])
         if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
             return self._on_hosts(sampler, tasks, num_steps, rule or self.rule, for_update=False)
         adapted = self.adapt(sampler, tasks, num_steps, rule)

@@ -87,7 +87,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             the extra `ray`; or "auto", which is the first if `num_workers` is 0 and else the second. The episodes are
             the same.
         ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
-        strict: refuse a Ray cluster that has fewer CPUs than `num_workers`, instead of going on with fewer workers.
+        strict: refuse a Ray cluster that has room for fewer actors than `num_workers`, instead of using fewer.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
         ray_num_cpus: CPUs that each Ray actor asks for; with a fraction several actors share one.
@@ -662,12 +662,16 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         rule.step_sizes(num_steps)
         return self._on_hosts(tasks, inner, for_update=for_update)
 
-    def sample_trials_on_hosts(self, tasks: Sequence[Task], trials_per_chunk: int) -> Hosts:
+    def sample_trials_on_hosts(
+        self, tasks: Sequence[Task], trials_per_chunk: int | None = None, *, deterministic: bool = False
+    ) -> Hosts:
         """Do what `rollout_trials` does on the workers of a Ray cluster, which keep the trials and compute with them.
 
         Args:
             tasks: M tasks.
-            trials_per_chunk: how many tasks make a chunk, at most.
+            trials_per_chunk: how many tasks make a chunk, at most; None for a chunk for each worker, where nothing is
+                computed chunk by chunk.
+            deterministic: take the most probable actions instead of drawing them.
 
         Returns:
             What has the trials. The next call replaces them.
@@ -677,7 +681,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             Exception: As `rollout_trials`.
         """
         self._check_trials()
-        return self._on_hosts(tasks, None, trials_per_chunk=trials_per_chunk)
+        if trials_per_chunk is None:
+            self.prepare(len(tasks))
+            carrier = self._backend.carrier
+            trials_per_chunk = 1 if carrier is None else max(1, -(-len(tasks) // max(1, carrier.num_hosts)))
+        return self._on_hosts(tasks, None, trials_per_chunk=trials_per_chunk, deterministic=deterministic)
 
     def _on_hosts(
         self,
@@ -686,6 +694,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         *,
         for_update: bool = True,
         trials_per_chunk: int | None = None,
+        deterministic: bool = False,
     ) -> Hosts:
         """Have hosts sample all phases of a batch.
 
@@ -699,7 +708,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         keyed = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
         def all_phases() -> RemoteHosts:
-            phase = self._describe_phase(tasks, None, keyed, self.batch_size)
+            phase = self._describe_phase(tasks, None, keyed, self.batch_size, deterministic)
             chunks = self._chunks_of(len(tasks), trials_per_chunk)
             batch = HostedBatch.of(phase, inner, chunks, for_update=for_update, record_log_probs=self.record_log_probs)
             return RemoteHosts(carrier, batch)

@@ -46,7 +46,7 @@ class Placement:
         max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
             lose its worker, and how often actors may fail to start on a node.
         ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
-        strict: refuse a Ray cluster that has fewer CPUs than `num_workers`.
+        strict: refuse a Ray cluster that has room for fewer actors than `num_workers`.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away.
         ray_num_cpus: CPUs that each Ray actor asks for; a fraction has several actors share one.

@@ -130,6 +130,21 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_no_episode_unless_one_
     assert digests[:2] == digests[2:]
 
 
+@pytest.mark.parametrize("algorithm", ["rl2", "rsac"])
+def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> None:
+    experiment = make_experiment(config_of(algorithm, **{"observe-last": True, "max-episode-steps": 12}))
+    found, received = [], []
+    for num_hosts in (0, 3):
+        with experiment.make_sampler(evaluation=True) as sampler:
+            carrier = put_on_hosts(sampler, num_hosts) if num_hosts else None
+            found.append(evaluate(experiment, meta_batch_size=NUM_TASKS, sampler=sampler))
+            received += [] if carrier is None else [sum(carrier.received)]
+    assert found[0].columns == "episode"
+    assert found[1].returns.tobytes() == found[0].returns.tobytes()
+    # One number for an episode.
+    assert 0 < received[0] < found[0].returns.nbytes + 3000
+
+
 @pytest.mark.parametrize(
     ("settings", "update"),
     [
@@ -140,10 +155,13 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_no_episode_unless_one_
         # It collects in another thread, and evaluates when that waits.
         ({"backend": "ray", "prefetch": 1}, "auto"),
         ({"backend": "ray", "memory": "gru"}, "driver"),
+        # Its update needs a replay, and its trials adapt by themselves.
+        ({"backend": "ray", "algorithm": "rsac", "observe-last": True}, "auto"),
+        ({"backend": "ray", "algorithm": "pearl"}, "driver"),
     ],
 )
 def test_evaluation_is_on_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
-    experiment = make_experiment(config_of("maml-trpo", **settings))
+    experiment = make_experiment(config_of(**{"algorithm": "maml-trpo", **settings}))
     assert experiment.evaluation_update == update
     with pytest.raises(ConfigError, match="lower one of these") if update == "driver" else nullcontext():
         experiment.refuse_too_large_evaluations(10**9, 1)

@@ -1,6 +1,8 @@
 """Placement groups on a real cluster of three nodes: one that a run reserves, and one that its process is in."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from faulty_sampler import digests, faulty_sampler
 from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from maml_rl.config import load_config
 from maml_rl.errors import ConfigError
+from maml_rl.experiment.train import train
 from maml_rl.profiling import StageTimer
-from tests.samplers.on_ray.test_ray_cluster import wait_until
+from tests.samplers.on_ray.test_ray_cluster import ROOT, start, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -72,3 +76,29 @@ def test_actors_of_a_process_in_a_placement_group_are_on_its_nodes() -> None:
         remove_placement_group(group)
     assert found == digests(faulty_sampler(num_workers=0), NUM_TASKS)
     assert len(nodes) == 2
+
+
+def test_tune_tries_step_sizes_with_the_actors_of_each_trial_in_its_group(
+    connected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pandas")
+    monkeypatch.setenv("RAY_ADDRESS", connected.address)
+    options = ["--step-sizes", "0.05", "0.5", "--iterations", "1", "--tasks", "2", "--actors", "1"]
+    tuning = start("examples/tune_step_size.py", *options, "--folder", str(tmp_path))
+    output, errors = tuning.communicate(timeout=200)
+    assert tuning.returncode == 0, errors
+    found = re.findall(r"^step size (\S+): return (-\d+\.\d+) after one step$", output, re.MULTILINE)
+    assert [size for size, _ in found] == ["0.05", "0.5"]
+    # The same numbers as without Tune and Ray.
+    expected = []
+    for size, _ in found:
+        config = load_config(ROOT / "configs/maml/2d-navigation.yaml")
+        config = config.override({"fast-lr": float(size), "num-batches": 1, "meta-batch-size": 2})
+        train(
+            config,
+            tmp_path / size,
+            num_workers=0,
+            on_iteration=lambda metrics: expected.append(metrics["return/step_1"]),
+        )
+    assert [value for _, value in found] == [f"{each:.2f}" for each in expected]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -150,6 +151,24 @@ def test_head_node_that_goes_away_ends_the_run_with_the_remedy(tmp_path: Path) -
         assert f"the head node of the Ray cluster at {address} is gone" in errors
         wait_until(lambda: not actor_processes(), 20.0)
     assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+@pytest.mark.nightly
+def test_job_that_is_submitted_trains_beside_the_gpu_that_it_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "my.yaml").write_text("env-name: 2DNavigation-v0\n")
+    train = [sys.executable, "-m", "maml_rl", "train", "my.yaml", "--backend", "ray", *SMALL, "--num-batches", "2"]
+    words = [*train, "--num-workers", "1", "--output-folder", str(tmp_path / "run")]
+    (tmp_path / "sent" / "job.sh").write_text(f'echo "GPU $CUDA_VISIBLE_DEVICES"; exec {shlex.join(words)}\n')
+    # A GPU that is only said to be there: what Ray gives the job is what it would give it.
+    with cluster_of(2, include_dashboard=True, dashboard_port=0, num_gpus=1) as running:
+        to = ["--address", f"http://{running.head_node.webui_url}", "--working-dir", str(tmp_path / "sent")]
+        submit = ["-m", "ray.scripts.scripts", "job", "submit", *to, "--entrypoint-num-gpus", "1", "--", "sh", "job.sh"]
+        output, errors = start(*submit).communicate(timeout=300)
+    assert "GPU 0\n" in output, errors
+    assert "iteration     1: return" in output
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
 
 
 # Code and versions.

@@ -66,7 +66,8 @@ def test_learners_whose_policies_are_not_perceptrons_have_the_same_bytes(algorit
         assert learn(experiment, made, 3, on_hosts=True) == learned_here(algorithm, 3)
 
 
-def test_actors_that_are_killed_in_all_stages_change_no_byte(sampler: MultiTaskSampler) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])])
+def test_actors_that_are_killed_in_all_stages_change_no_byte(kills: int, sampler: MultiTaskSampler) -> None:
     over, killed = threading.Event(), []
 
     def kill_now_and_then() -> None:
@@ -74,7 +75,7 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(sampler: MultiTaskS
         while not over.wait(choice.uniform(0.2, 1.0)):
             actors = [process for process in actor_processes() if process.pid not in killed]
             # One stays, so that there is progress; every start takes seconds.
-            if len(actors) > 1 and len(killed) < 4:
+            if len(actors) > 1 and len(killed) < max(kills, 4):
                 victim = choice.choice(actors).pid
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
@@ -82,10 +83,14 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(sampler: MultiTaskS
 
     killer = threading.Thread(target=kill_now_and_then)
     killer.start()
+    expected = learned_here("maml-trpo", 8)
     try:
-        found = learn(make_experiment(config_of("maml-trpo")), sampler, 8, on_hosts=True)
+        # The first training sees a kill; otherwise there are as many as it takes.
+        for _ in range(1 if kills == 1 else kills):
+            assert learn(make_experiment(config_of("maml-trpo")), sampler, 8, on_hosts=True) == expected
+            if len(killed) >= kills:
+                break
     finally:
         over.set()
         killer.join()
-    assert killed
-    assert found == learned_here("maml-trpo", 8)
+    assert len(killed) >= kills
