@@ -162,10 +162,14 @@ def test_job_that_is_submitted_trains_beside_the_gpu_that_it_asked_for(tmp_path:
     words = [*train, "--num-workers", "1", "--output-folder", str(tmp_path / "run")]
     (tmp_path / "sent" / "job.sh").write_text(f'echo "GPU $CUDA_VISIBLE_DEVICES"; exec {shlex.join(words)}\n')
     # A GPU that is only said to be there: what Ray gives the job is what it would give it.
-    with cluster_of(2, include_dashboard=True, dashboard_port=0, num_gpus=1) as running:
+    with cluster_of(2, include_dashboard=True, dashboard_port=0, num_gpus=1, dashboard_agent_listen_port=0) as running:
         to = ["--address", f"http://{running.head_node.webui_url}", "--working-dir", str(tmp_path / "sent")]
         submit = ["-m", "ray.scripts.scripts", "job", "submit", *to, "--entrypoint-num-gpus", "1", "--", "sh", "job.sh"]
         output, errors = start(*submit).communicate(timeout=300)
+        while "No available agent" in errors:
+            # The node has just been started.
+            time.sleep(1.0)
+            output, errors = start(*submit).communicate(timeout=300)
     assert "GPU 0\n" in output, errors
     assert "iteration     1: return" in output
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2

@@ -1,0 +1,96 @@
+"""Updates in the actors of a real cluster of three nodes: the bytes of an update in this process, whatever dies."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import psutil
+from cluster_on_this_machine import actor_processes
+from hosted_learning import config_of, learn, learned_here
+
+from maml_rl import MultiTaskSampler
+from maml_rl.derivatives import samples
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners import trial_ppo
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+# Learners whose policies differ in their numbers alone, so that the same actors serve them.
+PERCEPTRONS = ("maml-trpo", "promp", "meta-sgd", "reptile")
+IN_WORKERS = {"backend": "ray", "update": "workers", "max-restarts": 100}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> None:
+    """The actors stay from test to test."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks(connected: Any) -> Iterator[None]:
+    """Several chunks of few tasks; and no actor that stays in the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+        patch.setattr(trial_ppo, "_CHUNK", 1)
+        yield
+    _, alive = psutil.wait_procs(actor_processes(), timeout=60)
+    assert not alive
+
+
+@pytest.fixture(scope="module")
+def sampler(small_chunks: None) -> Iterator[MultiTaskSampler]:
+    """A sampler of perceptrons, on three actors."""
+    with make_experiment(config_of("maml-trpo", **IN_WORKERS)).make_sampler(num_workers=3) as made:
+        yield made
+
+
+@pytest.mark.parametrize("algorithm", PERCEPTRONS)
+def test_parameters_and_metrics_are_those_of_an_update_in_this_process(
+    algorithm: str, sampler: MultiTaskSampler
+) -> None:
+    experiment = make_experiment(config_of(algorithm))
+    assert learn(experiment, sampler, 3, on_hosts=True) == learned_here(algorithm, 3)
+
+
+@pytest.mark.parametrize("algorithm", ["cavia", "rl2"])
+def test_learners_whose_policies_are_not_perceptrons_have_the_same_bytes(algorithm: str) -> None:
+    experiment = make_experiment(config_of(algorithm, **IN_WORKERS))
+    with experiment.make_sampler(num_workers=2) as made:
+        assert learn(experiment, made, 3, on_hosts=True) == learned_here(algorithm, 3)
+
+
+@pytest.mark.parametrize("kills", [1, 25])
+def test_actors_that_are_killed_in_all_stages_change_no_byte(kills: int, sampler: MultiTaskSampler) -> None:
+    over, killed = threading.Event(), []
+
+    def kill_now_and_then() -> None:
+        choice = random.Random(0)
+        while not over.wait(choice.uniform(0.2, 1.0)):
+            actors = [process for process in actor_processes() if process.pid not in killed]
+            # One stays, so that there is progress; every start takes seconds.
+            if len(actors) > 1 and len(killed) < max(kills, 4):
+                victim = choice.choice(actors).pid
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
+
+    killer = threading.Thread(target=kill_now_and_then)
+    killer.start()
+    expected = learned_here("maml-trpo", 8)
+    try:
+        # The first training sees a kill; otherwise there are as many as it takes.
+        for _ in range(1 if kills == 1 else kills):
+            assert learn(make_experiment(config_of("maml-trpo")), sampler, 8, on_hosts=True) == expected
+            if len(killed) >= kills:
+                break
+    finally:
+        over.set()
+        killer.join()
+    assert len(killed) >= kills
