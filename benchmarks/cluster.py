@@ -8,7 +8,7 @@
 wait instead of computing, so that a few cores can stand for many. "kills" ends actors and nodes at random moments, half
 of them while episodes are on their way, and compares all digests with those of one process. "model" measures what the
 driver does for each unit, byte and step, and says what follows for more cores than there are here. "whole" (--whole
-alone) does the same for an iteration whose update is in the actors.
+alone) does the same for an iteration whose update is in the actors. "memory" has many tasks in such an iteration.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from benchmarks.contenders.layouts import Workload
 from benchmarks.contenders.own_sampler import OwnSampler
 from benchmarks.measuring import Measurements, Participant, Samples, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
-from benchmarks.whole_iteration import whole
+from benchmarks.whole_iteration import memory, whole
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
@@ -41,7 +41,7 @@ from maml_rl.policies import NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.seeding import SlotStreams
 
-PARTS = ("speed", "fixed", "scaling", "kills", "model", "whole")
+PARTS = ("speed", "fixed", "scaling", "kills", "model", "whole", "memory")
 RATES, SHARES, FIXED = (
     "Environment steps per second",
     "Share of the child processes' speed",
@@ -487,7 +487,7 @@ def main(arguments: list[str] | None = None) -> None:
     check_packages(options, ray="the benchmark")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     report = Report("cluster", machine(), chosen(options))
-    parts = {each.__name__: each for each in (speed, fixed, scaling, kills, model, whole)}
+    parts = {each.__name__: each for each in (speed, fixed, scaling, kills, model, whole, memory)}
     for part in options.only:
         parts[part](options, report)
     finish(report, options)
@@ -500,6 +500,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--actors", nargs="+", type=int, default=[1, 4, 16, 32], help="numbers of actors of scaling")
     parser.add_argument("--kills", type=int, default=200, help="of actors and nodes")
     parser.add_argument("--minutes", type=float, default=60.0, help="the kills end after, however many there were")
+    parser.add_argument("--tasks", type=int, default=4000, help="of the iteration whose memory is measured")
     parser.add_argument("--actors-per-node", type=int, default=9, help="killed actors for each killed node")
     options = parser.parse_args(arguments)
     if options.quick:

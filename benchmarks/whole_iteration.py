@@ -7,6 +7,7 @@ every actor as a message, and comes back with a vector of the size of the parame
 import argparse
 import contextlib
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.machine import intra_op_threads
 
 COSTS, MEASURED = "Costs of an iteration (MAML-TRPO)", "Iterations here, and what the model says of them"
+MEMORY = "The driver in an iteration of many tasks of 2D navigation, 20 x 100 (MAML-TRPO, update in the actors)"
 SPEEDUP = "Modeled speed-up of a whole iteration over one core"
 SECONDS = "Modeled seconds of a whole iteration"
 ACTORS, TASKS = (16, 64, 256, 2048), (40, 400, 4000)
@@ -234,6 +236,44 @@ def whole(options: argparse.Namespace, report: Report) -> None:
         cores = next((number for number in range(1, 4096) if costs.of_iteration(number, tasks) < alone / 64), None)
         found = "no cluster" if cores is None else f"a cluster of {cores} actors or more"
         report.remarks.append(f"{tasks} tasks: {found} is faster than one machine of 64 cores without Ray.")
+
+
+def memory(options: argparse.Namespace, report: Report) -> None:
+    """Measure what the driver needs in one iteration of many tasks, with few requests of the update."""
+    from benchmarks.cluster import cluster_of, wait_for_actors
+
+    num_tasks = 8 if options.quick else options.tasks
+    process, over, sizes = psutil.Process(), threading.Event(), [0]
+    short = {"cg-iters": 1, "ls-max-steps": 2}
+    settings = {"backend": "ray", "update": "workers", "algorithm-settings": short}
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            sizes.append(process.memory_info().rss)
+
+    with cluster_of(1, 1):
+        experiment = experiment_of(num_tasks, "2DNavigation-v0", **settings)
+        with experiment.make_sampler(num_workers=2) as sampler:
+            wait_for_actors(sampler, 2)
+            idle, started = process.memory_info().rss, time.perf_counter()
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            try:
+                with counting(sampler) as counted:
+                    of_driver = sum(iterate(experiment, sampler).values())
+            finally:
+                over.set()
+                watcher.join()
+            took = time.perf_counter() - started
+    note = f"{num_tasks} tasks on 2 actors, {', '.join(f'{key} {value}' for key, value in short.items())}"
+    for name, value, unit in (
+        ("peak above idle", float(max(sizes) - idle), "bytes"),
+        ("received", float(counted.num_bytes), "bytes"),
+        ("requests", float(counted.requests), "count"),
+        ("seconds of a processor", of_driver, "s"),
+        ("seconds", took, "s"),
+    ):
+        report.add(MEMORY, Row(name, Samples([value]), unit, note))
 
 
 def _messages(options: argparse.Namespace, wait_for_actors: Callable[[Any, int], None]) -> tuple[list[float], ...]:

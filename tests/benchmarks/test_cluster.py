@@ -31,6 +31,6 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert len(tables[cluster.EFFICIENCY]) == 2
     assert all(
         row["median"] > 0.0
-        for title in (cluster.SHARES, cluster.FIXED, cluster.PREDICTED, whole_iteration.SPEEDUP)
+        for title in (cluster.SHARES, cluster.FIXED, cluster.PREDICTED, whole_iteration.SPEEDUP, whole_iteration.MEMORY)
         for row in tables[title]
     )
