@@ -25,7 +25,7 @@ Stepping = Literal["auto", "serial", "threads"]
 
 # How often a wait for calls looks after those that take too long.
 LOOK_SECONDS = 0.1
-# A pause is waited for in pieces, so that whoever watches sees that it is one.
+# A pause is waited for in pieces, so that the supervisor sees that it is one.
 _PAUSE_SECONDS = 0.3
 
 
@@ -307,7 +307,7 @@ class SideBySide:
 
             try:
                 outcome: Any = carry_out(attempt, pause)
-            # Whatever an environment raises is for whoever waits for it.
+            # What an environment raises is raised again where its result is awaited.
             except BaseException as error:
                 outcome = error
             self._thread_of.pop(slot, None)

@@ -49,7 +49,7 @@ class SerialVectorEnv(MetaVectorEnv):
         rules: how their calls are carried out.
 
     Raises:
-        TypeError: If the environments are no task family, or their spaces are not supported.
+        TypeError: If the environments are not a task family, or their spaces are not supported.
         ValueError: If `num_envs` is not positive, or the spaces or recorded infos of two slots differ.
     """
 

@@ -38,7 +38,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         rules: how their calls are carried out.
 
     Raises:
-        TypeError: If the environments are no task family, their spaces are not supported, or they are not safe in
+        TypeError: If the environments are not a task family, their spaces are not supported, or they are not safe in
             threads.
         ValueError: If `num_envs` is not positive, or the spaces or recorded infos of two slots differ.
     """
@@ -225,7 +225,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
             # Now and then: it looks at all calls.
             self._next_mark = monotonic() + LOOK_SECONDS
             slot, since = longest
-            # A mark that changes during a pause: whoever watches must not take it for a call that hangs.
+            # A mark that changes during a pause: the supervisor must not take it for a call that hangs.
             pausing = since > monotonic() and self.current_slots[0] == slot
             self.current_slots[0] = -1 if pausing else slot
         started = perf_counter()

@@ -130,7 +130,7 @@ def info_curves(group: RunGroup) -> Iterator[Markup | None]:
 def _curves_by_step(
     title: str, what: str, group: RunGroup, smoothed: Sequence[Sequence[Curve]], note: str = _ON_TRAINING_TASKS
 ) -> Markup | None:
-    """Return the chart of curves, one for each inner step; of each smoothing, the first of which is none."""
+    """Return the chart of curves, one for each inner step; drawn without smoothing, then with each."""
     curves = smoothed[0]
     last, columns = len(curves) - 1, group.columns
     if not len(curves[0].iterations):
@@ -174,7 +174,7 @@ def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
 def _compared(
     title: str, groups: Sequence[RunGroup], smoothed: Sequence[Sequence[Sequence[Curve]]], note: str
 ) -> Markup | None:
-    """Return the chart of the last curve of each group; of each smoothing, the first of which is none."""
+    """Return the chart of the last curve of each group; drawn without smoothing, then with each."""
     lasts = [[each[-1] for each in by_step] for by_step in smoothed]
     curves = lasts[0]
     # One method may use several times the environment steps of another in an iteration.

@@ -162,7 +162,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[RunGroup], list[str]]:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """Return the runs in a folder, or the folder itself where there is none, for a complaint."""
+    """Return the runs in a folder, or the folder itself if it has none, for the error message."""
     if (path / CONFIG).is_file() or not path.is_dir():
         return [path]
     return sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) or [path]

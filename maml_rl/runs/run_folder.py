@@ -390,7 +390,7 @@ def _check_links(path: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove what a run has written; killed half way, what is left is no run, and can be cleared again."""
+    """Remove what a run has written; if killed half way, what is left is not a run folder, and can be cleared again."""
     with suppress(FileNotFoundError):
         os.replace(path / CONFIG, path / _REPLACED)
         sync_folder(path)
