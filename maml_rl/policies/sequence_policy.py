@@ -50,8 +50,8 @@ class SequencePolicy(MemoryPolicy):
             last reward, by what `normalize_by` is told; the others, as actions and one-hot vectors, as they are.
 
     Attributes:
-        observation_mean: (size,) what is subtracted from the first numbers of an observation; None without normalization.
-        observation_std: (size,) what they are then divided by; None likewise.
+        observation_mean: (size,) what is subtracted from the first numbers of an observation, if anything.
+        observation_std: (size,) what they are then divided by, if anything.
 
     Raises:
         TypeError: If a space is not supported.
