@@ -34,9 +34,11 @@ class HistorySettings(SettingsModel):
         str | None, Field(description="data set that is learned from, as `maml-rl record` writes it; null: only tests")
     ] = None
     hidden_size: Annotated[Count, Field(description="width of a token")] = 64
-    context: Annotated[Count, Field(description="steps that are attended to, and steps of a sequence in training")] = (
-        200
-    )
+    context: Annotated[Count, Field(description="steps that are attended to")] = 200
+    sequence_length: Annotated[
+        Count | None,
+        Field(description="steps of a sequence in training, where trials are longer than the context; null: `context`"),
+    ] = None
     num_layers: Annotated[Count, Field(description="blocks of the transformer")] = 4
     num_heads: Annotated[Count, Field(description="heads of its attention")] = 4
     num_updates: Annotated[Count, Field(description="gradient steps in each iteration")] = 100
@@ -86,12 +88,16 @@ class HistoryLearner(MetaLearner):
                 f"{self.policy.context}; lower context, or make the policy with a longer one"
             )
         self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
+            self.policy.parameters(),
+            lr=self.settings.learning_rate,
+            weight_decay=self.settings.weight_decay,
+            fused=True,
         )
         self._has_one_choice = isinstance(self.policy.distributions, CategoricalHead)
         self._last_step = slice(
             LastStepParts.within(self.policy.observation_space, self.policy.action_space).last_action.start, None
         )
+        self._sequence_length = self.settings.sequence_length or self.settings.context
         self.histories: Histories | None = None
         self._steps_taken = 0
         # Digests of the tasks that were learned from, which a test must not have.
@@ -143,8 +149,14 @@ class HistoryLearner(MetaLearner):
         """Have `update` learn from histories.
 
         Raises:
-            ValueError: If they are too short for a sequence, or lack what the learner needs.
+            ValueError: If they are too short for a sequence, or lack what the learner needs; or a sequence is shorter
+                than the context.
         """
+        if self._sequence_length < self.settings.context:
+            raise ValueError(
+                f"sequence-length, {self._sequence_length}, is shorter than the context, {self.settings.context}, of "
+                "which a part would never be learned; raise it, or lower context"
+            )
         self.histories = histories
         self._learned = torch.tensor(sorted({_digest(task) for task in histories.tasks}))
         curves = histories.returns()
@@ -169,13 +181,14 @@ class HistoryLearner(MetaLearner):
         """
 
     def sequences(self, rng: np.random.Generator, *, keep: int = 1) -> Sequences:
-        """Draw sequences as long as the context, of every keep-th episode; see `Histories.sequences`.
+        """Draw sequences of every keep-th episode; see `Histories.sequences`.
 
-        A sequence begins as a trial does, with nothing to be seen of the step before it.
+        A sequence begins as a trial does, with nothing to be seen of the step before it. One that is longer than the
+        context shows what a longer trial does: steps whose context goes back no further than the trial's later steps.
         """
         if self.histories is None:
             raise RuntimeError("there is nothing to learn from; call learn_from with histories first")
-        drawn = self.histories.sequences(rng, self.settings.batch_size, self.settings.context, keep=keep)
+        drawn = self.histories.sequences(rng, self.settings.batch_size, self._sequence_length, keep=keep)
         drawn.observations[0, :, self._last_step] = 0.0
         return drawn
 

@@ -61,6 +61,15 @@ def test_sequence_begins_as_a_trial_does_with_nothing_to_be_seen_of_the_step_bef
     assert torch.equal(observations[1:, :, 1 : 1 + ARMS].argmax(-1), actions[:-1])
 
 
+def test_sequences_may_be_longer_than_the_context_as_trials_are() -> None:
+    learner = make(context=3, sequence_length=PULLS)
+    observations, actions = learner.draw(np.random.default_rng(0))
+    assert observations.shape[:2] == actions.shape == (PULLS, 16)
+    assert learner.policy.context == 3
+    with pytest.raises(ValueError, match="sequence-length, 4, is shorter than the context, 8"):
+        make(context=8, sequence_length=4)
+
+
 @pytest.mark.slow
 def test_distilled_policy_tries_one_arm_after_the_other_and_stays_with_the_one_that_pays() -> None:
     experiment = make_experiment(bandit_config("ad", num_updates=80, label_smoothing=0.0, anneal_over=1))
