@@ -135,25 +135,25 @@ class Transformer(nn.Module):
         """
         length, num, _ = inputs.shape
         context = self.sizes.context
-        ring, count = self.initial_memory(num, inputs) if memory is None else memory
+        # Trials that begin here have the same positions.
+        ring, count = memory or (None, torch.zeros(1, dtype=torch.int64, device=inputs.device))
         positions = count.unsqueeze(1) + torch.arange(length, device=inputs.device)
         turn = _turn(positions, self.head_size, inputs.dtype)
-        is_new = memory is None
         mask = None
-        if not is_new or length > context:
+        if ring is not None or length > context:
             # The last token that was written to each place of the ring, negative where there was none.
             places = torch.arange(context, device=inputs.device)
             last = count.unsqueeze(1) - 1
             written = last - (last - places) % context
             written = torch.where(written < 0, -context - length, written)
-            at = positions if is_new else torch.cat((written, positions), 1)
+            at = positions if ring is None else torch.cat((written, positions), 1)
             behind = positions.unsqueeze(2) - at.unsqueeze(1)
             mask = ((behind >= 0) & (behind < context)).unsqueeze(1)
         tokens = F.linear(inputs.transpose(0, 1), params["embed.weight"], params["embed.bias"])
         kept = []
         again = self.checkpoint_above is not None and length > self.checkpoint_above and torch.is_grad_enabled()
         for layer, block in enumerate(_blocks(params, self.sizes.num_layers)):
-            before = None if is_new else ring[:, layer]
+            before = None if ring is None else ring[:, layer]
             if again:
                 tokens, new = checkpoint(
                     self._block, tokens, block, before, turn, mask, use_reentrant=False, preserve_rng_state=False
@@ -164,9 +164,14 @@ class Transformer(nn.Module):
         units = _normalize(tokens, params["norm.weight"], params["norm.bias"])
         # Of more tokens than there are places the last ones stay.
         fresh = torch.stack(kept, 1)[..., -context:, :]
-        places = positions[:, -context:] % context
-        index = places[:, None, None, None, :, None].expand(fresh.shape)
-        return units.transpose(0, 1), (ring.scatter(-2, index, fresh), count + length)
+        if ring is None:
+            # They fill the ring from its first place on, and go around.
+            room = context - length
+            after = F.pad(fresh, (0, 0, 0, room)) if room > 0 else fresh.roll(length % context, -2)
+        else:
+            places = positions[:, -context:] % context
+            after = ring.scatter(-2, places[:, None, None, None, :, None].expand(fresh.shape), fresh)
+        return units.transpose(0, 1), (after, (count + length).expand(num))
 
     def _block(
         self, tokens: Tensor, block: dict[str, Tensor], before: Tensor | None, turn: Tensor, mask: Tensor | None
@@ -189,8 +194,9 @@ class Transformer(nn.Module):
         """Return turned queries (N, heads, L, d), and turned keys with values (N, 2, key-value heads, L, d)."""
         heads, shared = self.sizes.num_heads, self.sizes.num_key_value_heads
         parts = mixed.unflatten(-1, (heads + 2 * shared, self.head_size)).transpose(1, 2)
-        queries, keys, values = parts.split((heads, shared, shared), 1)
-        return _rotate(queries, turn), torch.stack((_rotate(keys, turn), values), 1)
+        both, values = parts.split((heads + shared, shared), 1)
+        queries, keys = _rotate(both, turn).split((heads, shared), 1)
+        return queries, torch.stack((keys, values), 1)
 
 
 class TokenStep:
