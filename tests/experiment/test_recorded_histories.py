@@ -26,7 +26,7 @@ DARK_ROOM = {"env_name": "DarkRoom-v0", "fast_batch_size": 3, "max_episode_steps
 
 
 def record_small(folder: Path, **options: Any) -> Recorded:
-    config = {name: options.pop(name) for name in list(options) if name in ("tasks", "num_workers", "seed")}
+    config = {name: options.pop(name) for name in list(options) if name in ("tasks", "backend", "num_workers", "seed")}
     options = {"num_tasks": 5, "num_iterations": 4, "minari": False} | options
     return record(config_of(**DARK_ROOM | config), folder, **options)
 

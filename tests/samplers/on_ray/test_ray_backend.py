@@ -30,6 +30,7 @@ from maml_rl.policies import ExternalPolicy, MemoryPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers import PopulationEvaluator
 from maml_rl.samplers.phase import split_tasks
+from tests.experiment.test_recorded_histories import content, record_small
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -100,6 +101,14 @@ def test_texts_are_the_bytes_of_one_process_here() -> None:
         with MultiTaskSampler(None, {}, 2, policy, **options, **settings) as sampler:
             found.append(sampler.rollout_trials(sampler.sample_tasks(NUM_TASKS)).digest())
     assert found[0] == found[1]
+
+
+def test_recorded_histories_are_the_bytes_of_one_process_here(tmp_path: Path) -> None:
+    for backend, num_workers in (("in-process", 0), ("ray", 2)):
+        record_small(tmp_path / backend, learner="q-learning", backend=backend, num_workers=num_workers)
+    found = content(tmp_path / "ray")
+    assert len(found) == 2
+    assert found == content(tmp_path / "in-process")
 
 
 def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
