@@ -28,6 +28,9 @@ from maml_rl.policies.classical import ThompsonSampling
 from maml_rl.runs.checkpoint import find_checkpoint
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS
 
+# Trials of Thompson sampling on each bandit.
+_DRAWS = 5
+
 
 def load(run: Path) -> Experiment:
     """Return the experiment of a run with its last checkpoint."""
@@ -78,14 +81,17 @@ def measure_bandits(experiment: Experiment, num_tasks: int) -> None:
     (mine,) = found
     config = experiment.config
     policy = ThompsonSampling(len(mine.tasks[0]["mean"]))
-    options = {"slots_per_task": 1, "observe_last": True, "num_workers": 0, "evaluation": True, "seed": config.seed}
-    with MultiTaskSampler(config.env_name, config.env_kwargs, 1, policy, **options) as sampler:
-        classical = sampler.rollout_trials(mine.tasks)
-    print(f"{'':<20}{'regret':>8}{'error':>8}{'90 %':>8}")
-    for name, episodes in ((config.algorithm, mine), ("Thompson sampling", classical)):
-        each = regrets(episodes)
-        error = each.std() / np.sqrt(len(each))
-        print(f"{name:<20}{each.mean():>8.2f}{error:>8.2f}{np.quantile(each, 0.9):>8.2f}")
+    options = {"slots_per_task": 1, "observe_last": True, "num_workers": 0, "evaluation": True}
+    classical = []
+    for seed in range(_DRAWS):
+        with MultiTaskSampler(config.env_name, config.env_kwargs, 1, policy, seed=seed, **options) as sampler:
+            classical.append(sampler.rollout_trials(mine.tasks))
+    print(f"{'':<20}{'reward':>8}{'regret':>8}{'error':>8}{'90 %':>8}")
+    for name, drawn in ((config.algorithm, found), ("Thompson sampling", classical)):
+        reward = np.mean([float(episodes.episode_returns().mean()) for episodes in drawn])
+        each = np.stack([regrets(episodes) for episodes in drawn])
+        error = each.mean(0).std() / np.sqrt(each.shape[1])
+        print(f"{name:<20}{reward:>8.2f}{each.mean():>8.2f}{error:>8.2f}{np.quantile(each, 0.9):>8.2f}")
 
 
 def measure_trials(

@@ -40,7 +40,7 @@ def test_bandits_are_measured_by_their_regret_beside_thompson_sampling(
     _, mine, classical = capsys.readouterr().out.splitlines()
     assert mine.startswith("dpt ")
     # No arm costs more than 1.
-    assert 0.0 < float(classical.split()[2]) < PULLS
+    assert 0.0 < float(classical.split()[3]) < PULLS
     lines = (tmp_path / "training.csv").read_text().splitlines()
     assert lines[0] == "updates,minutes,loss,accuracy"
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "2"]
