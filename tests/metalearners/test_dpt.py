@@ -41,7 +41,8 @@ def test_prediction_is_the_posterior_of_the_best_arm() -> None:
 
 @pytest.mark.parametrize(("acts", "deterministic"), [("sampled", False), ("likeliest", True)])
 def test_in_a_test_it_draws_actions_or_takes_the_likeliest(acts: str, deterministic: bool) -> None:
-    learner, sampler = make_experiment(bandit_config("dpt", acts=acts)).metalearner, Mock()
+    learner = make_experiment(bandit_config("dpt", acts=acts)).metalearner
+    sampler = Mock(**{"has_hosts.return_value": False})
     learner.test(sampler, [{}])
     sampler.rollout_trials.assert_called_once_with([{}], deterministic=deterministic)
 
