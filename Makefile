@@ -68,7 +68,7 @@ test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environ
 	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld) -m metaworld $(ARGS)
 
 $(RAY_READY): $(READY)
-	@$(INSTALL) --editable '.[ray]'
+	@$(INSTALL) --editable '.[tune]'
 	@touch $@
 
 # One after the other: two clusters on a few cores are in each other's way.
@@ -95,7 +95,7 @@ format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff format .
 
 lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
-	$(LOCK) $(addprefix --extra ,fast report tensorboard data docs examples bench ray dev) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,fast report tensorboard data docs examples bench tune dev) --output-file constraints.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
 	$(LOCK) $(addprefix --extra ,metaworld report data dev) --output-file constraints-metaworld.txt pyproject.toml
 

@@ -3,7 +3,7 @@
 With `--actors 2` the episodes of a trial are sampled by two Ray actors, in the placement group of the trial; without,
 in its process. A trial that dies continues from its last checkpoint, with the bytes that it would have had.
 
-    pip install -e '.[ray]' 'ray[tune]'
+    pip install -e '.[tune]'
     python examples/tune_step_size.py --step-sizes 0.05 0.1 0.2 --actors 2
 """
 

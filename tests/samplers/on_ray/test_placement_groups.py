@@ -81,8 +81,7 @@ def test_actors_of_a_process_in_a_placement_group_are_on_its_nodes() -> None:
 def test_tune_tries_step_sizes_with_the_actors_of_each_trial_in_its_group(
     connected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("pandas")
+    pytest.importorskip("ray.tune")
     monkeypatch.setenv("RAY_ADDRESS", connected.address)
     options = ["--step-sizes", "0.05", "0.5", "--iterations", "1", "--tasks", "2", "--actors", "1"]
     tuning = start("examples/tune_step_size.py", *options, "--folder", str(tmp_path))
