@@ -49,8 +49,9 @@ $(READY): $(TRAIN_READY)
 train: $(TRAIN_READY) ## meta-train the default experiment (2D navigation) and print where the results are
 	$(RUN) train.py $(ARGS)
 
+# A third of the time of a test is waiting, for processes and for a browser.
 test: $(READY) ## run the test suite
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not nightly and not ray' $(ARGS)
+	$(RUN) -m pytest --numprocesses 3 --dist worksteal -m 'not nightly and not ray' $(ARGS)
 
 test-fast: $(READY) ## run the tests that take little time each, in some minutes
 	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not nightly and not ray' $(ARGS)
