@@ -94,7 +94,10 @@ def list_zoo(*, verbose: bool) -> Iterable[str]:
                 returns = f"{first} before adaptation, {final} after {last} step{'s' * (last > 1)}"
             yield from _entry(name.ljust(width), f"{config.env_name}: mean return {returns}.")
             if verbose:
-                each = ", ".join(f"{value:.1f} [{low:.1f}, {high:.1f}]" for value, low, high in intervals)
+                each = ", ".join(
+                    f"{value:.1f}" + (f" [{low:.1f}, {high:.1f}]" if low is not None else " (no interval)")
+                    for value, low, high in intervals
+                )
                 when = "after 0, 1, ... inner steps" if counted == "step" else f"in each {counted}"
                 text = f"{config.num_batches:,} meta-updates. Returns {when}, with 95 % intervals: {each}."
                 yield from _entry(" " * width, text)

@@ -103,13 +103,12 @@ class TrainingProgress:
         lines.append(f"each iteration took {sampling}{update:.2f} s of updating")
         if self._evaluated is not None:
             lines.append(
-                f"on held-out tasks, after {self._evaluated['iteration'] + 1} iterations: "
-                + _by_column(self._evaluated)
+                f"evaluated after {self._evaluated['iteration'] + 1} iterations: " + _by_column(self._evaluated)
             )
         if self._best is not None:
             value, iteration = self._best
             lines.append(
-                f"the best evaluation on held-out tasks was after {iteration + 1} iterations: return {value:.1f} after "
+                f"the best evaluation was after {iteration + 1} iterations: return {value:.1f} after "
                 "adaptation (--checkpoint best)"
             )
         return "\n".join(lines)

@@ -141,6 +141,11 @@ def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def _finite(value: float) -> float | None:
+    """Return the number, or None for nan, which JSON does not have."""
+    return None if math.isnan(value) else value
+
+
 def _results(evaluation: Evaluation, experiment: Experiment, trained_with: dict[str, Any]) -> dict[str, Any]:
     return {
         # What the columns count: steps of adaptation, or the episodes of a trial.
@@ -148,9 +153,9 @@ def _results(evaluation: Evaluation, experiment: Experiment, trained_with: dict[
         "tasks": len(evaluation.tasks),
         "episodes": evaluation.returns.shape[2],
         "seed": evaluation.seed,
-        "step-sizes": [None if math.isnan(size) else size for size in evaluation.step_sizes],
-        # Of each column the mean, lower and upper bound.
-        "intervals": evaluation.intervals().tolist(),
+        "step-sizes": [_finite(size) for size in evaluation.step_sizes],
+        # Of each column the mean, lower and upper bound; where there is no interval, no bounds.
+        "intervals": [[_finite(value) for value in interval] for interval in evaluation.intervals().tolist()],
         "task-returns": evaluation.task_returns().tolist(),
         "digest": returns_digest(evaluation),
         "evaluated-with": {key: value for key, value in describe_system().items() if key not in ("commit", "command")},

@@ -163,4 +163,4 @@ def test_summary_has_the_returns_of_the_last_evaluation_column_by_column(column:
         for iteration, shift in enumerate((0.0, -1.0)):
             evaluated = {f"evaluation/return/{column}_{index}": -9.0 + 4.0 * index + shift for index in range(3)}
             progress({**metrics_of(iteration, -20.0, -10.0), **evaluated})
-    assert f"on held-out tasks, after 2 iterations: return -10.0, -6.0, -2.0 {words}" in progress.summary().splitlines()
+    assert f"evaluated after 2 iterations: return -10.0, -6.0, -2.0 {words}" in progress.summary().splitlines()

@@ -117,6 +117,18 @@ def test_policy_of_a_run_is_added_listed_tested_and_loaded(
     ]
 
 
+def test_policy_whose_returns_have_no_interval_is_added_and_listed(
+    own_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All tasks of an untrained policy return nothing where rewards are sparse."""
+    config = config_of(env_name="SparsePointGoal-v0", num_batches=1, max_episode_steps=5)
+    train(config, tmp_path / "run", num_workers=0)
+    add_to_zoo(tmp_path / "run", "sparse", num_workers=0)
+    assert evaluation_of("sparse")["intervals"][0] == [0.0, None, None]
+    assert cli.main(["zoo", "--verbose"]) == 0
+    assert "0.0 (no interval)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_config_of_a_policy_trains_into_a_run_of_its_own(
     own_zoo: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
