@@ -72,7 +72,7 @@ def test_ray_is_added_to_the_environment_of_the_other_tests(make: Make) -> None:
     code, told, errors = make("test-ray")
     assert (code, errors) == (0, [])
     assert sum(line.startswith("-m venv --clear") for line in told) == 1
-    assert told[-3].endswith("--editable .[ray]")
+    assert told[-3].endswith("--editable .[tune]")
     assert told[-2:] == ["-c import ray", told[-1]]
     assert "-m ray and not nightly" in told[-1]
     code, told, _ = make("test")
