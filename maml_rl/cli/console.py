@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, get_args
 
-from maml_rl.config.config import Config
+from maml_rl.config.config import OF_TRAINING_ALONE, RAY_KEYS, Config
 from maml_rl.config.yaml_source import parse_value, suggest
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
@@ -24,17 +24,8 @@ _READER_GONE = 128 + getattr(signal, "SIGPIPE", 13)
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 # How many characters of a wrong value a line shows.
 _SHOWN = 80
-# Options of a Ray cluster, by key. Without them some settings are as the run has them, None here, and others are these:
-# a reservation was made for the training, and a runtime_env may execute anything.
-_OF_RAY: dict[str, tuple[Any] | None] = {
-    "ray-start-timeout": None,
-    "ray-head-timeout": None,
-    "ray-num-cpus": None,
-    "ray-resources": None,
-    "ray-placement-group": (None,),
-    "ray-runtime-env": ({},),
-    "ray-log-to-driver": None,
-}
+# Options of a Ray cluster, beside its address. Without them settings are as the run has them, or none.
+_OF_RAY = tuple(key for key in RAY_KEYS if key != "ray-address")
 
 
 class Ended(KeyboardInterrupt):
@@ -132,9 +123,9 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="refuse a Ray cluster with room for fewer actors than workers, instead of going on with fewer",
     )
-    for key, before in _OF_RAY.items():
+    for key in _OF_RAY:
         meaning = Config.model_fields[key.replace("-", "_")].description or ""
-        default = "as the run has it" if before is None else "none"
+        default = "none" if key in OF_TRAINING_ALONE else "as the run has it"
         parser.add_argument(f"--{key}", metavar="VALUE", help=f"{meaning} (default: {default})".replace("%", "%%"))
 
 
@@ -153,7 +144,7 @@ def placement(options: argparse.Namespace) -> dict[str, Any]:
     of_ray = {key: getattr(options, key.replace("-", "_")) for key in _OF_RAY}
     return {
         **dict(zip(("backend", "num-workers", "ray-address", "strict"), given, strict=True)),
-        **{key: before[0] for key, before in _OF_RAY.items() if before is not None},
+        **OF_TRAINING_ALONE,
         **{key: parse_value(text, f"--{key}") for key, text in of_ray.items() if text is not None},
     }
 

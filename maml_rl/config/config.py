@@ -433,6 +433,12 @@ class Config(SettingsModel):
         return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
+# Keys that say where on which Ray cluster a run samples, and how.
+RAY_KEYS = tuple(str(field.alias) for name, field in Config.model_fields.items() if name.startswith("ray_"))
+# What is meant for a training alone: a reservation was made for it, and a runtime_env may execute anything.
+OF_TRAINING_ALONE: dict[str, Any] = {"ray-placement-group": None, "ray-runtime-env": {}}
+
+
 def load_config(path: str | Path) -> Config:
     """Read a config from YAML, or from a run's `config.json`.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl.config.catalog import ZOO, find_run, zoo
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import RAY_KEYS, Config, load_config
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate
@@ -27,19 +27,12 @@ EVALUATION = "evaluation.json"
 # Of all policies together, since they are part of every installation.
 MOST_BYTES = 2_000_000
 _NOT_KEPT = {
-    "evaluate_every",
-    "evaluation_tasks",
-    "num_workers",
+    "evaluate-every",
+    "evaluation-tasks",
+    "num-workers",
     "backend",
     "update",
-    "ray_address",
-    "ray_start_timeout",
-    "ray_head_timeout",
-    "ray_num_cpus",
-    "ray_resources",
-    "ray_placement_group",
-    "ray_runtime_env",
-    "ray_log_to_driver",
+    *RAY_KEYS,
 }
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 # What a policy's folder holds, so that no policy can be called like it.
@@ -79,7 +72,7 @@ def add_to_zoo(
     for key, value in config.named_code().items():
         raise ConfigError(f"{key} {value!r} of {folder} is not part of the package, so others could not load it")
     # Where the run was sampled and when it was evaluated is of no use here, and may name what others do not have.
-    defaults = {str(field.alias): field.default for name, field in Config.model_fields.items() if name in _NOT_KEPT}
+    defaults = {str(field.alias): field.default for field in Config.model_fields.values() if field.alias in _NOT_KEPT}
     trained_with = load_system(folder)
     path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
     # To train with the config is to get this policy.

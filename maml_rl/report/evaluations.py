@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config.config import Config
+from maml_rl.config.config import OF_TRAINING_ALONE, Config
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
@@ -98,7 +98,7 @@ def evaluate_group(
     """
     # Where a run was trained says nothing about where its policy is tried.
     here = {"backend": "auto", "num-workers": num_workers, "ray-address": None, "strict": False}
-    settings = {**here, "ray-placement-group": None, "ray-runtime-env": {}, **(placement or {})}
+    settings = {**here, **OF_TRAINING_ALONE, **(placement or {})}
     evaluations: list[Evaluation] = []
     notices: list[str] = []
     sampled = untrained = held_out = None

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from torch import Tensor
 
 from maml_rl.checksums import SUMS, check_sum, sum_line
-from maml_rl.config.config import TASKS, Config, load_config
+from maml_rl.config.config import RAY_KEYS, TASKS, Config, load_config
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.runs.atomic_files import (
     TEMPORARY,
@@ -71,15 +71,8 @@ _MAY_CHANGE = {
     "backend",
     "update",
     "num-workers",
-    "ray-address",
     "strict",
-    "ray-start-timeout",
-    "ray-head-timeout",
-    "ray-num-cpus",
-    "ray-resources",
-    "ray-placement-group",
-    "ray-runtime-env",
-    "ray-log-to-driver",
+    *RAY_KEYS,
     "inference",
     "num-groups",
     "stepping",
