@@ -139,26 +139,27 @@ class RecurrentActor(MemoryPolicy):
         is_stacked = params["head.weight"].dim() == 3
         tokens: dict[torch.Size, TokenStep] = {}
 
-        def remember(rows: _Rows, observations: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        def remember(rows: _Rows, blocks: Sequence[Tensor], memory: Memory) -> tuple[Sequence[Tensor], Memory]:
             if not isinstance(core, Transformer):
-                states = zip(*map(rows.split, (observations, *memory)), strict=True)
-                after = [self.encoder.step(seen, tuple(state), of_encoder) for seen, *state in states]
-                joined = tuple(map(rows.join, zip(*after, strict=True)))
-                return joined[0], joined
+                states = zip(*map(rows.split, memory), strict=True)
+                after = [self.encoder.step(*both, of_encoder) for both in zip(blocks, states, strict=True)]
+                each = tuple(zip(*after, strict=True))
+                return each[0], tuple(map(rows.join, each))
             if rows.grid not in tokens:
                 tokens[rows.grid] = TokenStep(core, within(of_encoder, "core."), rows.grid, rows.before)
             token, (ring, count) = tokens[rows.grid], memory
-            embedded = rows.join([self.encoder.embed(seen, of_encoder) for seen in rows.split(observations)])
+            embedded = rows.join([self.encoder.embed(seen, of_encoder) for seen in blocks])
             token(embedded, ring.flatten(0, 1), count.flatten())
-            return token.units[..., token.own, :].reshape(*rows.grid, -1), (ring, count + 1)
+            units = token.units[..., token.own, :].reshape(*rows.grid, -1)
+            return rows.split(units), (ring, count + 1)
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             rows = _Rows(noise.shape[:2], None if is_stacked else first_task)
-            observations = observations.to(self.head.weight.dtype)
-            units, after = remember(rows, observations, memory)
-            blocks = zip(*map(rows.split, (units, observations, noise)), strict=True)
+            blocks = rows.split(observations.to(self.head.weight.dtype))
+            units, after = remember(rows, blocks, memory)
             chosen = [
-                self.distributions.act(self.parameters_of(known, seen, params), drawn) for known, seen, drawn in blocks
+                self.distributions.act(self.parameters_of(known, seen, params), drawn)
+                for known, seen, drawn in zip(units, blocks, rows.split(noise), strict=True)
             ]
             return rows.join(chosen), after
 
