@@ -20,7 +20,7 @@ from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.recording import load_histories
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner, State
-from maml_rl.metalearners.refusals import refuse_hidden_rewards
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
 from maml_rl.policies import Policy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 
@@ -113,7 +113,7 @@ class HistoryLearner(MetaLearner):
             ConfigError: If it would not observe its rewards, or its sizes do not divide each other.
         """
         refuse_hidden_rewards(config)
-        try:
+        with refuse_sizes(config):
             return TransformerPolicy(
                 env.single_observation_space,
                 env.single_action_space,
@@ -125,8 +125,6 @@ class HistoryLearner(MetaLearner):
                 value="none",
                 seed=config.seed,
             )
-        except ValueError as error:
-            raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
         """Open the histories that the settings name; see `MetaLearner.open_data`."""

@@ -1,5 +1,7 @@
 """What a config must not ask of a learner: checks that several algorithms share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from maml_rl.config import Config
@@ -38,3 +40,16 @@ def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, 
             "algorithm-settings",
             setting,
         )
+
+
+@contextmanager
+def refuse_sizes(config: Config) -> Iterator[None]:
+    """Turn what a policy says of the sizes of its transformer into an error of the config.
+
+    Raises:
+        ConfigError: If they do not divide each other.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None

@@ -9,7 +9,7 @@ from maml_rl.config import Config
 from maml_rl.config.config import Count
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner, State
-from maml_rl.metalearners.refusals import refuse_hidden_rewards
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
 from maml_rl.policies.memory_policy import PredictsRewards
@@ -127,7 +127,7 @@ class RL2(MetaLearner):
             raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
         if settings.memory_span is not None:
             raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
-        try:
+        with refuse_sizes(config):
             return TransformerPolicy(
                 *spaces,
                 settings.hidden_size,
@@ -136,8 +136,6 @@ class RL2(MetaLearner):
                 num_heads=settings.num_heads,
                 **options,
             )
-        except ValueError as error:
-            raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective; see `TrialPPO.update`."""

@@ -14,7 +14,7 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner
-from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     TRAINING_STATE,
     SACSettings,
@@ -187,7 +187,7 @@ class RSAC(MetaLearner):
             )
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
         attention = Attention(settings.context, settings.num_layers, settings.num_heads)
-        try:
+        with refuse_sizes(config):
             return RecurrentActor(
                 env.single_observation_space,
                 env.single_action_space,
@@ -197,8 +197,6 @@ class RSAC(MetaLearner):
                 embeddings=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
                 seed=config.seed,
             )
-        except ValueError as error:
-            raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Keep the trials, and take steps on batches of all that are kept, once there are enough.
