@@ -9,7 +9,6 @@ sampling on the same ones: the reward that the best arm would have had in expect
 
 import argparse
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.policies.classical import ThompsonSampling
 from maml_rl.runs.checkpoint import find_checkpoint
+from maml_rl.runs.metrics import read_metrics
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS
 
 # Trials of Thompson sampling on each bandit.
@@ -42,8 +42,7 @@ def load(run: Path) -> Experiment:
 def training_rows(run: Path) -> list[dict[str, Any]]:
     """Return how the training went: gradient steps, minutes of them, loss, and accuracy."""
     rows, minutes = [], 0.0
-    for line in (run / METRICS).read_text().splitlines():
-        metrics = json.loads(line)
+    for metrics in read_metrics(run / METRICS):
         minutes += metrics["time/update_s"] / 60
         rows.append(
             {"updates": metrics["updates"], "minutes": round(minutes, 2)}
