@@ -1,10 +1,11 @@
-"""Pure reinforcement-learning mathematics on tensors: returns, advantages, masked statistics, losses, divergences.
+"""Pure reinforcement-learning mathematics on tensors: returns, advantages, statistics, losses, divergences, products.
 
 T is time steps, B is episodes, `...` is any leading axes (M tasks). A mask is 1 on real steps and 0 on padding,
 and what is under the padding never matters, not even NaN. No function writes into its arguments.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -273,6 +274,44 @@ def categorical_fisher_product(logits: Tensor, tangent: Tensor, weights: Tensor)
     """
     probs = torch.softmax(logits, dim=-1)
     return weights.unsqueeze(-1) * probs * (tangent - (probs * tangent).sum(-1, keepdim=True))
+
+
+def vector_jacobian_product(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+    retain_graph: bool = True,
+    materialize_grads: bool = False,
+) -> tuple[Tensor, ...]:
+    """Multiply cotangents by the Jacobian of outputs in inputs, in one pass back.
+
+    The same numbers as `torch.autograd.grad(outputs, inputs, cotangents)`, whose check of the cotangents' shapes
+    imports SymPy once in every process, which takes two seconds.
+
+    Args:
+        outputs: of a graph.
+        inputs: of the same graph.
+        cotangents: one per output, of its shape.
+        create_graph: make the products differentiable.
+        retain_graph: keep the graph of the outputs.
+        materialize_grads: return zeros for inputs that the outputs do not depend on, instead of failing.
+
+    Returns:
+        One product per input, of its shape.
+    """
+    with torch.enable_grad():
+        products = [(output * cotangent).sum() for output, cotangent in zip(outputs, cotangents, strict=True)]
+        total = torch.stack(products).sum()
+    return torch.autograd.grad(
+        total,
+        inputs,
+        create_graph=create_graph,
+        retain_graph=retain_graph,
+        allow_unused=materialize_grads,
+        materialize_grads=materialize_grads,
+    )
 
 
 def _discounted_sums(terms: Tensor, factor: float) -> Tensor:

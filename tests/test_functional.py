@@ -1,6 +1,7 @@
 """The pure mathematics, against literal numbers, plain Python loops, torch.distributions and autograd."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -294,3 +295,30 @@ def test_categorical_fisher_product_is_the_hessian_of_the_kl():
 
     _, expected = torch.autograd.functional.hvp(weighted_kl, logits, tangent)
     torch.testing.assert_close(functional.categorical_fisher_product(logits, tangent, weights), expected)
+
+
+def test_vector_jacobian_products_have_the_bytes_of_torch_without_importing_sympy(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    first, second, unused = (torch.randn(3, 4, generator=generator, requires_grad=True) for _ in range(3))
+    outputs = [(first * second).tanh(), first.exp().sum(1)]
+    cotangents = [torch.randn(output.shape, generator=generator) for output in outputs]
+    expected = torch.autograd.grad(outputs, [first, second], cotangents, retain_graph=True)
+    # A module that is None cannot be imported.
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)
+    with pytest.raises(ImportError):
+        torch.autograd.grad(outputs, [first, second], cotangents, retain_graph=True)
+    with torch.no_grad():
+        *products, zeros = functional.vector_jacobian_product(
+            outputs, [first, second, unused], cotangents, materialize_grads=True
+        )
+    assert all(torch.equal(product, reference) for product, reference in zip(products, expected, strict=True))
+    assert not zeros.any()
+    assert not products[0].requires_grad
+
+
+def test_vector_jacobian_product_can_be_differentiated_in_the_cotangents():
+    value = torch.tensor([0.5, -1.0], requires_grad=True)
+    cotangent = torch.tensor([2.0, 3.0], requires_grad=True)
+    (product,) = functional.vector_jacobian_product([value**3], [value], [cotangent], create_graph=True)
+    slopes = torch.autograd.grad(product.sum(), [value, cotangent])
+    torch.testing.assert_close(slopes, (6 * value * cotangent, 3 * value**2))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maml_rl import functional
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.rows import Rows
@@ -158,8 +159,8 @@ class MLPLinearization(Linearization):
         outputs, others = self._of_units.hessian_product(tangent)
         log_probs, slope = self._loss_curve
         if slope.requires_grad:  # The loss is not linear in the log-probabilities.
-            (curvature,) = torch.autograd.grad(
-                slope, log_probs, self._of_units.push_forward(tangent), retain_graph=True
+            (curvature,) = functional.vector_jacobian_product(
+                [slope], [log_probs], [self._of_units.push_forward(tangent)]
             )
             more_outputs, more_others = self._of_units.pull_back(curvature)
             outputs = outputs + more_outputs

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from maml_rl import functional
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
@@ -52,7 +53,7 @@ class AutogradLinearization(Linearization):
             raise RuntimeError("hessian_product needs a call of differentiate(twice=True) first")
         if not self._gradient.requires_grad:  # A loss that is linear in the parameters.
             return torch.zeros_like(vectors)
-        (product,) = torch.autograd.grad(self._gradient, self._parameters, vectors, retain_graph=True)
+        (product,) = functional.vector_jacobian_product([self._gradient], [self._parameters], [vectors])
         return product
 
     def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
@@ -63,16 +64,18 @@ class AutogradLinearization(Linearization):
             # The derivative of a pass back with respect to what goes in is a pass forward.
             with torch.enable_grad():
                 cotangents = tuple(torch.zeros_like(output, requires_grad=True) for output in outputs)
-                (pulled,) = torch.autograd.grad(outputs, self._parameters, cotangents, create_graph=True)
+                (pulled,) = functional.vector_jacobian_product(
+                    outputs, [self._parameters], cotangents, create_graph=True
+                )
             self._pushed = cotangents, pulled
         cotangents, pulled = self._pushed
         tangents = [torch.zeros_like(output) for output in self.distribution]
-        pushed = torch.autograd.grad(pulled, cotangents, vectors, retain_graph=True)
+        pushed = functional.vector_jacobian_product([pulled], cotangents, [vectors])
         for index, tangent in zip(learned, pushed, strict=True):
             tangents[index] = tangent
         products = self._policy.distributions.fisher_product(self.distribution, tuple(tangents), self._samples.weights)
         cotangents = tuple(products[index] for index in learned)
-        (product,) = torch.autograd.grad(outputs, self._parameters, cotangents, retain_graph=True)
+        (product,) = functional.vector_jacobian_product(outputs, [self._parameters], cotangents)
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:

@@ -84,7 +84,7 @@ class Distributions(ABC):
             new = tuple(entry.detach().requires_grad_() for entry in parameters)
             divergence = (self.kl(old, new) * weights).sum()
             slopes = torch.autograd.grad(divergence, new, create_graph=True)
-        return torch.autograd.grad(slopes, new, tangents, allow_unused=True, materialize_grads=True)
+        return functional.vector_jacobian_product(slopes, new, tangents, retain_graph=False, materialize_grads=True)
 
 
 @dataclass(frozen=True)
