@@ -18,6 +18,7 @@ _SMOOTHINGS = 1, 5, 25
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
 _ON_TRAINING_TASKS = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
 _ON_HELD_OUT_TASKS = "Mean over held-out tasks, which are the same in every evaluation."
+_ON_FIXED_TASKS = "Mean over training tasks of a fixed set, which are the same in every evaluation."
 _STAGES = {"time/sample_s": "sampling", "time/update_s": "update"}
 _DETAILED_STAGES = {
     "physics": "physics",
@@ -115,7 +116,7 @@ def learning_curve(group: RunGroup) -> Markup | None:
 def evaluation_curve(group: RunGroup) -> Markup | None:
     """Return the returns of the evaluations during training, one line per inner step; None without an evaluation."""
     curves = group.evaluations()
-    return _curves_by_step("Evaluations", "return", group, [curves], _ON_HELD_OUT_TASKS) if curves else None
+    return _curves_by_step("Evaluations", "return", group, [curves], _evaluated_on([group])) if curves else None
 
 
 def info_curves(group: RunGroup) -> Iterator[Markup | None]:
@@ -168,7 +169,16 @@ def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns on held-out tasks of those groups that were evaluated during training, over what they cost."""
     known = {group.index: curves for group in groups if (curves := group.evaluations())}
     evaluated = [group for group in groups if group.index in known]
-    return _compared("Evaluations", evaluated, [list(known.values())], _ON_HELD_OUT_TASKS)
+    return _compared("Evaluations", evaluated, [list(known.values())], _evaluated_on(evaluated))
+
+
+def _evaluated_on(groups: Sequence[RunGroup]) -> str:
+    """Return a note on the tasks of evaluations during training: the test tasks of a fixed set wait for the test."""
+    notes = (
+        _ON_FIXED_TASKS if (group.config.tasks or {}).get("distribution") == "fixed" else _ON_HELD_OUT_TASKS
+        for group in groups
+    )
+    return " Or: ".join(dict.fromkeys(notes))
 
 
 def _compared(

@@ -94,6 +94,9 @@ def test_evaluation_curve_has_a_point_for_every_evaluation_and_a_band_around_the
     root = read(curves.evaluation_curve(group))
     assert (count(root, "path", "line"), count(root, "path", "band")) == (3, 3)
     assert "held-out tasks, which are the same in every evaluation" in words(root)
+    fixed = group.config.override({"tasks": {"distribution": "fixed", "train": 5, "test": 2}})
+    of_training = read(curves.evaluation_curve(replace(group, runs=[replace(run, config=fixed) for run in group.runs])))
+    assert "training tasks of a fixed set, which are the same in every evaluation" in words(of_training)
     assert "the mean over 3 seeds, the band its 95 % interval" in words(root)
 
 
