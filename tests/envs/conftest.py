@@ -1,12 +1,24 @@
 """Every registered family, one after the other."""
 
+import copy
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
+import mujoco
 import pytest
 
 from maml_rl.envs import MetaVectorEnv, make_vector_env
 from tests.envs.contract import TRIED, marks
+
+
+@pytest.fixture(autouse=True, scope="session")
+def models_are_compiled_once() -> Iterator[None]:
+    """MuJoCo compiles a file once, then copies the model: compiling is most of the cost of a Meta-World environment."""
+    compiled = lru_cache(maxsize=16)(mujoco.MjModel.from_xml_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mujoco.MjModel, "from_xml_path", staticmethod(lambda path: copy.copy(compiled(path))))
+        yield
 
 
 @pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in TRIED])

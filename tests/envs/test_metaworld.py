@@ -158,6 +158,7 @@ def test_each_environment_is_drawn_as_often_as_any_other_and_no_goal_twice(metaw
     env.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_training_draws_training_tasks_and_an_evaluation_test_tasks_alone(metaworld: Any, num_workers: int) -> None:
     policy = get_policy_for_env(make_vector_env(REACH))
@@ -222,6 +223,7 @@ def digest(num_workers: int, kill: bool = False) -> str:
         return sampler.rollout(tasks).digest()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_episodes_are_bit_identical_for_any_placement_and_after_a_kill(metaworld: Any) -> None:
     with torch.random.fork_rng():
         expected = digest(0)
