@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= docs,dev
+# They share the tests of Meta-World.
+PROCESSES ?= 2
 # More arguments for the command that a target runs, as in `make train ARGS='--seed 3 --output-folder runs/three'`.
 ARGS ?=
 
@@ -16,12 +18,17 @@ METAWORLD_VENV ?= .venv-metaworld
 METAWORLD_RUN := $(METAWORLD_VENV)/bin/python
 METAWORLD_READY := $(METAWORLD_VENV)/.ready
 RAY_READY := $(VENV)/.ready-ray
-# Files with tests of a kind: to collect those of all files takes longer than some kinds do.
-FILES_WITH = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests)
+# Files with tests of a kind: to collect those of all files takes longer than some kinds do. Tests of every family have
+# the kind of what a family needs.
+FILES_WITH = $$(grep -rlE --include='test_*.py' 'mark\.$(1)\b$(2)' tests)
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(ARGS)
 
+# Python compiles a module when it is first imported; most modules of the installed packages never are. To compile all of
+# them takes half of the time of an installation. (PIP_NO_COMPILE=1 means the opposite: pip stores the 1 as `compile`.)
+export PIP_COMPILE ?= 0
+
 .DEFAULT_GOAL := help
-.PHONY: help install install-metaworld train test test-fast test-metaworld test-ray test-nightly lint types docs format lock clean
+.PHONY: help install install-metaworld install-ray train test test-fast test-metaworld test-ray test-nightly lint types docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -66,14 +73,16 @@ install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of
 
 test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
 	$(METAWORLD_RUN) -c 'import metaworld'
-	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld) -m metaworld $(ARGS)
+	$(METAWORLD_RUN) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(call FILES_WITH,metaworld,|\b(env_id|marks)\b) -m metaworld $(ARGS)
 
 $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[tune]'
 	@touch $@
 
+install-ray: $(RAY_READY) ## add Ray to .venv
+
 # One after the other: two clusters on a few cores are in each other's way.
-test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to .venv for them
+test-ray: $(RAY_READY) ## run the tests that start a Ray cluster
 	$(RUN) -c 'import ray'
 	$(RUN) -m pytest $(call FILES_WITH,ray) -m 'ray and not nightly' $(ARGS)
 

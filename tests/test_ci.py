@@ -35,6 +35,19 @@ def test_every_test_is_run_by_day_or_by_night() -> None:
             assert by_day[0], marked
 
 
+def test_target_for_metaworld_collects_every_test_of_it(request: pytest.FixtureRequest) -> None:
+    command = subprocess.run(["make", "-n", "test-metaworld"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (search,) = re.findall(r"\$\((grep .*? tests)\)", command.stdout)
+    found = subprocess.run(["sh", "-c", search], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    files = {
+        item.path.relative_to(ROOT).as_posix()
+        for item in request.session.items
+        if item.get_closest_marker("metaworld") is not None
+    }
+    assert files <= set(found)
+    assert {"tests/envs/test_metaworld.py", "tests/envs/test_contract_tasks.py"} <= set(found)
+
+
 def test_every_part_is_a_job_of_a_workflow() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     by_day = re.findall(r"^    (?:begin_beside )?run_part (\w+)", script, re.MULTILINE)
@@ -91,8 +104,9 @@ def test_without_a_part_all_of_the_day_are_done_once(tmp_path: Path) -> None:
     code, asked, _ = run_parts(tmp_path)
     assert code == 0
     targets = [line.split()[1] for line in asked if "--num-batches" not in line]
-    assert sorted(targets) == ["install", "install-metaworld", "lint", "test", "test-metaworld", "test-ray"]
-    assert targets.index("lint") < targets.index("test") < targets.index("test-ray")
+    assert sorted(targets) == ["install-metaworld", "install-ray", "lint", "test", "test-metaworld", "test-ray"]
+    # Tests begin when everything is installed: those of two kinds run side by side in one environment.
+    assert set(targets[:3]) == {"install-metaworld", "install-ray", "lint"}
 
 
 @pytest.mark.parametrize("failing", ["test-ray", "test-metaworld"])
