@@ -17,19 +17,13 @@ from maml_rl.machine import intra_op_threads
 from maml_rl.runs.checkpoint import latest_intact
 from tests.small_runs import untimed
 
-CONFIG = {
-    "env-name": "Wind-v0",
-    "observe-last": True,
-    "max-episode-steps": 8,
-    "fast-batch-size": 2,
-    "meta-batch-size": 5,
-    "hidden-sizes": [8],
-    "num-batches": 24,
-    "checkpoint-every": 4,
-    "algorithm": "rsac",
-    # The replay holds the trials of six iterations, so that segments come and go.
-    "algorithm-settings": {
-        "hidden-size": 8, "batch-size": 4, "num-updates": 3, "warmup-trials": 10, "buffer-steps": 500,
+# The replays hold the trials of a few iterations, so that segments come and go.
+SETTINGS = {
+    "rsac": {"hidden-size": 8, "batch-size": 4, "num-updates": 3, "warmup-trials": 10, "buffer-steps": 500},
+    "varibad": {"encoder-size": 8, "belief-trials": 4, "belief-updates": 2, "replay-steps": 500},
+    "pearl": {
+        "context-size": 2, "encoder-sizes": [6], "batch-size": 5, "context-batch": 4, "tasks-per-update": 2,
+        "num-updates": 2, "warmup-steps": 20, "buffer-steps": 500,
     },
 }  # fmt: skip
 SEGMENT_BYTES = 5_000
@@ -64,14 +58,32 @@ print(kills)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("goals", [(6, 14), pytest.param((2, 6, 10, 14, 19), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("algorithm", "goals"),
+    [
+        ("rsac", (6, 14)),
+        *(pytest.param(name, tuple(range(2, 82, 2)), marks=pytest.mark.nightly, id=f"{name}-40") for name in SETTINGS),
+    ],
+)
 def test_killed_at_random_it_ends_with_the_same_bytes(
-    goals: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, goals: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     monkeypatch.setattr(replay, "SEGMENT_BYTES", SEGMENT_BYTES)
-    config = Config.from_mapping(parse_mapping(json.dumps(CONFIG), "x.yaml"))
-    command = [sys.executable, "-c", KILLER, json.dumps(CONFIG), str(killed), json.dumps(goals)]
+    mapping = {
+        "env-name": "Wind-v0",
+        "observe-last": algorithm != "pearl",
+        "max-episode-steps": 8,
+        "fast-batch-size": 2,
+        "meta-batch-size": 5,
+        "hidden-sizes": [8],
+        "num-batches": goals[-1] + 10,
+        "checkpoint-every": 4,
+        "algorithm": algorithm,
+        "algorithm-settings": SETTINGS[algorithm],
+    }
+    config = Config.from_mapping(parse_mapping(json.dumps(mapping), "x.yaml"))
+    command = [sys.executable, "-c", KILLER, json.dumps(mapping), str(killed), json.dumps(goals)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert (ended.returncode, ended.stdout) == (0, f"{len(goals)}\n"), ended.stderr
@@ -81,13 +93,14 @@ def test_killed_at_random_it_ends_with_the_same_bytes(
     assert untimed(killed) == untimed(undisturbed)
     found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
     assert found.state == wanted.state
-    assert len(wanted.state["experience"]["trials"]["segments"]) > 3
+    ((name, replayed),) = wanted.state["experience"].items()
+    assert len(replayed["segments"]) > 3
     for mine, theirs in ((found.tensors, wanted.tensors), (found.learner, wanted.learner)):
         assert mine.keys() == theirs.keys()
-        for name, value in theirs.items():
-            assert torch.equal(mine[name], value) if isinstance(value, torch.Tensor) else mine[name] == value, name
+        for key, value in theirs.items():
+            assert torch.equal(mine[key], value) if isinstance(value, torch.Tensor) else mine[key] == value, key
     segments = [
-        {path.name: path.read_bytes() for path in (folder / "experience" / "trials").iterdir()}
+        {path.name: path.read_bytes() for path in (folder / "experience" / name).iterdir()}
         for folder in (killed, undisturbed)
     ]
     assert segments[0] == segments[1]
