@@ -93,14 +93,13 @@ def test_killed_at_random_it_ends_with_the_same_bytes(
     assert untimed(killed) == untimed(undisturbed)
     found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
     assert found.state == wanted.state
-    ((name, replayed),) = wanted.state["experience"].items()
-    assert len(replayed["segments"]) > 3
+    assert max(len(replay["segments"]) for replay in wanted.state["experience"].values()) > 3
     for mine, theirs in ((found.tensors, wanted.tensors), (found.learner, wanted.learner)):
         assert mine.keys() == theirs.keys()
         for key, value in theirs.items():
             assert torch.equal(mine[key], value) if isinstance(value, torch.Tensor) else mine[key] == value, key
     segments = [
-        {path.name: path.read_bytes() for path in (folder / "experience" / name).iterdir()}
+        {path.relative_to(folder): path.read_bytes() for path in (folder / "experience").glob("*/*")}
         for folder in (killed, undisturbed)
     ]
     assert segments[0] == segments[1]
