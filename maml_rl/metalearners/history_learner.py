@@ -3,7 +3,8 @@
 import hashlib
 import math
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from maml_rl.policies import Policy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 
 _TASKS, _RETURNS, _UPDATES, _CONTEXT = (f"histories.{name}" for name in ("tasks", "returns", "updates", "context"))
+# Bits of a task's digest beyond those that number the tasks: fewer than 4 in a million of other tasks look like one.
+_SPARE_BITS = 19
 
 
 class HistorySettings(SettingsModel):
@@ -100,8 +103,7 @@ class HistoryLearner(MetaLearner):
         self._sequence_length = self.settings.sequence_length or self.settings.context
         self.histories: Histories | None = None
         self._steps_taken = 0
-        # Digests of the tasks that were learned from, which a test must not have.
-        self._learned = torch.zeros(0, dtype=torch.int64)
+        self._learned = LearnedTasks(())
         self.source_returns = None
         self.tests_without_noise = self.settings.acts == "likeliest"
 
@@ -156,7 +158,7 @@ class HistoryLearner(MetaLearner):
                 "which a part would never be learned; raise it, or lower context"
             )
         self.histories = histories
-        self._learned = torch.tensor(sorted({_digest(task) for task in histories.tasks}))
+        self._learned = LearnedTasks(histories.tasks)
         curves = histories.returns()
         longest = max(map(len, curves))
         padded = np.full((len(curves), longest), np.nan)
@@ -168,7 +170,7 @@ class HistoryLearner(MetaLearner):
 
     def learned_from(self, task: Task) -> bool:
         """Tell whether a task is among those of the histories; see `MetaLearner.learned_from`."""
-        return bool((self._learned == _digest(task)).any())
+        return task in self._learned
 
     @abstractmethod
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -238,7 +240,7 @@ class HistoryLearner(MetaLearner):
     def state_dict(self) -> State:
         """Return the state of AdamW, how far the step size is, and what is known of the histories."""
         returns = np.zeros(0, np.float32) if self.source_returns is None else self.source_returns
-        known = {_TASKS: self._learned, _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
+        known = {_TASKS: self._learned.packed(), _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
         return super().state_dict() | known | {_CONTEXT: self.policy.context}
 
     def load_state_dict(self, state: State) -> None:
@@ -254,14 +256,49 @@ class HistoryLearner(MetaLearner):
                 f"a context of {self.policy.context} steps is longer than the ring of the saved policy, "
                 f"{state[_CONTEXT]}, beyond which it has not learned to attend; lower context"
             )
-        returns = state[_RETURNS].cpu().numpy()
+        returns, tasks = state[_RETURNS].cpu().numpy(), state[_TASKS].cpu()
         mine = self.source_returns
-        if mine is not None and not (torch.equal(state[_TASKS], self._learned) and np.array_equal(returns, mine)):
+        if mine is not None and not (torch.equal(tasks, self._learned.packed()) and np.array_equal(returns, mine)):
             raise ValueError("the histories are not those with which the training began; put the earlier ones back")
-        self._learned, self.source_returns = state[_TASKS], returns if len(returns) else None
+        self._learned, self.source_returns = LearnedTasks.unpacked(tasks), returns if len(returns) else None
         self._steps_taken = int(state[_UPDATES])
 
 
-def _digest(task: Task) -> int:
-    """Return the first 63 bits of the SHA-256 of a task; lists are as good as arrays."""
-    return int.from_bytes(hashlib.sha256(task_key(task).encode()).digest()[:8], "big") >> 1
+class LearnedTasks:
+    """The tasks that were learned from, which a test must not have: three bytes of each.
+
+    A digest has as many bits as number N tasks, and 19 more. Sorted ones are then 2**19 apart in the mean, or less, and
+    the differences that are kept fit into three bytes: one is too large with a probability of N * exp(-32).
+
+    Args:
+        tasks: each once or several times.
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        hashes = {_hash(task) for task in tasks}
+        self._digests = np.array(sorted(each >> _surplus(len(hashes)) for each in hashes), np.int64)
+
+    def __contains__(self, task: Task) -> bool:
+        return bool((self._digests == _hash(task) >> _surplus(len(self._digests))).any())
+
+    def packed(self) -> Tensor:
+        """Return the differences of the sorted digests, (N, 3) uint8, the lowest byte first."""
+        differences = np.diff(self._digests, prepend=0).astype("<u4")
+        return torch.from_numpy(differences.view(np.uint8).reshape(-1, 4)[:, :3].copy())
+
+    @classmethod
+    def unpacked(cls, packed: Tensor) -> Self:
+        """Return the tasks that `packed` is of."""
+        tasks = cls(())
+        tasks._digests = (packed.numpy().astype(np.int64) << np.array([0, 8, 16])).sum(1).cumsum()
+        return tasks
+
+
+def _hash(task: Task) -> int:
+    """Return the first 64 bits of the SHA-256 of a task; lists are as good as arrays."""
+    return int.from_bytes(hashlib.sha256(task_key(task).encode()).digest()[:8], "big")
+
+
+def _surplus(num_tasks: int) -> int:
+    """Return how many bits of a hash are not kept where there are so many tasks."""
+    return 64 - _SPARE_BITS - max(num_tasks.bit_length() - 1, 0)

@@ -37,6 +37,9 @@ class RL2(MetaLearner):
         context: Annotated[Count, Field(description="steps that a transformer attends to")] = 128
         num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
         num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4
+        token_shift: Annotated[
+            bool, Field(description="make the tokens of a transformer of what was observed one step before, too")
+        ] = False
         value: Annotated[
             Literal["head", "network", "none"],
             Field(description="values from a head of the policy, a recurrent network of their own, or none"),
@@ -134,6 +137,7 @@ class RL2(MetaLearner):
                 context=settings.context,
                 num_layers=settings.num_layers,
                 num_heads=settings.num_heads,
+                token_shift=settings.token_shift,
                 **options,
             )
 

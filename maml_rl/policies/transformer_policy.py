@@ -20,7 +20,8 @@ class TransformerPolicy(SequencePolicy):
     One step of a trial is one token: what is observed, which with `observe_last` includes the last action and reward.
     Every layer attends to the last `context` tokens, of which positions are seen relative to each other (rotary
     embeddings), so that a trial may be longer than the context. The memory is a ring of keys and values,
-    (num, layers, 2, key-value heads, context, H / heads), and the number of tokens so far, (num,).
+    (num, layers, 2, key-value heads, context, H / heads), the number of tokens so far, (num,), and with `token_shift`
+    what was observed last, (num, size).
 
     Args:
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
@@ -30,6 +31,8 @@ class TransformerPolicy(SequencePolicy):
         num_layers: blocks of attention and a network of one hidden layer, 4 H wide.
         num_heads: of attention; divides H into an even number.
         num_key_value_heads: keys and values that groups of heads share; fewer make a smaller memory and faster steps.
+        token_shift: make a token of what was observed one step before, too, zeros at the beginning of a trial. Where it
+            is, and what it led to, then are in one token, and a single layer can look them up.
         value: what estimates values: "head", a linear function of the policy's own units; "network", one of a
             transformer of its own; or "none".
         init_std: initial standard deviation of a Gaussian.
@@ -45,7 +48,8 @@ class TransformerPolicy(SequencePolicy):
         ValueError: If a number is not positive, or the sizes do not divide each other.
 
     Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; Su et al. 2021, https://arxiv.org/abs/2104.09864
-    (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values)
+    (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values); Peng et al.
+    2023, https://arxiv.org/abs/2305.13048 (token shift)
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class TransformerPolicy(SequencePolicy):
         num_layers: int = 2,
         num_heads: int = 4,
         num_key_value_heads: int = 1,
+        token_shift: bool = False,
         value: ValueKind = "head",
         init_std: float = 1.0,
         min_std: float = 1e-6,
@@ -77,8 +82,9 @@ class TransformerPolicy(SequencePolicy):
             predict_rewards=predict_rewards,
             normalize_observations=normalize_observations,
         )
-        self.context = context
-        self.body = Transformer(self.input_size, hidden_size, sizes, checkpoint_above=checkpoint_above)
+        self.context, self.token_shift = context, token_shift
+        inputs = self.input_size * (1 + token_shift)
+        self.body = Transformer(inputs, hidden_size, sizes, checkpoint_above=checkpoint_above)
         self.head, self.value_head, self.reward_head = self._make_heads()
         self.value_body = copy.deepcopy(self.body) if value == "network" else None
         generator = torch.Generator().manual_seed(seed)
@@ -88,15 +94,16 @@ class TransformerPolicy(SequencePolicy):
         self._initialize_heads(generator)
 
     def initial_memory(self, num: int) -> Memory:
-        """Return an empty ring (num, layers, 2, key-value heads, N, H / heads), and zeros (num,) int64."""
-        return self.body.initial_memory(num, self.head.weight)
+        """Return an empty ring, zeros (num,) int64, and with `token_shift` zeros (num, size); see the class."""
+        last = (self.head.weight.new_zeros(num, self.input_size),) if self.token_shift else ()
+        return *self.body.initial_memory(num, self.head.weight), *last
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
         """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
         # An actor writes into the ring that it is given.
-        return super().act(observations, noise, (memory[0].clone(), memory[1]), params)
+        return super().act(observations, noise, (memory[0].clone(), *memory[1:]), params)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients, which writes into the ring it is given.
@@ -121,10 +128,13 @@ class TransformerPolicy(SequencePolicy):
             if grid not in steps:
                 steps[grid] = begin(grid)
             step, multiply, choices = steps[grid]
-            ring, count = memory
-            step(self._encode(observations, params), ring.flatten(0, 1), count.flatten())
+            ring, count, *before = memory
+            numbers = self._encode(observations, params).reshape(*grid, -1)
+            step(torch.cat((numbers, *before), -1), ring.flatten(0, 1), count.flatten())
             multiply()
-            return choose(choices[..., step.own, :].reshape(*grid, -1), noise), (ring, count + 1)
+            # The sampler goes on to write to the observations.
+            last = [numbers.clone() for _ in before]
+            return choose(choices[..., step.own, :].reshape(*grid, -1), noise), (ring, count + 1, *last)
 
         return act
 
@@ -137,8 +147,16 @@ class TransformerPolicy(SequencePolicy):
         if params["head.weight"].dim() != 2:
             return self.unroll_tasks(observations, params, memory)
         inputs = self._encode(observations, params).reshape(*observations.shape[:2], self.input_size)
-        units, after = self.body.run(inputs, memory, within(params, "body."))
+        units, after = self.body.run(self._tokens(inputs, memory), memory and memory[:2], within(params, "body."))
         of_values = None if self.value_head is None else units
         if self.value_body is not None:
-            of_values, _ = self.value_body.run(inputs, None, within(params, "value_body."))
-        return self._through_heads(inputs, units, of_values, params, after)
+            of_values, _ = self.value_body.run(self._tokens(inputs, None), None, within(params, "value_body."))
+        last = (inputs[-1],) if self.token_shift else ()
+        return self._through_heads(inputs, units, of_values, params, (*after, *last))
+
+    def _tokens(self, inputs: Tensor, memory: Memory | None) -> Tensor:
+        """Return what tokens are made of, from what is observed (L, N, size) and the memory before it."""
+        if not self.token_shift:
+            return inputs
+        before = torch.zeros_like(inputs[:1]) if memory is None else memory[2].unsqueeze(0)
+        return torch.cat((inputs, torch.cat((before, inputs[:-1]))), -1)

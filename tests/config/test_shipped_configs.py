@@ -38,7 +38,7 @@ NOT_OF = {
 OF_SAMPLING = {"gamma", "gae-lambda", "hidden-sizes", "nonlinearity", "num-steps", "fast-lr", "meta-batch-size"}
 NOT_OF |= {"ad": OF_SAMPLING, "dpt": OF_SAMPLING}
 # Settings of one kind of memory.
-OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads"}, {"memory-span"}
+OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads", "token-shift"}, {"memory-span"}
 # Every other algorithm has a folder of its own name.
 ALGORITHMS = [name for name in algorithms() if name != "maml-trpo"]
 
@@ -87,9 +87,9 @@ def test_there_is_a_config_for_every_experiment() -> None:
     others |= {"pearl/halfcheetah-vel.yaml", "pearl/semicircle.yaml"}
     others = {name for name in others if name.split("/")[0] not in ("ad", "dpt")}
     others |= {"ad/dark-room.yaml", "ad/bandit-k5-n10.yaml", "dpt/bandit-k5-n100.yaml"}
-    memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10", "pixel-navigation")
+    memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10")
     memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x100", "halfcheetah-vel-2x200")
-    memories += ("halfcheetah-vel-fixed",)
+    memories += ("halfcheetah-vel-fixed", "pixel-navigation", "tabular-mdp-n10-transformer")
     others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 

@@ -35,8 +35,16 @@ def evaluation_of(name: str) -> dict[str, Any]:
     return dict(json.loads((zoo()[name] / EVALUATION).read_text(encoding="utf-8")))
 
 
+def intervals_of(found: dict[str, Any]) -> list[list[float]]:
+    """Return mean, low and high of each column; of too few tasks for an interval, four standard errors around it."""
+    returns = np.asarray(found["task-returns"])
+    reach = 4.0 * returns.std(axis=0, ddof=1) / np.sqrt(len(returns))
+    rows = zip(found["intervals"], reach.tolist(), strict=True)
+    return [[mean, mean - most, mean + most] if low is None else [mean, low, high] for (mean, low, high), most in rows]
+
+
 def test_zoo_has_policies_and_is_small() -> None:
-    assert {"2d-navigation", "finn2017/2d-navigation"} <= set(zoo())
+    assert {"2d-navigation", "finn2017/2d-navigation", "ad/dark-room", "dpt/bandit-k5-n100"} <= set(zoo())
     assert set(FAST) >= {"2d-navigation", "finn2017/2d-navigation"}
     assert folder_size(ZOO) <= MOST_BYTES
 
@@ -47,7 +55,7 @@ def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
     assert all(bool(param.isfinite().all()) for param in policy.parameters())
     found = evaluation_of(name)
     assert np.shape(found["task-returns"]) == (found["tasks"], len(found["intervals"]))
-    before, *after = found["intervals"]
+    before, *after = intervals_of(found)
     if not after:
         # A single episode is the whole trial: it has to be better than chance.
         initial = evaluate(make_experiment(load_config(zoo()[name] / "config.json")), num_workers=0)
@@ -69,8 +77,21 @@ def test_evaluation_of_a_fast_policy_can_be_made_again(name: str) -> None:
     if all(found["evaluated-with"][key] == describe_system()[key] for key in ("cpu", "platform", "packages")):
         assert returns_digest(again) == found["digest"]
         assert again.task_returns().tolist() == found["task-returns"]
-    for (mean, _, _), (_, low, high) in zip(again.intervals(), found["intervals"], strict=True):
+    for (mean, _, _), (_, low, high) in zip(again.intervals(), intervals_of(found), strict=True):
         assert low < mean < high
+
+
+@pytest.mark.parametrize(("name", "count"), [("ad/dark-room", 73), ("dpt/bandit-k5-n100", 100_000)])
+def test_policy_of_the_zoo_refuses_a_test_on_tasks_of_its_histories(name: str, count: int) -> None:
+    folder = zoo()[name]
+    experiment = make_experiment(load_config(folder / "config.json"), num_workers=0)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        # `maml-rl record` draws the first tasks of the config's seed; of a fixed set, those of training.
+        learned = experiment.fixed_tasks("training") or sampler.sample_tasks(count)
+    experiment.restore("last", folder)
+    assert len(learned) == count
+    with pytest.raises(ConfigError, match="1 of the 1 tasks are among those of the histories"):
+        evaluate(experiment, tasks=[learned[-1]], num_workers=0)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners import Batch
 from maml_rl.metalearners.ad import AD
+from maml_rl.metalearners.history_learner import LearnedTasks
 from maml_rl.policies import GRUPolicy, TransformerPolicy
 from maml_rl.runs.checkpoint import Checkpoint, restore
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
@@ -111,6 +112,18 @@ def test_tasks_of_the_histories_are_refused_in_a_test_even_without_the_data_set(
     assert "\n" not in str(error.value)
     evaluate(experiment, tasks=[HELD_OUT[0]], num_workers=0)
     assert np.allclose(experiment.metalearner.source_returns, (8 + 7 + 6 + 5 + 4) / 5)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 33, 3000])
+def test_tasks_that_were_learned_from_are_known_by_three_bytes_each(count: int) -> None:
+    draws = np.random.default_rng(0).random((count + 1000, ARMS))
+    tasks = [{"mean": draw} for draw in draws]
+    packed = LearnedTasks([*tasks[:count], *tasks[:count]]).packed()
+    assert (packed.shape, packed.dtype) == ((count, 3), torch.uint8)
+    learned = LearnedTasks.unpacked(packed)
+    assert all({"mean": draw.tolist()} in learned for draw in draws[:count])
+    assert not any(task in learned for task in tasks[count:])
+    assert torch.equal(learned.packed(), packed)
 
 
 def test_longer_context_than_that_of_the_saved_policy_and_other_histories_are_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ SIZES: dict[str, dict[str, int]] = {
     "shared": {"context": 7},
     "separate": {"context": 70, "num_key_value_heads": 2},
     "one layer": {"context": 64, "num_layers": 1},
+    "shifted": {"context": 7, "token_shift": True},
 }
 
 
@@ -123,21 +124,22 @@ def test_attention_is_that_of_a_transformer_written_out() -> None:
 def test_actions_do_not_depend_on_the_rows_beside_them(sizes: dict[str, int]) -> None:
     policy = make_policy(**sizes)
     observations, noise = numbers(150, 2, 3), numbers(150, 2, 2, seed=1)
-    ring, _ = (tensor.unflatten(0, (150, 2)) for tensor in policy.initial_memory(300))
-    ring = numbers(*ring.shape, seed=2)
+    ring, _, *last = (tensor.unflatten(0, (150, 2)) for tensor in policy.initial_memory(300))
+    ring, last = numbers(*ring.shape, seed=2), [numbers(*each.shape, seed=3) for each in last]
     # Trials that have come to different steps, some of them through the whole ring.
     count = torch.arange(300).mul(7).remainder(160).unflatten(0, (150, 2))
     params = dict(policy.named_parameters())
     with torch.inference_mode():
         whole_ring = ring.clone()
-        of_all, (_, after) = policy.actor(params)(observations, noise, (whole_ring, count))
+        of_all, (_, *after) = policy.actor(params)(observations, noise, (whole_ring, count, *last))
         for start, stop in ((0, 1), (31, 32), (33, 100), (149, 150), (1, 150)):
             part = slice(start, stop)
             mine = ring[part].clone()
-            acted, (_, mine_after) = policy.actor(params, start)(observations[part], noise[part], (mine, count[part]))
+            before = mine, count[part], *(each[part] for each in last)
+            acted, (_, *mine_after) = policy.actor(params, start)(observations[part], noise[part], before)
             assert torch.equal(acted, of_all[part])
             assert torch.equal(mine, whole_ring[part])
-            assert torch.equal(mine_after, after[part])
+            assert all(torch.equal(mine, each[part]) for mine, each in zip(mine_after, after, strict=True))
 
 
 def test_stacked_parameters_are_those_of_each_task() -> None:
@@ -154,6 +156,16 @@ def test_stacked_parameters_are_those_of_each_task() -> None:
             assert torch.equal(acted[:, task : task + 1], own)
 
 
+def test_shifted_tokens_are_those_of_a_policy_that_observes_two_steps() -> None:
+    policy = make_policy(context=7, token_shift=True, value="network")
+    twice = TransformerPolicy(spaces.Box(-np.inf, np.inf, (6,)), ACTIONS["box"], 16, num_heads=2, context=7)
+    twice.load_state_dict({name: each for name, each in policy.state_dict().items() if "value_body" not in name})
+    observations = numbers(20, 4, 3)
+    before = torch.cat((torch.zeros(1, 4, 3), observations[:-1]))
+    mine, theirs = policy.unroll(observations), twice.unroll(torch.cat((observations, before), -1))
+    assert torch.equal(mine.distribution[0], theirs.distribution[0])
+
+
 def test_act_leaves_its_arguments_as_they_are() -> None:
     policy = make_policy(context=7)
     memory = tuple(tensor.unflatten(0, (2, 3)) for tensor in policy.initial_memory(6))
@@ -166,9 +178,8 @@ def test_act_leaves_its_arguments_as_they_are() -> None:
 @pytest.mark.timeout(240)
 def test_episodes_of_different_lengths_are_the_same_in_workers() -> None:
     slots = make_vector_env(ObservedLastStep("DarkRoom-v0"), {})
-    policy = TransformerPolicy(
-        slots.single_observation_space, slots.single_action_space, 16, num_heads=2, context=24, seed=3
-    )
+    spaces_seen = slots.single_observation_space, slots.single_action_space
+    policy = TransformerPolicy(*spaces_seen, 16, num_heads=2, context=24, token_shift=True, seed=3)
     slots.close()
     options: dict[str, Any] = {"slots_per_task": 1, "observe_last": True, "seed": 0}
     digests = []
