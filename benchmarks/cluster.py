@@ -28,10 +28,10 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.contenders.layouts import Workload
-from benchmarks.contenders.own_sampler import OwnSampler
 from benchmarks.measuring import Measurements, Participant, Samples, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+from benchmarks.systems.layouts import Workload
+from benchmarks.systems.own_sampler import OwnSampler
 from benchmarks.whole_iteration import memory, whole
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.family import BatchedFamily
@@ -165,8 +165,8 @@ def speed(options: argparse.Namespace, report: Report) -> None:
     sizes = (4, 2, 5) if options.quick else (40, 20, 100)
     workload = Workload("HalfCheetahDir-v5", *sizes, seed=options.seed, num_workers=2)
 
-    def turn(name: str, contender: OwnSampler) -> Measurements:
-        episodes, _, seconds = contender.sample()
+    def turn(name: str, system: OwnSampler) -> Measurements:
+        episodes, _, seconds = system.sample()
         return {name: episodes.num_steps / seconds}
 
     with (

@@ -1,4 +1,4 @@
-"""Every contender lives in a process of its own, so that no other's threads, imports or forks get into its numbers."""
+"""Every system lives in a process of its own, so that no other's threads, imports or forks get into its numbers."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from benchmarks.measuring import Measurements, Participant
 
 
-class Contender(Protocol):
+class System(Protocol):
     """What a host holds."""
 
     def turn(self) -> Measurements:
@@ -24,19 +24,19 @@ class Contender(Protocol):
 
 
 class HostError(RuntimeError):
-    """A contender raised; the message holds its traceback and the end of what it printed."""
+    """A system raised; the message holds its traceback and the end of what it printed."""
 
 
 class Host:
-    """A process that makes a contender and runs its turns on demand.
+    """A process that makes a system and runs its turns on demand.
 
     Args:
         name: for messages.
-        make: "module:function" that makes the contender; only the host imports it.
+        make: "module:function" that makes the system; only the host imports it.
         arguments: of `make`.
 
     Raises:
-        HostError: If the contender cannot be made.
+        HostError: If the system cannot be made.
     """
 
     def __init__(self, name: str, make: str, *arguments: Any) -> None:
@@ -50,17 +50,17 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """Process id of the host; the contender's processes are its descendants."""
+        """Process id of the host; the system's processes are its descendants."""
         assert self._process.pid is not None
         return self._process.pid
 
     def turn(self) -> Measurements:
-        """Run one turn of the contender; see `call`."""
+        """Run one turn of the system; see `call`."""
         measurements: Measurements = self.call("turn")
         return measurements
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of the contender returns.
+        """Return what a method of the system returns.
 
         Raises:
             HostError: If it raises, or its process dies.
@@ -72,7 +72,7 @@ class Host:
         return self._receive()
 
     def close(self) -> None:
-        """Close the contender and end its process; safe to call twice."""
+        """Close the system and end its process; safe to call twice."""
         if self._process.is_alive():
             with contextlib.suppress(BrokenPipeError):
                 self._connection.send(None)
@@ -101,7 +101,7 @@ class Host:
 
 
 def _serve(connection: Connection, make: str, arguments: tuple[Any, ...]) -> None:
-    """Make the contender and obey the parent until it says close, or is gone."""
+    """Make the system and obey the parent until it says close, or is gone."""
     # MuJoCo writes warnings about every environment object to the error stream and a log into the working folder.
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         before = Path.cwd()
@@ -110,21 +110,21 @@ def _serve(connection: Connection, make: str, arguments: tuple[Any, ...]) -> Non
         with output.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        contender: Contender | None = None
+        system: System | None = None
         try:
             module, _, function = make.partition(":")
-            contender = getattr(importlib.import_module(module), function)(*arguments)
+            system = getattr(importlib.import_module(module), function)(*arguments)
             connection.send(("", None))
             while (command := connection.recv()) is not None:
                 method, its_arguments = command
-                connection.send(("", getattr(contender, method)(*its_arguments)))
+                connection.send(("", getattr(system, method)(*its_arguments)))
         except (EOFError, BrokenPipeError):
             pass
         except Exception:
             printed = output.read_text(errors="replace")[-2000:]
             connection.send((f"{traceback.format_exc()}\n{printed}", None))
         finally:
-            if contender is not None:
-                contender.close()
+            if system is not None:
+                system.close()
             os.chdir(before)
             connection.close()

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contenders.layouts import Job, Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Measurements, Participant, Samples, machine, ratios, take_turns
 from benchmarks.reporting import (
@@ -25,6 +24,7 @@ from benchmarks.reporting import (
     progress,
     save_figure,
 )
+from benchmarks.systems.layouts import Job, Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,9 +68,9 @@ def _measure_whole(report: Report, options: argparse.Namespace) -> None:
         workload.num_tasks, workload.episodes_per_task, workload.horizon, workload.hidden_sizes, seed=options.seed
     )
     with ExitStack() as stack:
-        ours = Host("maml_rl", "benchmarks.contenders.whole_iteration:IterationAndReference", workload, 1)
+        ours = Host("maml_rl", "benchmarks.systems.whole_iteration:IterationAndReference", workload, 1)
         stack.callback(ours.close)
-        queues = Host(QUEUES, "benchmarks.contenders.queue_workers:make_queue_workers", QUEUES, job, 8, True)
+        queues = Host(QUEUES, "benchmarks.systems.queue_workers:make_queue_workers", QUEUES, job, 8, True)
         stack.callback(queues.close)
 
         def sampling_of_an_iteration() -> Measurements:
@@ -121,7 +121,7 @@ def _measure_growth(report: Report, options: argparse.Namespace) -> None:
     distinct = {_label(*size[1:]): size[1:] for of_axis in sizes.values() for size in of_axis}
     labeled = [(label, *size) for label, size in distinct.items()]
     with ExitStack() as stack:
-        host = Host("growth", "benchmarks.contenders.whole_iteration:Growth", labeled)
+        host = Host("growth", "benchmarks.systems.whole_iteration:Growth", labeled)
         stack.callback(host.close)
         rows = take_turns([host.participant()], repeats=options.growth_repeats, warmup=0, report=progress(options))
     for axis, of_axis in sizes.items():

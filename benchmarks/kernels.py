@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 from torch.func import functional_call, vmap
 
-from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, chosen, common_options, finish, progress
+from benchmarks.systems.transforms import JVPLinearization, TracedLinearization
 from maml_rl import MultiTaskSampler, functional
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace

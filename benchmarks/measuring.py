@@ -1,4 +1,4 @@
-"""Fair measurements on a machine that is never quite quiet: contenders take turns, ratios are taken round by round."""
+"""Fair measurements on a machine that is never quite quiet: systems take turns, ratios are taken round by round."""
 
 import importlib.metadata
 import os
@@ -19,7 +19,7 @@ Measurements = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A contender, or another participant that takes turns.
+    """A system, or another participant that takes turns.
 
     Attributes:
         name: for progress messages.

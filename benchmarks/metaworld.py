@@ -9,10 +9,10 @@ policy, the sharing of actions and the assembly of episodes are on our side alon
 import argparse
 from contextlib import ExitStack
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+from benchmarks.systems.layouts import Workload
 
 RATES = "Environment steps per second"
 SHARES = "Share of plain Meta-World's speed"
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     with ExitStack() as stack:
         host = Host(
-            OURS, "benchmarks.contenders.bare_metaworld:SamplerAndBareMetaWorld", workload, OURS, BARE, IN_CPU_TIME
+            OURS, "benchmarks.systems.bare_metaworld:SamplerAndBareMetaWorld", workload, OURS, BARE, IN_CPU_TIME
         )
         stack.callback(host.close)
         rows = take_turns(

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+from benchmarks.systems.layouts import Workload
 
 RATES = "Environment steps per second"
 SHARES = "Share of the sampler's speed"
@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = replace(population, num_tasks=options.members // options.task_size, episodes_per_task=options.task_size)
     samplers = {f"MultiTaskSampler, {workload}": workload for workload in (tasks, population)}
     with ExitStack() as stack:
-        evaluator = Host(EVALUATOR, "benchmarks.contenders.own_populations:Populations", population, EVALUATOR)
+        evaluator = Host(EVALUATOR, "benchmarks.systems.own_populations:Populations", population, EVALUATOR)
         stack.callback(evaluator.close)
         participants = [evaluator.participant()]
         for name, workload in samplers.items():
-            host = Host(name, "benchmarks.contenders.own_sampler:SamplerAndReplay", workload, name, "")
+            host = Host(name, "benchmarks.systems.own_sampler:SamplerAndReplay", workload, name, "")
             stack.callback(host.close)
             participants.append(Participant(name, partial(host.call, "sample")))
         rows = take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))

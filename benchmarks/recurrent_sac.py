@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from benchmarks.contenders.plain_recurrent_sac import PlainRecurrentSAC
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, chosen, common_options, finish, progress
+from benchmarks.systems.plain_recurrent_sac import PlainRecurrentSAC
 from maml_rl.experience import Steps
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.collection import Collection

@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.contenders.layouts import Job, Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Participant, Samples, machine, of_cpu_time, ratios, take_turns
 from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_packages, chosen, common_options, finish, progress
+from benchmarks.systems.layouts import Job, Workload
 
 PARTS = ("limit", "others", "navigation")
 CHEETAH = "HalfCheetah, environment steps per second"
@@ -177,7 +177,7 @@ def _plan_navigation(plan: Plan, stack: ExitStack, options: argparse.Namespace) 
 
 
 def _host(stack: ExitStack, name: str, make: str, *arguments: Any) -> Host:
-    host = Host(name, f"benchmarks.contenders.{make}", *arguments)
+    host = Host(name, f"benchmarks.systems.{make}", *arguments)
     stack.callback(host.close)
     return host
 

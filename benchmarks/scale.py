@@ -11,10 +11,10 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Samples, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
+from benchmarks.systems.layouts import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         participants = []
         for size in options.sizes:
             workload = workload_of(size, options)
-            host = Host(str(workload), "benchmarks.contenders.own_sampler:SamplerAndReplay", workload, *_names(size))
+            host = Host(str(workload), "benchmarks.systems.own_sampler:SamplerAndReplay", workload, *_names(size))
             stack.callback(host.close)
             memory[size] = Samples([_peak_gigabytes(host) for _ in range(options.memory_repeats)])
             progress(options)(f"{size} environments: {memory[size].median:.2f} GB")

@@ -28,11 +28,11 @@ import psutil
 import torch
 
 from benchmarks.chaos import KINDS, Chaos, RecoveryClock
-from benchmarks.contenders.layouts import Workload
-from benchmarks.contenders.own_training import Training, make_training
 from benchmarks.measuring import Samples, machine
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
 from benchmarks.soak_record import RestartCounter, SoakRecord, growth
+from benchmarks.systems.layouts import Workload
+from benchmarks.systems.own_training import Training, make_training
 from maml_rl.errors import ChildEnvTimeout
 
 FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")

@@ -17,8 +17,8 @@ from benchmarks.learning.plan import (
     RL2_OF_400_EPISODES,
     ROOT,
     TRPO,
-    Contender,
     Family,
+    Method,
     Plan,
     named,
 )
@@ -66,7 +66,7 @@ FAMILIES = (
     Family("tabular-mdp", "Tabular MDPs", "tabular-mdp.yaml", 20_000_000, algorithm_changes=_STEP_OF_NAVIGATION),
 )
 # Trials of two episodes: as many episodes of training as the others have with 20 tasks.
-_RL2 = Contender(
+_RL2 = Method(
     "rl2",
     "rl2",
     {
@@ -85,7 +85,7 @@ _RL2 = Contender(
 )
 # What control needs: observations in units of their deviation, layers that act on them and on the memory, and many
 # small steps.
-_RL2_CONTROL = Contender(
+_RL2_CONTROL = Method(
     "rl2-control",
     "rl2",
     {
@@ -109,7 +109,7 @@ _RL2_CONTROL = Contender(
 SUITE = Plan(
     ROOT / "docs" / "suite.md",
     named(*FAMILIES),
-    named(TRPO, Contender("promp", "promp"), _RL2, _RL2_CONTROL, PRETRAIN, ORACLE, RANDOM),
+    named(TRPO, Method("promp", "promp"), _RL2, _RL2_CONTROL, PRETRAIN, ORACLE, RANDOM),
     {family.name: (0, 1, 2) for family in FAMILIES},
 )
 

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
+from benchmarks.systems.layouts import Workload
 from maml_rl.machine import usable_cores
 
 RATES = "Environment steps per second"
@@ -38,7 +38,7 @@ class Unwatched:
         for index in range(count):
             tasks = (index + 1) * workload.num_tasks // count - index * workload.num_tasks // count
             part = replace(workload, num_tasks=tasks, num_workers=0, env_kwargs={"num_threads": 1})
-            host = Host(f"{ALONE}, {index}", "benchmarks.contenders.own_sampler:SamplerAndReplay", part, ALONE, "")
+            host = Host(f"{ALONE}, {index}", "benchmarks.systems.own_sampler:SamplerAndReplay", part, ALONE, "")
             stack.callback(host.close)
             self._hosts.append((tasks, host))
         self._steps_per_task = workload.episodes_per_task * workload.horizon
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.quick:
         workload = replace(workload, num_tasks=2, episodes_per_task=2, horizon=5)
     with ExitStack() as stack:
-        ours = Host(SUPERVISED, "benchmarks.contenders.own_sampler:SamplerAndReplay", workload, SUPERVISED, "")
+        ours = Host(SUPERVISED, "benchmarks.systems.own_sampler:SamplerAndReplay", workload, SUPERVISED, "")
         stack.callback(ours.close)
         participants = [
             Participant(SUPERVISED, lambda: ours.call("sample")),

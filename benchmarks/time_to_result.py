@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.learning.command import run
 from benchmarks.learning.page import chart_of, draw_curves, rows_of
-from benchmarks.learning.plan import ROOT, Contender, Family, Plan, named
+from benchmarks.learning.plan import ROOT, Family, Method, Plan, named
 from benchmarks.learning.results import by_seed, passing_rows
 
 
@@ -24,7 +24,7 @@ def _trpo(
     *,
     conjugate_gradients: int = 10,
     curvature: float = 1.0,
-) -> Contender:
+) -> Method:
     """MAML-TRPO with these tasks and episodes, this trust region, and the curvature of this share of the episodes."""
     changes: dict[str, Any] = {
         "meta-batch-size": tasks,
@@ -42,7 +42,7 @@ def _trpo(
         name = f"{name}-cg-{conjugate_gradients}"
     if curvature != 1.0:
         name = f"{name}-curvature-{curvature:g}"
-    return Contender(name, changes=changes)
+    return Method(name, changes=changes)
 
 
 # Of these, the first of a family has the settings that its config had before these trainings.
@@ -79,7 +79,7 @@ _NAVIGATION = Family(
     # Episodes of the authors' test.
     test_changes={"fast-batch-size": 40, "evaluation-steps": 1},
     ends_at_threshold=True,
-    contenders=tuple(named(*_OF_NAVIGATION)),
+    methods=tuple(named(*_OF_NAVIGATION)),
 )
 _HALFCHEETAH_DIR = Family(
     "time-to-halfcheetah-dir",
@@ -90,7 +90,7 @@ _HALFCHEETAH_DIR = Family(
     threshold=150.0,
     test_changes={"fast-batch-size": 20, "evaluation-steps": 1},
     ends_at_threshold=True,
-    contenders=tuple(named(*_OF_HALFCHEETAH_DIR)),
+    methods=tuple(named(*_OF_HALFCHEETAH_DIR)),
 )
 PLAN = Plan(
     ROOT / "docs" / "performance.md",
@@ -101,7 +101,7 @@ PLAN = Plan(
 
 
 def tables(plan: Plan, family: Family) -> str:
-    """Return how long the contenders on one family needed, as Markdown."""
+    """Return how long the methods on one family needed, as Markdown."""
     found = rows_of(plan, family)
     assert family.threshold is not None
     if not found:

@@ -10,7 +10,7 @@ import argparse
 import copy
 import time
 
-from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, TRPO, Contender
+from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, TRPO, Method
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 from maml_rl.experiment.build import make_experiment
@@ -18,18 +18,18 @@ from maml_rl.experiment.build import make_experiment
 SECONDS = "Seconds of one meta-update"
 RATIOS = "Times the update of MAML-TRPO"
 # MAML-TRPO that computes its curvature from a quarter of the episodes.
-QUARTER_CURVATURE = Contender("quarter-curvature", changes={"algorithm-settings": {"curvature-fraction": 0.25}})
+QUARTER_CURVATURE = Method("quarter-curvature", changes={"algorithm-settings": {"curvature-fraction": 0.25}})
 # MAML-TRPO with half the usual iterations of conjugate gradients, and with both.
-FIVE_ITERATIONS = Contender("five-iterations", changes={"algorithm-settings": {"cg-iters": 5}})
-FIVE_OF_A_QUARTER = Contender(
+FIVE_ITERATIONS = Method("five-iterations", changes={"algorithm-settings": {"cg-iters": 5}})
+FIVE_OF_A_QUARTER = Method(
     "five-iterations-of-a-quarter", changes={"algorithm-settings": {"cg-iters": 5, "curvature-fraction": 0.25}}
 )
-CONTENDERS = (
+METHODS = (
     TRPO,
     QUARTER_CURVATURE,
     FIVE_ITERATIONS,
     FIVE_OF_A_QUARTER,
-    *(Contender(name, name) for name in ALGORITHMS),
+    *(Method(name, name) for name in ALGORITHMS),
 )
 # As of the whole iteration in `benchmarks.iteration`.
 WHOLE = {"meta-batch-size": 40, "fast-batch-size": 20, "max-episode-steps": 100}
@@ -40,14 +40,14 @@ class Update:
     """The update of one algorithm, on episodes that are sampled once.
 
     Args:
-        contender: the algorithm.
+        method: the algorithm.
         options: of the command.
     """
 
-    def __init__(self, contender: Contender, options: argparse.Namespace) -> None:
-        config = contender.config(HALFCHEETAH_DIR, options.seed).override(SMALL if options.quick else WHOLE)
+    def __init__(self, method: Method, options: argparse.Namespace) -> None:
+        config = method.config(HALFCHEETAH_DIR, options.seed).override(SMALL if options.quick else WHOLE)
         experiment = make_experiment(config)
-        self._name, self._learner = contender.name, experiment.metalearner
+        self._name, self._learner = method.name, experiment.metalearner
         self._initial = copy.deepcopy(self._learner.policy.state_dict()), copy.deepcopy(self._learner.state_dict())
         with experiment.make_sampler(num_workers=options.num_workers) as sampler:
             self._batch = self._learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
@@ -67,20 +67,20 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     check_packages(options)
     report = Report("updates", machine(), chosen(options))
-    wanted = [contender for contender in CONTENDERS if contender is TRPO or contender.name in options.only]
-    participants = [Participant(contender.name, Update(contender, options).turn) for contender in wanted]
+    wanted = [method for method in METHODS if method is TRPO or method.name in options.only]
+    participants = [Participant(method.name, Update(method, options).turn) for method in wanted]
     rows = take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
-    for contender in wanted:
-        note = _note(contender, options)
-        report.add(SECONDS, Row(contender.name, rows[contender.name], "s", note))
-        if contender is not TRPO:
-            share = ratios(rows[contender.name], rows[TRPO.name])
-            report.add(RATIOS, Row(f"{contender.name} / {TRPO.name}", share, "ratio", note))
+    for method in wanted:
+        note = _note(method, options)
+        report.add(SECONDS, Row(method.name, rows[method.name], "s", note))
+        if method is not TRPO:
+            share = ratios(rows[method.name], rows[TRPO.name])
+            report.add(RATIOS, Row(f"{method.name} / {TRPO.name}", share, "ratio", note))
     finish(report, options)
 
 
-def _note(contender: Contender, options: argparse.Namespace) -> str:
-    settings = contender.config(HALFCHEETAH_DIR, options.seed).algorithm_settings
+def _note(method: Method, options: argparse.Namespace) -> str:
+    settings = method.config(HALFCHEETAH_DIR, options.seed).algorithm_settings
     words = (
         ("num-updates", "{} steps of Adam"),
         ("cg-iters", "{} iterations of conjugate gradients"),
@@ -91,7 +91,7 @@ def _note(contender: Contender, options: argparse.Namespace) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
-    names = [contender.name for contender in CONTENDERS[1:]]
+    names = [method.name for method in METHODS[1:]]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="beside MAML-TRPO")
     parser.add_argument("--num-workers", type=int, help="worker processes that sample the episodes")
     options = parser.parse_args(arguments)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.hosting import Host
 from benchmarks.measuring import Samples, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
+from benchmarks.systems.layouts import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +91,7 @@ def _add_training(report: Report, options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         participants = []
         for name, prefetch in PREFETCH.items():
-            make = "benchmarks.contenders.training_ahead:TrainingAhead"
+            make = "benchmarks.systems.training_ahead:TrainingAhead"
             host = Host(name, make, workload, name, prefetch, options.iterations)
             stack.callback(host.close)
             participants.append(host.participant())
@@ -112,7 +112,7 @@ def _measure(
         for mode, arguments in modes.items():
             name = _name(size, network, mode)
             workload = _workload(size, network, options, arguments)
-            host = Host(name, "benchmarks.contenders.own_sampler:WaitingMode", workload, name)
+            host = Host(name, "benchmarks.systems.own_sampler:WaitingMode", workload, name)
             stack.callback(host.close)
             participants.append(host.participant())
         return take_turns(participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))

@@ -30,12 +30,12 @@ def run(
     parser.add_argument("--minutes", type=float, default=1e6, help="stop training after so many; resumable")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="folder of the runs")
     parser.add_argument("--families", nargs="+", metavar="NAME", default=list(plan.families), help="only these")
-    names = list(plan.contenders)
-    parser.add_argument("--methods", dest="contenders", nargs="+", metavar="NAME", default=names, help="only these")
+    names = list(plan.methods)
+    parser.add_argument("--methods", nargs="+", metavar="NAME", default=names, help="only these")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these")
     parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
     options = parser.parse_args(arguments)
-    for what, known in (("families", plan.families), ("contenders", plan.contenders)):
+    for what, known in (("families", plan.families), ("methods", plan.methods)):
         for name in getattr(options, what):
             if name not in known:
                 parser.error(f"--{what} has no {name!r}{suggest(name, list(known))}")
@@ -49,9 +49,9 @@ def run(
 def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:
     """Return the trainings that are asked for."""
     return [
-        Job(family, plan.contenders[contender], seed, options.runs, plan.folder(family), options.num_workers)
+        Job(family, plan.methods[method], seed, options.runs, plan.folder(family), options.num_workers)
         for family in (plan.families[name] for name in options.families)
-        for contender in options.contenders
+        for method in options.methods
         for seed in plan.seeds[family.name]
-        if contender in (family.contenders or plan.contenders) and seed in (options.seeds or plan.seeds[family.name])
+        if method in (family.methods or plan.methods) and seed in (options.seeds or plan.seeds[family.name])
     ]

@@ -57,10 +57,10 @@ def write_page(plan: Plan, tables: Tables) -> None:
 
 
 def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
-    """Return the rows of the contenders that have some, by name; another plan may have trained them for longer."""
+    """Return the rows of the methods that have some, by name; another plan may have trained them for longer."""
     found = {
         name: [row for row in read_rows(plan.folder(family) / f"{name}.csv") if row.env_steps <= family.steps]
-        for name in plan.contenders
+        for name in plan.methods
     }
     return {name: rows for name, rows in found.items() if rows}
 
@@ -71,7 +71,7 @@ def chart_of(plan: Plan, family: Family) -> Path:
 
 
 def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Return the rows at the end of the trainings, by contender: at the last iteration that all of its seeds have."""
+    """Return the rows at the end of the trainings, by method: at the last iteration that all of its seeds have."""
     finals = {}
     for name, rows in found.items():
         common = set.intersection(*({row.iteration for row in of_seed} for of_seed in by_seed(rows).values()))
@@ -233,7 +233,7 @@ def draw_charts(plan: Plan, draw: Draw) -> list[Path]:
 
 
 def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False) -> None:
-    """Draw the return after one step over environment steps, or minutes: a panel for each of the best contenders.
+    """Draw the return after one step over environment steps, or minutes: a panel for each of the best methods.
 
     A thick line is the interquartile mean over trainings and tasks, thin ones are the trainings. All others are gray.
     """
@@ -273,7 +273,7 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
 
 
 def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]:
-    """Return the contenders that a chart is about: those with the highest returns, or the fastest."""
+    """Return the methods that a chart is about: those with the highest returns, or the fastest."""
     trained = {name: rows for name, rows in found.items() if max(row.iteration for row in rows) > 0}
     order = ranked(final_rows(trained))
     if minutes:
@@ -282,7 +282,7 @@ def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]
 
 
 def _curves(rows: Sequence[Row], minutes: bool) -> tuple[Values, ...]:
-    """Return places, the interquartile mean, and that of each training, where all trainings of a contender were."""
+    """Return places, the interquartile mean, and that of each training, where all trainings of a method were."""
     trainings = list(by_seed(rows).values())
     common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))
     at = [[row for row in of_seed if row.iteration in common] for of_seed in trainings]

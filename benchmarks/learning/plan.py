@@ -1,4 +1,4 @@
-"""What is trained: contenders on families, each with a config of this package."""
+"""What is trained: methods on families, each with a config of this package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,14 +20,14 @@ class Family:
         name: of its folder in `docs/results`.
         title: for readers.
         config: file, as seen from a folder of `configs`.
-        steps: environment steps of a whole training, of whatever contender.
+        steps: environment steps of a whole training, of whatever method.
         evaluations: how many there are, evenly by environment steps, beside that of the initial policy.
         threshold: return after one step that counts as a result, if one is set.
-        changes: of the config, for every contender.
-        algorithm_changes: of the config, by the name of the contender or, where that has none, of the algorithm.
+        changes: of the config, for every method.
+        algorithm_changes: of the config, by the name of the method or, where that has none, of the algorithm.
         test_changes: of the config, in evaluations.
         ends_at_threshold: whether a training ends where it has passed the threshold.
-        contenders: the names of those that are trained here; all of a plan's if there are none.
+        methods: the names of those that are trained here; all of a plan's if there are none.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Family:
     algorithm_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     test_changes: Mapping[str, Any] = field(default_factory=dict)
     ends_at_threshold: bool = False
-    contenders: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Method:
     """Who is trained.
 
     Attributes:
@@ -110,18 +110,18 @@ def env_steps_of(config: Config) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Contenders on families.
+    """Methods on families.
 
     Attributes:
         page: that shows the results; tasks and CSV files are in `results/<family>` beside it, charts in `images`.
         seeds: by the name of a family; the seeds of training.
         families: by name.
-        contenders: by name; the order is that of tables.
+        methods: by name; the order is that of tables.
     """
 
     page: Path
     families: Mapping[str, Family]
-    contenders: Mapping[str, Contender]
+    methods: Mapping[str, Method]
     seeds: Mapping[str, tuple[int, ...]]
 
     def folder(self, family: Family) -> Path:
@@ -130,11 +130,11 @@ class Plan:
 
 
 def named(*entries: Any) -> dict[str, Any]:
-    """Return families or contenders by their names."""
+    """Return families or methods by their names."""
     return {entry.name: entry for entry in entries}
 
 
-# Actions that are the moves themselves, for all contenders, and the inner steps that suit them: the default experiment,
+# Actions that are the moves themselves, for all methods, and the inner steps that suit them: the default experiment,
 # whose file this is, has normalized actions and other steps.
 _STEPS_OF_MOVES = {"fast-lr": 0.1, "halve-step-size": "never"}
 NAVIGATION = Family(
@@ -156,10 +156,10 @@ HALFCHEETAH_DIR = Family(
     algorithm_changes={"rl2": RL2_OF_400_EPISODES, "rl2-control": {}},
 )
 
-TRPO = Contender("maml-trpo")
-PRETRAIN = Contender("pretrain", changes={"method": "pretrain"})
-ORACLE = Contender("oracle", changes={"method": "oracle"})
-RANDOM = Contender("random", trained=False)
+TRPO = Method("maml-trpo")
+PRETRAIN = Method("pretrain", changes={"method": "pretrain"})
+ORACLE = Method("oracle", changes={"method": "oracle"})
+RANDOM = Method("random", trained=False)
 ALGORITHMS = (
     "promp",
     "maml-ppo",
@@ -175,6 +175,6 @@ ALGORITHMS = (
 COMPARISON = Plan(
     ROOT / "docs" / "comparison.md",
     named(NAVIGATION, HALFCHEETAH_DIR),
-    named(TRPO, *(Contender(name, name) for name in ALGORITHMS), PRETRAIN, ORACLE, RANDOM),
+    named(TRPO, *(Method(name, name) for name in ALGORITHMS), PRETRAIN, ORACLE, RANDOM),
     {NAVIGATION.name: (0, 1, 2), HALFCHEETAH_DIR.name: (0, 1, 2)},
 )

@@ -1,4 +1,4 @@
-"""Trains contenders in turns, evaluates their checkpoints on held-out tasks, and keeps the CSV files up to date.
+"""Trains methods in turns, evaluates their checkpoints on held-out tasks, and keeps the CSV files up to date.
 
 Whatever ends it, the next run continues where the last one was: every training resumes from its newest checkpoint, and
 what the CSV files have is not done again.
@@ -12,7 +12,7 @@ from time import monotonic
 
 import numpy as np
 
-from benchmarks.learning.plan import Contender, Family
+from benchmarks.learning.plan import Family, Method
 from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
 from maml_rl import __version__
 from maml_rl.envs.meta_env import Task
@@ -30,11 +30,11 @@ NUM_TASKS = 40
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training: a contender on a family with one seed.
+    """One training: a method on a family with one seed.
 
     Attributes:
         family: where.
-        contender: who.
+        method: who.
         seed: of training.
         runs: folder for the runs.
         results: folder of the tasks and the CSV files.
@@ -42,7 +42,7 @@ class Job:
     """
 
     family: Family
-    contender: Contender
+    method: Method
     seed: int
     runs: Path
     results: Path
@@ -50,13 +50,13 @@ class Job:
 
     @property
     def csv(self) -> Path:
-        """The contender's published rows, of all seeds."""
-        return self.results / f"{self.contender.name}.csv"
+        """The method's published rows, of all seeds."""
+        return self.results / f"{self.method.name}.csv"
 
     @property
     def run(self) -> Path:
         """The folder of the training."""
-        return self.runs / self.family.name / self.contender.name / f"seed-{self.seed}"
+        return self.runs / self.family.name / self.method.name / f"seed-{self.seed}"
 
     @property
     def run_csv(self) -> Path:
@@ -65,7 +65,7 @@ class Job:
 
     def points(self) -> list[int]:
         """Return the iterations that are evaluated."""
-        return self.contender.points(self.family)
+        return self.method.points(self.family)
 
     def rows(self) -> list[Row]:
         """Return the rows that need not be made: those published of a whole training, else those of the run.
@@ -99,8 +99,8 @@ class Job:
 
     def advance(self, point: int, stop: Event, deadline: float) -> bool:
         """Train up to an iteration, evaluate there, and write the row; return whether there was time for it."""
-        config = self.contender.config(self.family, self.seed)
-        if self.contender.trained and point > 0:
+        config = self.method.config(self.family, self.seed)
+        if self.method.trained and point > 0:
 
             def look_at_the_clock(metrics: Metrics) -> None:
                 if monotonic() > deadline:
@@ -155,7 +155,7 @@ def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
 
 
 def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:
-    """Yield what is left to do: one evaluation after the other, at each of them all contenders with all seeds in turns.
+    """Yield what is left to do: one evaluation after the other, at each of them all methods with all seeds in turns.
 
     So trainings that are not at their end have had the same environment steps, and what else the machine does meets all
     alike.
@@ -177,7 +177,7 @@ def run_jobs(jobs: list[Job], minutes: float, say: Callable[[str], None] = print
         last = next(row for row in read_rows(job.run_csv) if row.iteration == point)
         returns = ", ".join(f"{value:.1f}" for value in last.returns())
         say(
-            f"{job.family.name}, {job.contender.name}, seed {job.seed}: {returns} after {point} meta-updates, "
+            f"{job.family.name}, {job.method.name}, seed {job.seed}: {returns} after {point} meta-updates, "
             f"{last.env_steps / 1e6:.1f} M environment steps, {last.minutes:.1f} minutes"
         )
     return True

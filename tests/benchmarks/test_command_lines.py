@@ -24,7 +24,7 @@ from benchmarks import (
     updates,
     waiting,
 )
-from benchmarks.contenders.transforms import JVPLinearization, TracedLinearization
+from benchmarks.systems.transforms import JVPLinearization, TracedLinearization
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
 from maml_rl.functional import reinforce_loss
 from tests.synthetic import make_episodes, make_policy
@@ -65,7 +65,7 @@ def test_sampling_measures_us_the_limits_and_what_is_installed(files, capsys):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_contender_that_is_not_installed_is_left_out_with_a_sentence(files, monkeypatch):
+def test_system_that_is_not_installed_is_left_out_with_a_sentence(files, monkeypatch):
     monkeypatch.setattr(sampling, "OTHERS", (sampling.Other("nobody's", "nobody:make", "nothing", "nobody_s_package"),))
 
     result, _ = run(sampling.main, files, "--only", "others")
@@ -272,8 +272,8 @@ def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = derivatives(PolicyOnSamples(policy, layout, samples).at(start, Workspace()))
-        for contender in (JVPLinearization, TracedLinearization):
-            for value, reference in zip(derivatives(contender(policy, layout, samples, start)), expected, strict=True):
+        for kind in (JVPLinearization, TracedLinearization):
+            for value, reference in zip(derivatives(kind(policy, layout, samples, start)), expected, strict=True):
                 torch.testing.assert_close(value, reference)
 
 

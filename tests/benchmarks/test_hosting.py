@@ -1,4 +1,4 @@
-"""Contenders in processes of their own."""
+"""Systems in processes of their own."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ HERE = __name__
 
 
 class Counter:
-    """A contender that tells its process id and how many turns it had."""
+    """A system that tells its process id and how many turns it had."""
 
     def __init__(self, start):
         self.count = start
@@ -36,7 +36,7 @@ def host():
 
 
 @pytest.mark.timeout(60)
-def test_host_keeps_its_contender_in_another_process(host):
+def test_host_keeps_its_system_in_another_process(host):
     first, second = host.turn(), host.turn()
 
     assert first == {"pid": host.pid, "count": 6}
@@ -45,7 +45,7 @@ def test_host_keeps_its_contender_in_another_process(host):
 
 
 @pytest.mark.timeout(60)
-def test_contender_that_raises_shows_its_traceback_and_ends(host):
+def test_system_that_raises_shows_its_traceback_and_ends(host):
     with pytest.raises(HostError, match=r"(?s)counter failed.*ValueError: a bad turn"):
         host.call("fail")
 
@@ -63,6 +63,6 @@ def test_killed_host_is_an_error_and_not_a_hang(host):
 
 
 @pytest.mark.timeout(60)
-def test_contender_that_cannot_be_made_is_an_error():
+def test_system_that_cannot_be_made_is_an_error():
     with pytest.raises(HostError, match="ModuleNotFoundError"):
-        Host("nobody", "benchmarks.contenders.nobody:make")
+        Host("nobody", "benchmarks.systems.nobody:make")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import time_to_result
 from benchmarks.learning import page
 from benchmarks.learning.command import run
-from benchmarks.learning.plan import COMPARISON, Contender, Family, Plan, named
+from benchmarks.learning.plan import COMPARISON, Family, Method, Plan, named
 from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
 from benchmarks.learning.training import Job, turns
 from benchmarks.suite import SUITE
@@ -29,12 +29,12 @@ FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 96, 2, -1e6, T
 def tiny_plan(folder: Path) -> Plan:
     page = folder / "page.md"
     page.write_text("Before.\n\n<!-- results of navigation -->\nOld.\n<!-- end of results -->\n\nAfter.\n")
-    contenders = named(
-        Contender("promp", "promp"),
-        Contender("pretrain", changes={"method": "pretrain"}),
-        Contender("random", trained=False),
+    methods = named(
+        Method("promp", "promp"),
+        Method("pretrain", changes={"method": "pretrain"}),
+        Method("random", trained=False),
     )
-    return Plan(page, named(FAMILY), contenders, {"navigation": (0, 1)})
+    return Plan(page, named(FAMILY), methods, {"navigation": (0, 1)})
 
 
 def row(seed: int, iteration: int, *returns: float, tasks: int = 2) -> Row:
@@ -59,7 +59,7 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
     plan, folder = done
     rows = read_rows(folder / "results" / "navigation" / "promp.csv")
     assert [each.key for each in rows] == [(seed, point) for seed in (0, 1) for point in (0, 1, 3)]
-    config = plan.contenders["promp"].config(FAMILY, 1)
+    config = plan.methods["promp"].config(FAMILY, 1)
     trained = train(config, tmp_path / "run", num_workers=0).state_dict()
     resumed = load_policy(folder / "runs" / "navigation" / "promp" / "seed-1").state_dict()
     assert all((trained[name] == tensor).all() for name, tensor in resumed.items())
@@ -122,7 +122,7 @@ def test_page_without_a_place_for_results_is_refused(done: tuple[Plan, Path]) ->
     plan.page.write_text(text)
 
 
-def test_unknown_contender_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_method_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(tiny_plan(tmp_path), ["--methods", "prom"])
     assert "did you mean 'promp'" in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_threshold_counts_where_two_evaluations_in_a_row_reach_it() -> None:
 
 
 def tiny_jobs(folder: Path, family: Family) -> list[Job]:
-    return [Job(family, Contender("promp", "promp"), seed, folder / "runs", folder, 0) for seed in (0, 1)]
+    return [Job(family, Method("promp", "promp"), seed, folder / "runs", folder, 0) for seed in (0, 1)]
 
 
 def test_training_ends_where_it_has_passed_the_threshold_that_it_is_to_end_at(tmp_path: Path) -> None:
@@ -182,18 +182,18 @@ def test_published_rows_give_way_to_those_of_a_training_that_is_as_long(tmp_path
     assert not list(turns([job]))
 
 
-def test_family_may_name_the_contenders_that_are_trained_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_may_name_the_methods_that_are_trained_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Job] = []
     monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
     plan = tiny_plan(tmp_path)
     run(plan, ["--train"])
-    assert {job.contender.name for job in seen} == set(plan.contenders)
+    assert {job.method.name for job in seen} == set(plan.methods)
     seen.clear()
-    run(replace(plan, families=named(replace(FAMILY, contenders=("random",)))), ["--train"])
-    assert {job.contender.name for job in seen} == {"random"}
+    run(replace(plan, families=named(replace(FAMILY, methods=("random",)))), ["--train"])
+    assert {job.method.name for job in seen} == {"random"}
 
 
-def test_contenders_are_compared_at_the_last_iteration_that_all_of_their_seeds_have() -> None:
+def test_methods_are_compared_at_the_last_iteration_that_all_of_their_seeds_have() -> None:
     found = {
         "far": [row(seed, iteration, 0, 1) for seed in (0, 1) for iteration in (0, 5, 10)],
         "uneven": [row(0, 0, 0, 1), row(0, 5, 0, 1), row(0, 10, 0, 1), row(1, 0, 0, 1), row(1, 5, 0, 1)],
@@ -217,10 +217,10 @@ def test_contenders_are_compared_at_the_last_iteration_that_all_of_their_seeds_h
 def test_evaluations_are_at_the_same_environment_steps_for_every_batch(
     changes: dict[str, Any], algorithm: str, points: list[int]
 ) -> None:
-    contender = Contender("small", algorithm, changes)
+    method = Method("small", algorithm, changes)
     family = replace(FAMILY, steps=960, evaluations=3, algorithm_changes={"small": {"gamma": 0.5}, "rl2": {}})
-    assert contender.points(family) == points
-    config = contender.config(family, 0)
+    assert method.points(family) == points
+    config = method.config(family, 0)
     assert (config.num_batches, config.checkpoint_every, config.gamma) == (points[-1], points[-1] // 3, 0.5)
 
 
@@ -292,19 +292,19 @@ def test_committed_page_and_charts_are_what_the_script_makes_of_the_committed_re
 
 
 @pytest.mark.parametrize("plan", [COMPARISON], ids=lambda plan: plan.page.stem)
-def test_every_contender_has_a_config(plan: Plan) -> None:
+def test_every_method_has_a_config(plan: Plan) -> None:
     for family in plan.families.values():
-        for contender in plan.contenders.values():
-            config = contender.config(family, 3)
-            assert (config.seed, config.num_batches) == (3, max(contender.points(family)[-1], 1))
+        for method in plan.methods.values():
+            config = method.config(family, 3)
+            assert (config.seed, config.num_batches) == (3, max(method.points(family)[-1], 1))
             algorithm_of(config)
 
 
 def test_nobody_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: Path) -> None:
     plan = tiny_plan(tmp_path)
     rows = {"promp": [row(0, 0, -3, -2), row(0, 3, -2, -1)], "pretrain": [row(0, 0, -3, -2), row(0, 3, -2, -2)]}
-    for name, of_contender in rows.items():
-        write_rows(plan.folder(FAMILY) / f"{name}.csv", of_contender)
+    for name, of_method in rows.items():
+        write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
     family = replace(FAMILY, steps=1000)
     assert "| 100 % |" in page.tables(plan, family)
     write_rows(plan.folder(FAMILY) / "pretrain.csv", rows["pretrain"][:1])

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from benchmarks import suite, time_to_result
-from benchmarks.learning.plan import Contender, Family, Plan, named
+from benchmarks.learning.plan import Family, Method, Plan, named
 from benchmarks.learning.results import Row, write_rows
 from maml_rl.metalearners.registry import algorithm_of
 
 
 @pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN], ids=lambda plan: plan.page.stem)
-def test_every_contender_has_a_config_for_every_family(plan: Plan) -> None:
+def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
     for family in plan.families.values():
-        for contender in plan.contenders.values():
-            algorithm_of(contender.config(family, 3))
+        for method in plan.methods.values():
+            algorithm_of(method.config(family, 3))
 
 
 @pytest.mark.parametrize("name", ["2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "tabular-mdp"])
 def test_rl2_has_as_many_episodes_of_training_as_a_gradient_step(name: str) -> None:
-    family, contenders = suite.SUITE.families[name], suite.SUITE.contenders
-    trials, steps = (contenders[name].config(family, 3) for name in ("rl2", "promp"))
+    family, methods = suite.SUITE.families[name], suite.SUITE.methods
+    trials, steps = (methods[name].config(family, 3) for name in ("rl2", "promp"))
     assert trials.meta_batch_size * trials.fast_batch_size == steps.meta_batch_size * steps.fast_batch_size * (
         1 + steps.num_steps
     )
@@ -30,7 +30,7 @@ def test_rl2_has_as_many_episodes_of_training_as_a_gradient_step(name: str) -> N
 def test_settings_of_an_algorithm_on_a_family_come_last() -> None:
     changes = {"promp": {"fast-lr": 0.3}, "maml-trpo": {"max-kl": 0.5}}
     family = Family("f", "F", "halfcheetah-vel.yaml", 10**6, changes={"fast-lr": 0.7}, algorithm_changes=changes)
-    promp, trpo = Contender("promp", "promp", {"fast-lr": 0.9}).config(family, 0), Contender("trpo").config(family, 0)
+    promp, trpo = Method("promp", "promp", {"fast-lr": 0.9}).config(family, 0), Method("trpo").config(family, 0)
     assert (promp.fast_lr, trpo.fast_lr) == (0.3, 0.7)
     assert trpo.algorithm_settings["max-kl"] == 0.5
     assert "max-kl" not in promp.algorithm_settings
@@ -38,8 +38,8 @@ def test_settings_of_an_algorithm_on_a_family_come_last() -> None:
 
 def test_time_to_a_result_is_that_of_the_first_of_two_evaluations_that_reach_it(tmp_path: Path) -> None:
     family = Family("family", "Family", "2d-navigation.yaml", 10**7, threshold=5.0)
-    contenders = named(Contender("slow"), Contender("fast"), Contender("never"))
-    plan = Plan(tmp_path / "page.md", named(family), contenders, {family.name: (0, 1)})
+    methods = named(Method("slow"), Method("fast"), Method("never"))
+    plan = Plan(tmp_path / "page.md", named(family), methods, {family.name: (0, 1)})
     assert time_to_result.tables(plan, family) == "No results yet."
     for name, reached, seconds in (("slow", 20, 60.0), ("fast", 10, 30.0), ("never", 99, 1.0)):
         rows = [

@@ -6,8 +6,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from numpy.typing import NDArray
 
-from benchmarks.contenders.collecting import Float32, LockstepContender, make_half_cheetah
-from benchmarks.contenders.layouts import Job
+from benchmarks.systems.collecting import Float32, LockstepSystem, make_half_cheetah
+from benchmarks.systems.layouts import Job
 
 
 class _GymnasiumEnvs:
@@ -30,16 +30,16 @@ class _GymnasiumEnvs:
         self._envs.close()
 
 
-def make_async(name: str, job: Job) -> LockstepContender:
+def make_async(name: str, job: Job) -> LockstepSystem:
     """Return AsyncVectorEnv: one process per environment, observations through shared memory.
 
     They are forked, which starts 160 of them fastest and shares most of their memory; the workers use no torch.
     """
     envs = AsyncVectorEnv([make_half_cheetah] * job.slots, shared_memory=True, copy=False, context="fork")
-    return LockstepContender(name, job, _GymnasiumEnvs(envs))
+    return LockstepSystem(name, job, _GymnasiumEnvs(envs))
 
 
-def make_sync(name: str, job: Job) -> LockstepContender:
+def make_sync(name: str, job: Job) -> LockstepSystem:
     """Return SyncVectorEnv: all environments in this process, on one core."""
     envs = SyncVectorEnv([make_half_cheetah] * job.slots, copy=False)
-    return LockstepContender(name, job, _GymnasiumEnvs(envs))
+    return LockstepSystem(name, job, _GymnasiumEnvs(envs))

@@ -14,7 +14,7 @@ class Job:
         episodes_per_task: B.
         horizon: T.
         hidden_sizes: of the policy, tanh units.
-        max_slots: environments that a contender holds at once; the tasks are collected in waves of whole tasks.
+        max_slots: environments that a system holds at once; the tasks are collected in waves of whole tasks.
         seed: of policy and noise.
         noise_scale: 0 makes the actions a function of the observations, which tests check.
     """

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.measuring import Measurements, of_cpu_time
 from benchmarks.replay import Replay, Trajectories
+from benchmarks.systems.layouts import Workload
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.envs.make_env import make_vector_env

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contenders.layouts import Workload
+from benchmarks.systems.layouts import Workload
 from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.episode import TaskEpisodes

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import torch
 
-from benchmarks.contenders.layouts import Workload
-from benchmarks.contenders.own_training import FAST_LR, TRUST_REGION, make_training
 from benchmarks.measuring import Measurements
 from benchmarks.reference_update import ReferenceUpdate
+from benchmarks.systems.layouts import Workload
+from benchmarks.systems.own_training import FAST_LR, TRUST_REGION, make_training
 from maml_rl.episode import TaskEpisodes
 from maml_rl.profiling import StageTimer
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contenders.collecting import Episodes, TaskPolicies, make_half_cheetah
-from benchmarks.contenders.layouts import Job
 from benchmarks.measuring import Measurements
+from benchmarks.systems.collecting import Episodes, TaskPolicies, make_half_cheetah
+from benchmarks.systems.layouts import Job
 
 
 class QueueWorkers:
@@ -33,7 +33,7 @@ class QueueWorkers:
         workers = max(number for number in range(1, workers + 1) if job.tasks_per_wave % number == 0)
         self._tasks_per_worker = job.tasks_per_wave // workers
         slots = self._tasks_per_worker * job.episodes_per_task
-        # Forked like the other contenders' workers; none of them touches torch.
+        # Forked like the other systems' workers; none of them touches torch.
         context = multiprocessing.get_context("fork")
         self._results: Queue[Any] = context.Queue()
         self._commands: list[Queue[Any]] = [context.Queue() for _ in range(workers)]

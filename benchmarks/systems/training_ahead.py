@@ -4,8 +4,8 @@ import itertools
 import time
 from pathlib import Path
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.measuring import Measurements
+from benchmarks.systems.layouts import Workload
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.train import train

@@ -1,4 +1,4 @@
-"""The job that every contender does: M tasks x B episodes x T steps, every task under parameters of its own."""
+"""The job that every system does: M tasks x B episodes x T steps, every task under parameters of its own."""
 
 import time
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.contenders.layouts import Job
 from benchmarks.measuring import Measurements
+from benchmarks.systems.layouts import Job
 from maml_rl.policies import NormalMLPPolicy
 
 Float32 = NDArray[np.float32]
@@ -91,7 +91,7 @@ class Lockstep(Protocol):
         """Free everything."""
 
 
-class LockstepContender:
+class LockstepSystem:
     """Collects the job with environments that step together.
 
     Args:

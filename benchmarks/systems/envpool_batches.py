@@ -7,9 +7,9 @@ import envpool
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.contenders.collecting import Episodes, Float32, LockstepContender, TaskPolicies
-from benchmarks.contenders.layouts import Job
 from benchmarks.measuring import Measurements
+from benchmarks.systems.collecting import Episodes, Float32, LockstepSystem, TaskPolicies
+from benchmarks.systems.layouts import Job
 from maml_rl.machine import usable_cores
 
 _ENV = "HalfCheetah-v4"
@@ -47,12 +47,12 @@ class _EnvpoolEnvs:
         self._pool.close()
 
 
-def make_sync(name: str, job: Job) -> LockstepContender:
+def make_sync(name: str, job: Job) -> LockstepSystem:
     """Return envpool with all environments in every batch."""
-    return LockstepContender(name, job, _EnvpoolEnvs(_make_pool(job, job.slots)))
+    return LockstepSystem(name, job, _EnvpoolEnvs(_make_pool(job, job.slots)))
 
 
-class AsyncContender:
+class AsyncSystem:
     """Collects the job with batches of half of the environments, whichever are ready first.
 
     Args:
@@ -122,6 +122,6 @@ class AsyncContender:
             pool.recv()
 
 
-def make_async(name: str, job: Job) -> AsyncContender:
+def make_async(name: str, job: Job) -> AsyncSystem:
     """Return envpool with batches of half the environments."""
-    return AsyncContender(name, job)
+    return AsyncSystem(name, job)

@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.contenders.layouts import Workload
-from benchmarks.contenders.own_sampler import OwnSampler
 from benchmarks.measuring import Measurements
+from benchmarks.systems.layouts import Workload
+from benchmarks.systems.own_sampler import OwnSampler
 from maml_rl.envs import Task
 
 # To which the operating system counts CPU time.

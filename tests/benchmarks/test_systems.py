@@ -1,15 +1,15 @@
-"""Every contender really does the job: its arrays hold trajectories, each under the policy of its own task."""
+"""Every system really does the job: its arrays hold trajectories, each under the policy of its own task."""
 
 import mujoco
 import numpy as np
 import pytest
 
-from benchmarks.contenders.collecting import TaskPolicies, make_half_cheetah
-from benchmarks.contenders.layouts import Job
 from benchmarks.hosting import Host
+from benchmarks.systems.collecting import TaskPolicies, make_half_cheetah
+from benchmarks.systems.layouts import Job
 
 JOB = Job(num_tasks=4, episodes_per_task=3, horizon=4, hidden_sizes=(8,), max_slots=6, noise_scale=0.0)
-CONTENDERS = {
+SYSTEMS = {
     "gymnasium async": ("gymnasium", "gymnasium_envs:make_async", ()),
     "gymnasium sync": ("gymnasium", "gymnasium_envs:make_sync", ()),
     "stable-baselines": ("stable_baselines3", "stable_baselines:make_subproc", ()),
@@ -23,14 +23,13 @@ CONTENDERS = {
 # One stands for all of them by day.
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=() if name == "gymnasium sync" else pytest.mark.nightly, id=name)
-        for name in CONTENDERS
+        pytest.param(name, marks=() if name == "gymnasium sync" else pytest.mark.nightly, id=name) for name in SYSTEMS
     ]
 )
 def episodes(request):
-    package, make, arguments = CONTENDERS[request.param]
+    package, make, arguments = SYSTEMS[request.param]
     pytest.importorskip(package)
-    host = Host(request.param, f"benchmarks.contenders.{make}", request.param, JOB, *arguments)
+    host = Host(request.param, f"benchmarks.systems.{make}", request.param, JOB, *arguments)
     try:
         host.call("collect")
         yield host.call("collect")

@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 
-from benchmarks.contenders.layouts import Workload
 from benchmarks.measuring import Measurements
+from benchmarks.systems.layouts import Workload
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers.population import PopulationEvaluator

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from benchmarks.contenders.collecting import Float32, LockstepContender, make_half_cheetah
-from benchmarks.contenders.layouts import Job
+from benchmarks.systems.collecting import Float32, LockstepSystem, make_half_cheetah
+from benchmarks.systems.layouts import Job
 
 
 class _StableBaselinesEnvs:
@@ -32,8 +32,8 @@ class _StableBaselinesEnvs:
         self._envs.close()
 
 
-def make_subproc(name: str, job: Job) -> LockstepContender:
+def make_subproc(name: str, job: Job) -> LockstepSystem:
     """Return SubprocVecEnv, forked: started otherwise, every worker would import torch for itself."""
-    return LockstepContender(
+    return LockstepSystem(
         name, job, _StableBaselinesEnvs(SubprocVecEnv([make_half_cheetah] * job.slots, start_method="fork"))
     )
