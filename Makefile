@@ -4,8 +4,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= docs,dev
-# They share the tests of Meta-World.
-PROCESSES ?= 2
 # More arguments for the command that a target runs, as in `make train ARGS='--seed 3 --output-folder runs/three'`.
 ARGS ?=
 
@@ -28,7 +26,7 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate -
 export PIP_COMPILE ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-metaworld install-ray train test test-fast test-metaworld test-ray test-nightly lint types docs format lock clean
+.PHONY: help install install-metaworld train test test-fast test-metaworld test-ray test-nightly lint types docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -73,16 +71,14 @@ install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of
 
 test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
 	$(METAWORLD_RUN) -c 'import metaworld'
-	$(METAWORLD_RUN) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(call FILES_WITH,metaworld,|\b(env_id|marks)\b) -m metaworld $(ARGS)
+	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld,|\b(env_id|marks)\b) -m metaworld $(ARGS)
 
 $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[tune]'
 	@touch $@
 
-install-ray: $(RAY_READY) ## add Ray to .venv
-
 # One after the other: two clusters on a few cores are in each other's way.
-test-ray: $(RAY_READY) ## run the tests that start a Ray cluster
+test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to .venv for them
 	$(RUN) -c 'import ray'
 	$(RUN) -m pytest $(call FILES_WITH,ray) -m 'ray and not nightly' $(ARGS)
 
