@@ -94,10 +94,16 @@ def measure_bandits(experiment: Experiment, num_tasks: int) -> None:
 
 
 def measure_trials(
-    experiment: Experiment, num_tasks: int, *, repetitions: int = 1, last: int = 10, path: Path | None = None
+    experiment: Experiment,
+    num_tasks: int,
+    *,
+    repetitions: int = 1,
+    last: int = 10,
+    training_tasks: bool = False,
+    path: Path | None = None,
 ) -> None:
     """Print the return of every task in the last episodes of its trials, and write those of all to a CSV file."""
-    evaluation = evaluate(experiment, meta_batch_size=num_tasks, repetitions=repetitions)
+    evaluation = evaluate(experiment, meta_batch_size=num_tasks, repetitions=repetitions, training_tasks=training_tasks)
     # (N, R, episodes of a trial)
     returns = evaluation.repetition_returns()
     in_the_end = returns[:, :, -last:].mean(2)
@@ -126,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, default=40, help="held-out tasks; of a fixed set all are taken")
     parser.add_argument("--repetitions", type=int, default=1, help="trials of each task, not of bandits")
     parser.add_argument("--last", type=int, default=10, help="episodes at the end of a trial whose returns are shown")
+    parser.add_argument("--training-tasks", action="store_true", help="measure on those of training, not of bandits")
     parser.add_argument("--training", type=Path, help="CSV file of the training that is written")
     parser.add_argument("--trials", type=Path, help="CSV file of the returns of all episodes that is written")
     options = parser.parse_args(arguments)
@@ -135,7 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure_bandits(experiment, options.tasks)
     else:
         measure_trials(
-            experiment, options.tasks, repetitions=options.repetitions, last=options.last, path=options.trials
+            experiment,
+            options.tasks,
+            repetitions=options.repetitions,
+            last=options.last,
+            training_tasks=options.training_tasks,
+            path=options.trials,
         )
 
 

@@ -1,4 +1,4 @@
-"""How fast recurrent layers learn to remember: `python -m benchmarks.recall` prints the table of docs/memory.md.
+"""How fast memories learn: `python -m benchmarks.recall` prints the tables of docs/notes/recurrent-memory.md.
 
 A layer sees trials of tabular processes in which every action is random, and predicts each step's reward from what it
 has seen and the action. Nothing is controlled: what is left of the error is what the memory does not hold. Of the
@@ -8,6 +8,7 @@ variance 2 of a reward, 1 is noise, so that 0.5 is the most that could be explai
 import argparse
 import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -15,36 +16,38 @@ from maml_rl import MultiTaskSampler
 from maml_rl.cli.console import Parser
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.episode.trials import Trials
-from maml_rl.policies import GRUPolicy
+from maml_rl.policies import GRUPolicy, TransformerPolicy
 from maml_rl.policies.classical import RandomPolicy
-from maml_rl.policies.recurrent import Cell
+from maml_rl.policies.sequence_policy import SequencePolicy
 
 FAMILY, EPISODES, SPAN = "TabularMDP-v0", 10, 100
-CONTENDERS: tuple[tuple[Cell, int, float], ...] = (
+Layer = Literal["gru", "lstm", "transformer", "transformer, token shift"]
+CONTENDERS: tuple[tuple[Layer, int, float], ...] = (
     ("gru", 64, 4e-3),
     ("gru", 64, 1e-2),
     ("gru", 128, 4e-3),
     ("lstm", 64, 4e-3),
     ("lstm", 64, 1e-2),
     ("lstm", 128, 1e-2),
+    ("transformer", 64, 3e-3),
+    ("transformer, token shift", 64, 3e-3),
 )
 
 
 def explained(
-    cell: Cell, hidden_size: int, learning_rate: float, *, batches: int, trials: int, seed: int
+    name: Layer, hidden_size: int, learning_rate: float, *, batches: int, trials: int, seed: int
 ) -> list[float]:
     """Return the share of the rewards' variance that a layer explains in each batch, before it learns from it."""
     space = make_vector_env(ObservedLastStep(FAMILY))
-    layer = GRUPolicy(
-        space.single_observation_space,
-        space.single_action_space,
-        hidden_size,
-        cell=cell,
-        value="none",
-        memory_span=SPAN,
-        predict_rewards=True,
-        seed=seed,
-    )
+    shapes = space.single_observation_space, space.single_action_space, hidden_size
+    layer: SequencePolicy
+    if name == "gru" or name == "lstm":
+        layer = GRUPolicy(*shapes, cell=name, value="none", memory_span=SPAN, predict_rewards=True, seed=seed)
+    else:
+        shift = name == "transformer, token shift"
+        layer = TransformerPolicy(
+            *shapes, context=SPAN, token_shift=shift, value="none", predict_rewards=True, seed=seed
+        )
     optimizer = torch.optim.Adam(layer.parameters(), lr=learning_rate)
     shares = []
     options = {"slots_per_task": 1, "observe_last": True, "num_workers": 0}
@@ -76,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print("| layer | units | step size | " + " | ".join(f"after {count} batches" for count in options.batches) + " |")
     print("|---|---:|---:|" + "---:|" * len(options.batches))
-    for cell, hidden_size, learning_rate in CONTENDERS:
+    for name, hidden_size, learning_rate in CONTENDERS:
         shares = explained(
-            cell,
+            name,
             hidden_size,
             learning_rate,
             batches=max(options.batches),
@@ -86,7 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seed=options.seed,
         )
         means = [statistics.fmean(shares[max(0, count - options.last) : count]) for count in options.batches]
-        cells = [cell.upper(), str(hidden_size), f"{learning_rate:g}", *(f"{mean:.3f}" for mean in means)]
+        cells = [
+            name.upper() if len(name) < 5 else name,
+            str(hidden_size),
+            f"{learning_rate:g}",
+            *(f"{mean:.3f}" for mean in means),
+        ]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -53,6 +53,8 @@ def test_trials_are_measured_episode_by_episode(tmp_path: Path, capsys: pytest.C
     csv = tmp_path / "trials.csv"
     in_context.measure_trials(in_context.make_experiment(config), 2, repetitions=2, last=1, path=csv)
     assert len(capsys.readouterr().out.splitlines()) == 1 + 2 + 1
+    in_context.measure_trials(in_context.make_experiment(config), 2, last=1, training_tasks=True)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 1
     header, *rows = csv.read_text().splitlines()
     assert header.startswith("episode,mean,goal ")
     assert [row.split(",")[0] for row in rows] == ["1", "2", "3"]
