@@ -22,7 +22,7 @@ from maml_rl.policies.sequence_policy import SequencePolicy
 
 FAMILY, EPISODES, SPAN = "TabularMDP-v0", 10, 100
 Layer = Literal["gru", "lstm", "transformer", "transformer, token shift"]
-CONTENDERS: tuple[tuple[Layer, int, float], ...] = (
+LAYERS: tuple[tuple[Layer, int, float], ...] = (
     ("gru", 64, 4e-3),
     ("gru", 64, 1e-2),
     ("gru", 128, 4e-3),
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print("| layer | units | step size | " + " | ".join(f"after {count} batches" for count in options.batches) + " |")
     print("|---|---:|---:|" + "---:|" * len(options.batches))
-    for name, hidden_size, learning_rate in CONTENDERS:
+    for name, hidden_size, learning_rate in LAYERS:
         shares = explained(
             name,
             hidden_size,

@@ -18,5 +18,5 @@ def test_a_layer_learns_to_predict_the_rewards_of_random_actions() -> None:
 def test_the_table_has_a_row_for_every_layer(capsys: pytest.CaptureFixture[str]) -> None:
     recall.main(["--batches", "1", "2", "--trials", "2", "--last", "1"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + len(recall.CONTENDERS)
+    assert len(lines) == 2 + len(recall.LAYERS)
     assert all(line.count("|") == 6 for line in lines)
