@@ -105,8 +105,9 @@ def test_without_a_part_all_of_the_day_are_done_once(tmp_path: Path) -> None:
     assert code == 0
     targets = [line.split()[1] for line in asked if "--num-batches" not in line]
     assert sorted(targets) == ["install", "install-metaworld", "lint", "test", "test-metaworld", "test-ray"]
-    assert set(targets[:3]) == {"install", "install-metaworld", "lint"}
-    assert targets.index("test") < targets.index("test-ray")
+    # Everything is set up before something is tested.
+    assert set(targets[:2]) == {"install", "install-metaworld"}
+    assert targets.index("test") < targets.index("test-metaworld")
 
 
 @pytest.mark.parametrize("failing", ["test-ray", "test-metaworld"])

@@ -12,6 +12,7 @@ NUMBER = r"(-?\d+\.\d+)"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.timeout(120)
 def test_cma_es_finds_the_goal(

@@ -57,6 +57,7 @@ def test_no_step_is_an_evaluation_without_adaptation() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None:
     evaluation, again = small_evaluation(), small_evaluation(num_workers=2)
     assert np.array_equal(evaluation.returns, again.returns)
@@ -238,6 +239,7 @@ def test_interquartile_mean_ignores_a_task_that_went_wild() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
     drawn: list[Any] = []
     evaluation = small_evaluation(on_tasks=drawn.extend)
@@ -254,6 +256,7 @@ def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_repetitions_adapt_anew_and_the_first_is_the_same_for_any_number() -> None:
     phases: list[Any] = []
     once, twice = small_evaluation(), small_evaluation(repetitions=2, num_workers=2, on_batch=phases.append)

@@ -41,6 +41,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [3, *(pytest.param(few, marks=pytest.mark.nightly) for few in (1, 2))])
+@pytest.mark.usefixtures("forked_workers")
 def test_any_number_of_workers_records_the_same_bytes(number: int, tmp_path: Path) -> None:
     for workers in (0, number):
         record_small(tmp_path / str(workers), num_workers=workers, num_iterations=2)

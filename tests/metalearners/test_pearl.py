@@ -188,6 +188,7 @@ def test_every_round_of_the_prior_has_a_context_of_its_own_and_all_of_them_are_c
     assert [learner.experience[name].num_trials for name in ("from_prior", "all")] == [4, 8]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_training_resumes_bit_identically_and_a_saved_policy_adapts_by_its_context(tmp_path: Path) -> None:
     train(pearl(), tmp_path / "whole", num_workers=0)
     assert untimed(tmp_path / "whole")[-1]["updates"] == 3

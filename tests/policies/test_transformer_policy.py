@@ -176,6 +176,7 @@ def test_act_leaves_its_arguments_as_they_are() -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forked_workers")
 def test_episodes_of_different_lengths_are_the_same_in_workers() -> None:
     slots = make_vector_env(ObservedLastStep("DarkRoom-v0"), {})
     spaces_seen = slots.single_observation_space, slots.single_action_space
