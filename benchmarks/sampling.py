@@ -10,6 +10,7 @@ wave only, since more would take longer and show nothing else.
 
 import argparse
 import importlib.util
+import itertools
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,13 +20,16 @@ from benchmarks.measuring import Participant, Samples, machine, of_cpu_time, rat
 from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_packages, chosen, common_options, finish, progress
 from benchmarks.systems.layouts import Job, Workload
 
-PARTS = ("limit", "others", "navigation")
+PARTS = ("limit", "learners", "others", "navigation")
 CHEETAH = "HalfCheetah, environment steps per second"
 PHYSICS = "Other workloads with physics, environment steps per second"
 MORE = ("Walker2DRandParams-v5", "AntDir-v5", "HumanoidDir-v5")
 ENVS = ("HalfCheetahDir-v5", *MORE)
 NAVIGATION = "2D navigation, environment steps per second"
 SHARES = "Share of the limit"
+# Of memory, of belief, and of posterior samples; each has one slot for a task.
+LEARNERS = ("rsac", "varibad", "rl2", "pearl")
+TRIALS = "Trials and episodes of learners with one slot for each task, environment steps per second"
 TIMES = "How many times as fast as others, HalfCheetah"
 
 
@@ -111,6 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     with ExitStack() as stack:
         if "limit" in options.only or "others" in options.only:
             _plan_physics(plan, stack, options)
+        if "learners" in options.only:
+            _plan_learners(plan, stack, options)
         if "others" in options.only:
             _plan_others(plan, stack, options)
         if "navigation" in options.only:
@@ -133,14 +139,25 @@ def _plan_physics(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> 
     first, *more = workloads(options)
     asked = [workload for workload in (first, *more) if not options.env or workload.env in options.env]
     for workload in asked if "limit" in options.only else (first,):
-        table = CHEETAH if workload is first else PHYSICS
-        ours, limit = f"maml_rl, {workload}", f"replay, {workload}"
-        host = _host(stack, ours, "own_sampler:SamplerAndReplay", workload, ours, limit, True)
-        plan.participants.append(host.participant())
-        for name in (str, of_cpu_time):
-            plan.places[name(ours)] = table, _placement(workload)
-            plan.places[name(limit)] = table, "the same trajectories by plain mj_step, one process per core"
-            plan.quotients.append((SHARES, name(str(workload)), _placement(workload), name(ours), name(limit)))
+        _plan_replay(plan, stack, workload, CHEETAH if workload is first else PHYSICS)
+
+
+def _plan_learners(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
+    sizes = [(2, 2, 5)] if options.quick else [(80, 2, 200), (800, 2, 200)]
+    settings = {"seed": options.seed, "num_workers": options.num_workers}
+    for size, algorithm in itertools.product(sizes, LEARNERS):
+        _plan_replay(plan, stack, Workload("HalfCheetahDir-v5", *size, **settings, algorithm=algorithm), TRIALS)
+
+
+def _plan_replay(plan: Plan, stack: ExitStack, workload: Workload, table: str) -> None:
+    """Plan a workload with physics, and its limit right after it."""
+    ours, limit = f"maml_rl, {workload}", f"replay, {workload}"
+    host = _host(stack, ours, "own_sampler:SamplerAndReplay", workload, ours, limit, True)
+    plan.participants.append(host.participant())
+    for name in (str, of_cpu_time):
+        plan.places[name(ours)] = table, _placement(workload)
+        plan.places[name(limit)] = table, "the same trajectories by plain mj_step, one process per core"
+        plan.quotients.append((SHARES, name(str(workload)), _placement(workload), name(ours), name(limit)))
 
 
 def _plan_others(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:

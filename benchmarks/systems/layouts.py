@@ -60,6 +60,8 @@ class Workload:
         adapted: each task under parameters adapted to it; otherwise under slightly different ones drawn at random,
             which spares large workloads the memory of the adaptation.
         options: further arguments of `MultiTaskSampler`.
+        algorithm: whose policy samples as this algorithm does, one slot for each task; without a name an MLP samples
+            all episodes of a task side by side.
     """
 
     env: str
@@ -72,11 +74,13 @@ class Workload:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     adapted: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str = ""
 
     @property
     def slots(self) -> int:
-        """Environments, M * B."""
+        """Episodes, M * B; each has an environment of its own, but with an `algorithm`."""
         return self.num_tasks * self.episodes_per_task
 
     def __str__(self) -> str:
-        return f"{self.env} {self.num_tasks} x {self.episodes_per_task} x {self.horizon}"
+        size = f"{self.env} {self.num_tasks} x {self.episodes_per_task} x {self.horizon}"
+        return f"{size}, {self.algorithm}" if self.algorithm else size

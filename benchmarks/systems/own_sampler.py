@@ -14,9 +14,13 @@ from benchmarks.replay import Replay, Trajectories
 from benchmarks.systems.layouts import Workload
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.episode import TaskEpisodes
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.policies import get_policy_for_env
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
@@ -81,6 +85,44 @@ class OwnSampler:
             return {name: value + 0.01 * torch.randn(value.shape, generator=random) for name, value in stacked.items()}
 
 
+class LearnersSampler:
+    """Samples the trials, or the episodes, of a learner with its default settings, always of the same tasks.
+
+    Args:
+        workload: what to sample, of which algorithm.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        values = {
+            "env-name": workload.env,
+            "env-kwargs": dict(workload.env_kwargs),
+            "algorithm": workload.algorithm,
+            "meta-batch-size": workload.num_tasks,
+            "fast-batch-size": workload.episodes_per_task,
+            "max-episode-steps": workload.horizon,
+            "seed": workload.seed,
+        }
+        config = Config.from_mapping(Mapping("the workload", values))
+        whole_trials = find_metalearner(workload.algorithm).whole_trials
+        seen = {"observe-last": True} if whole_trials else {"slots-per-task": 1}
+        self._rolls_out_trials = whole_trials
+        self.sampler = make_experiment(config.override(seen)).make_sampler(num_workers=workload.num_workers)
+        self.tasks = self.sampler.sample_tasks(workload.num_tasks)
+
+    def sample(self) -> tuple[TaskEpisodes, PhaseStreams, float]:
+        """Sample one phase; see `OwnSampler.sample`."""
+        sampler = self.sampler
+        streams = PhaseStreams(sampler.seed, sampler.iteration, sampler.phase)
+        start = time.perf_counter()
+        episodes = sampler.rollout_trials(self.tasks) if self._rolls_out_trials else sampler.rollout(self.tasks)
+        return episodes, streams, time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the sampler's workers."""
+        self.sampler.close()
+
+
 class SamplerAndReplay:
     """Our sampler on a MuJoCo family, and the replay of its episodes as the limit.
 
@@ -93,7 +135,8 @@ class SamplerAndReplay:
     """
 
     def __init__(self, workload: Workload, name: str, limit: str, in_cpu_time: bool = False) -> None:
-        self._own, self._name, self._limit = OwnSampler(workload), name, limit
+        self._own = LearnersSampler(workload) if workload.algorithm else OwnSampler(workload)
+        self._name, self._limit = name, limit
         self._in_cpu_time = in_cpu_time
         self._replay: Replay | None = None
         self._checked = False
@@ -146,7 +189,9 @@ class SamplerAndReplay:
         return seconds, cpu
 
 
-def trajectories_of(own: OwnSampler, episodes: TaskEpisodes, streams: PhaseStreams) -> tuple[Trajectories, Any, int]:
+def trajectories_of(
+    own: OwnSampler | LearnersSampler, episodes: TaskEpisodes, streams: PhaseStreams
+) -> tuple[Trajectories, Any, int]:
     """Return initial states and applied controls of episodes, the family's model, and its physics steps per step.
 
     The initial states come from the family itself, reset once more with the seeds of the phase.

@@ -54,7 +54,8 @@ def run(main, files, *arguments, positive=True):
 def test_sampling_measures_us_the_limits_and_what_is_installed(files, capsys):
     result, rows = run(sampling.main, files)
 
-    for workload in ("HalfCheetahDir-v5 2 x 2 x 5", "Walker2DRandParams-v5 2 x 2 x 5"):
+    learners = [f"HalfCheetahDir-v5 2 x 2 x 5, {name}" for name in sampling.LEARNERS]
+    for workload in ("HalfCheetahDir-v5 2 x 2 x 5", "Walker2DRandParams-v5 2 x 2 x 5", *learners):
         share = rows[f"maml_rl, {workload}"]["median"] / rows[f"replay, {workload}"]["median"]
         assert rows[workload]["median"] == pytest.approx(share)
     names = set(rows) | {remark.split(" was left out")[0] for remark in result["remarks"]}
