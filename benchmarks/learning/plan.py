@@ -19,7 +19,7 @@ class Family:
     Attributes:
         name: of its folder in `docs/results`.
         title: for readers.
-        config: file, as seen from a folder of `configs`.
+        config: file, as seen from `configs/maml`; other algorithms may have one of its name.
         steps: environment steps of a whole training, of whatever method.
         evaluations: how many there are, evenly by environment steps, beside that of the initial policy.
         threshold: return after one step that counts as a result, if one is set.
@@ -53,19 +53,22 @@ class Method:
             MAML-TRPO is taken with this algorithm and its default settings.
         changes: of the config.
         trained: whether it is; a random initialization is not.
+        steps: environment steps of a whole training, if not as many as the family has for all methods: learners of
+            experience take many updates for each.
     """
 
     name: str
     configs: str = "maml"
     changes: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = True
+    steps: int | None = None
 
     def points(self, family: Family) -> list[int]:
         """Return the iterations that are evaluated: the last before each of so many environment steps."""
         if not self.trained:
             return [0]
         whole = env_steps_of(self._changed(family)) * family.evaluations
-        return [number * family.steps // whole for number in range(family.evaluations + 1)]
+        return [number * (self.steps or family.steps) // whole for number in range(family.evaluations + 1)]
 
     def config(self, family: Family, seed: int) -> Config:
         """Return the config of one training.
@@ -85,11 +88,12 @@ class Method:
         )
 
     def _changed(self, family: Family) -> Config:
-        path = ROOT / "configs" / self.configs / family.config
-        if path.is_file():
-            config = load_config(path)
+        of_maml = ROOT / "configs" / "maml" / family.config
+        path = ROOT / "configs" / self.configs / of_maml.name
+        if self.configs == "maml" or path.is_file():
+            config = load_config(of_maml if self.configs == "maml" else path)
         else:
-            config = load_config(ROOT / "configs" / "maml" / family.config).override({"algorithm": self.configs})
+            config = load_config(of_maml).override({"algorithm": self.configs})
         return config.override(
             {
                 **family.changes,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import suite, time_to_result
-from benchmarks.learning.plan import Family, Method, Plan, named
+from benchmarks.learning.plan import Family, Method, Plan, env_steps_of, named
 from benchmarks.learning.results import Row, write_rows
 from maml_rl.metalearners.registry import algorithm_of
 
@@ -14,8 +14,20 @@ from maml_rl.metalearners.registry import algorithm_of
 @pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN], ids=lambda plan: plan.page.stem)
 def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
     for family in plan.families.values():
-        for method in plan.methods.values():
-            algorithm_of(method.config(family, 3))
+        for name in family.methods or plan.methods:
+            algorithm_of(plan.methods[name].config(family, 3))
+
+
+def test_learners_of_experience_have_their_own_batches_and_fewer_steps() -> None:
+    family = suite.SUITE.families["halfcheetah-vel-2x200"]
+    pearl, varibad, trpo = (suite.SUITE.methods[name] for name in ("pearl", "varibad", "maml-trpo"))
+    sizes = [
+        (config.meta_batch_size, config.fast_batch_size) for config in (m.config(family, 0) for m in (pearl, varibad))
+    ]
+    assert sizes == [(5, 1), (16, 2)]
+    assert env_steps_of(pearl.config(family, 0)) * pearl.points(family)[-1] == 1_000_000
+    for method in (varibad, trpo):
+        assert 19_000_000 < env_steps_of(method.config(family, 0)) * method.points(family)[-1] <= 20_000_000
 
 
 @pytest.mark.parametrize("name", ["2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "tabular-mdp"])
