@@ -64,7 +64,7 @@ def reinforce(outcome: PhaseOutcome) -> Tensor:
 
 
 class AdaptationRule:
-    """How the parameters of one task come from its episodes: gradient steps on an inner loss.
+    """How to compute the parameters of a task from its episodes: gradient steps on an inner loss.
 
     Sampling, meta-update, evaluation and saved policies take the same rule. A subclass with step sizes of its own
     (learned, say) overrides `step_size`. A rule is never changed in place, so that threads may share it.
@@ -93,7 +93,7 @@ class AdaptationRule:
         inner_loss: InnerLoss = reinforce,
     ) -> None:
         if isinstance(step_size, Mapping) and parameters is not None:
-            raise ValueError("step sizes by name say already which parameters are adapted; leave out `parameters`")
+            raise ValueError("step sizes by name already say which parameters are adapted; leave out `parameters`")
         _check_inner_loss(inner_loss)
         _check_step_size(step_size)
         self._step_size = step_size
@@ -142,7 +142,7 @@ class AdaptationRule:
         halve: Halving | None = None,
         inner_loss: InnerLoss | None = None,
     ) -> AdaptationRule:
-        """Return the same rule with another step size, schedule or loss; None leaves what there is."""
+        """Return the same rule with another step size, schedule or loss; None keeps the present one."""
         if inner_loss is not None:
             _check_inner_loss(inner_loss)
         if step_size is not None:
@@ -153,17 +153,17 @@ class AdaptationRule:
         return rule
 
     def name(self) -> str:
-        """Say which inner loss on which parameters; episodes keep it, so that an update by another rule is refused."""
+        """Name the inner loss and its parameters; episodes keep this, so that an update by another rule is refused."""
         loss = getattr(self.inner_loss, "__qualname__", repr(self.inner_loss))
         return loss if self.parameters is None else f"{loss} on {', '.join(self.parameters)}"
 
 
-# What stands for a rule wherever one is expected: step sizes mean plain gradient steps of the `reinforce` loss.
+# Accepted wherever a rule is expected: step sizes mean plain gradient steps on the `reinforce` loss.
 RuleLike: TypeAlias = AdaptationRule | float | Sequence[float]
 
 
 def as_rule(rule: RuleLike) -> AdaptationRule:
-    """Return a rule as it is; make the plain one of step sizes."""
+    """Return a rule unchanged; turn step sizes into the plain rule."""
     return rule if isinstance(rule, AdaptationRule) else AdaptationRule(rule)
 
 
@@ -376,7 +376,7 @@ class InnerLoop:
         step_sizes: one for each: a number, or (D,) one for each parameter.
         inner_loss: see `AdaptationRule`; one that is not `of_log_probs` needs steps that are differentiated
             automatically.
-        first_order: take every Hessian, and so J - I, for zero.
+        first_order: treat every Hessian, and so J - I, as zero.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class InnerLoop:
         self._inner_loss, self._first_order = inner_loss, first_order
 
     def run(self, start: Tensor, workspace: Workspace, *, anchor: bool = False) -> Tensor:
-        """Return the adapted parameters (k, D) from `start` (k, D), and keep nothing but what `anchor` asks for.
+        """Return the adapted parameters (k, D) from `start` (k, D), and keep only what `anchor` needs.
 
         Args:
             start: (k, D).
@@ -414,7 +414,7 @@ class InnerLoop:
             start: (k, D).
             workspace: of the calling thread.
             trajectory: phi_0 ... phi_K, if they are known: then the Jacobian is computed along them.
-            anchor: take the log-probabilities of this pass for those of the old policy from now on, where none were
+            anchor: use the log-probabilities of this pass as those of the old policy from now on, where none were
                 recorded while sampling. An inner loss with a ratio is then a function of the parameters elsewhere, too.
         """
         if self._first_order:
@@ -445,13 +445,13 @@ class InnerLoop:
 
 
 def _descended(params: Tensor, step_size: float | Tensor, gradient: Tensor) -> Tensor:
-    """Return where one inner step leads, whatever the shape of the parameters."""
+    """Return the parameters, of any shape, after one inner step."""
     size = step_size.to(gradient.device) if isinstance(step_size, Tensor) else step_size
     return params - size * gradient
 
 
 def flat_step_size(step_size: StepSize, layout: ParameterLayout, like: Tensor) -> float | Tensor:
-    """Return a number as it is; step sizes by name as a vector (D,), zero where a parameter is not adapted.
+    """Return a number unchanged; step sizes by name as a vector (D,), zero where a parameter is not adapted.
 
     Raises:
         ValueError: If a name is not one of the policy's.

@@ -168,18 +168,18 @@ class LinearFeatureBaseline:
         return own
 
     def join(self: Self, parts: Sequence[Self]) -> None:
-        """Take over the weights of parts of the tasks, in their order."""
+        """Join the weights of parts of the tasks, in their order."""
         self._weights = torch.cat([part._weights for part in parts if part._weights is not None])
         self._scale = torch.cat([part._scale for part in parts if part._scale is not None])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what `fit` found, by name; nothing before the first fit."""
+        """Return the fitted weights by name; empty before the first fit."""
         if self._weights is None or self._scale is None:
             return {}
         return {"weights": self._weights, "scale": self._scale}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: If it is of a baseline for another number of entries.

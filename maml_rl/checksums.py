@@ -20,7 +20,7 @@ def sums(contents: Mapping[str, bytes]) -> str:
 
 
 def check_sum(path: Path) -> None:
-    """Refuse a file that is not as it was written; one that no `SHA256SUMS` beside it lists passes.
+    """Refuse a file that has changed since it was written; a file that no `SHA256SUMS` beside it lists passes.
 
     A process that replaces a file lists it twice for a moment, as it was and as it will be: either is right.
 
@@ -37,5 +37,5 @@ def check_sum(path: Path) -> None:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror or error}") from None
     raise ConfigError(
         f"{path} is damaged or was edited: its SHA-256 is not the one in {file}; put the original back, or if the "
-        f"change is meant, remove the line of {path.name} from {SUMS}"
+        f"change is intended, remove the line of {path.name} from {SUMS}"
     )

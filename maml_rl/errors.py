@@ -104,7 +104,7 @@ def explain(error: BaseException) -> str:
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
-    # Without a message, as of a plain assert, the place is all there is to tell, be it in a library.
+    # Without a message, as with a plain assert, only the place can be named, even if it is in a library.
     own = own or ([] if message else frames[-1:])
     places = [(frame.filename, frame.lineno) for frame in own]
     if isinstance(error, SyntaxError) and error.filename is not None:

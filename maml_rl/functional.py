@@ -168,7 +168,7 @@ def clipped_gain(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     Args:
         ratio: r, any shape, pi(a|s) / pi_old(a|s).
         advantages: A, of the same shape.
-        clip: how far r may leave 1 and still count.
+        clip: r is clamped to [1 - clip, 1 + clip].
 
     Source: Schulman et al. 2017, eq. 7, https://arxiv.org/abs/1707.06347
     """

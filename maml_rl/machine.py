@@ -17,7 +17,7 @@ _GIB = 2**30
 
 
 def total_memory() -> int | None:
-    """Return the bytes of memory of this machine, or of this container; None where the system does not tell."""
+    """Return the bytes of memory of this machine, or of this container; None where it is not known."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -42,11 +42,11 @@ def available_memory() -> int | None:
 
 
 def refuse_if_too_large(num_bytes: int, what: str, remedy: str) -> None:
-    """Refuse what needs more memory than there is in all.
+    """Refuse work that needs more memory than this machine has in total.
 
     Args:
-        num_bytes: at least needed.
-        what: needs them.
+        num_bytes: that are needed at least.
+        what: the work, for the message.
         remedy: what to do instead.
 
     Raises:

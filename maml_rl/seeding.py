@@ -2,7 +2,7 @@
 
 The generator is Philox4x32-10, a counter-based generator: it maps six words of 32 bits (a key of two, a counter of
 four) to 128 random bits. The stream key fills five of the words, and the place within the stream the sixth. Nothing is
-hashed, so two different keys can never share a stream, and all streams of a phase are drawn in one vectorised call,
+hashed, so two different keys can never share a stream, and all streams of a phase are drawn in one vectorized call,
 without one generator object per environment.
 
 Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405
@@ -31,7 +31,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 # Blocks of this many counters keep the intermediate arrays inside the second-level cache.
 _CHUNK = 16_384
-# As many numbers are drawn ahead at most, for all slots of an environment together.
+# At most this many numbers are drawn ahead, for all slots of an environment together.
 _NUMBERS_AHEAD = 16_384
 
 
@@ -84,7 +84,7 @@ class StreamKey(NamedTuple):
 
 
 def generator(key: StreamKey) -> np.random.Generator:
-    """Return a NumPy generator of its own for `key`.
+    """Return a separate NumPy generator for `key`.
 
     Raises:
         ValueError: If an entry of the key is out of range.
@@ -124,7 +124,7 @@ class NamedStreams:
         self._torch: dict[str, torch.Generator] = {}
 
     def move_to(self, key: StreamKey) -> None:
-        """Go to the place of `key`: every name begins a new stream there. Do nothing at that very place."""
+        """Go to the place of `key`, where every name starts a new stream. Do nothing if this is already the place."""
         if key != self.key:
             self.key = key.check()
             self._numpy, self._torch = {}, {}
@@ -153,7 +153,7 @@ class NamedStreams:
 
 @contextmanager
 def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
-    """Have all that is drawn from torch's global generators within the block come from `seed`; restore them after it.
+    """Seed torch's global generators with `seed` for the block, and restore them afterward.
 
     For code of users, such as a constructor of a network, that knows no other generator. The generators are those of
     the CPU and of `device`. They belong to the process: another thread must not draw from them meanwhile.

@@ -126,7 +126,7 @@ class ObservationFlattener:
 
 
 def category_counts(space: Space) -> list[int]:
-    """Return how many values each entry of a Discrete or MultiDiscrete space has; of others, nothing."""
+    """Return how many values each entry of a Discrete or MultiDiscrete space has; nothing for other spaces."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     return [int(count) for count in space.nvec.ravel()] if isinstance(space, spaces.MultiDiscrete) else []
@@ -331,7 +331,7 @@ def require_numbers(who: str, *given: Space) -> None:
 
 
 def flattener_for(space: Space) -> ObservationFlattener | PackedSpace | None:
-    """Return what makes vectors of the observations of a space; None where they are arrays that are used as they are.
+    """Return the flattener for the observations of a space; None if they are arrays that need none.
 
     Raises:
         TypeError: If they are not supported; see `ObservationFlattener`.

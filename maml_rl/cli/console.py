@@ -45,7 +45,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the work in the block as Ctrl-C does; a second signal ends the process at once.
+    """Make SIGTERM and SIGHUP end the work in the block as Ctrl-C does; a second signal ends the process at once.
 
     A second SIGHUP does not: both the system and the shell send one when a terminal is closed.
     """
@@ -57,7 +57,7 @@ def ending_in_order() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN if each == number == hangup else signal.SIG_DFL)
         raise KeyboardInterrupt if number == signal.SIGINT else Ended(number)
 
-    # What is ignored, as in the background, stays so; and Python lets no other thread than the main one do this.
+    # An ignored signal, as in a background job, stays ignored; and Python allows this only in the main thread.
     usual = signal.default_int_handler, signal.SIG_DFL
     replaced = {}
     if threading.current_thread() is threading.main_thread():
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Refuse unknown arguments; of an option, with the one that is meant."""
+        """Refuse unknown arguments; for an unknown option, suggest the closest one."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             names = [each.partition("=")[0] for each in unknown if each.startswith("--")]
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def is_unknown_with_value(self, argument: str) -> bool:
-        """Tell whether an argument is --NAME=VALUE of an option that there is not."""
+        """Tell whether an argument is --NAME=VALUE with an unknown option."""
         name, equals, _ = argument.partition("=")
         return bool(equals) and name.startswith("--") and name not in self._option_string_actions
 
@@ -121,7 +121,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--strict",
         action="store_true",
         default=None,
-        help="refuse a Ray cluster with room for fewer actors than workers, instead of going on with fewer",
+        help="refuse a Ray cluster with room for fewer actors than workers, instead of using fewer",
     )
     for key in _OF_RAY:
         meaning = Config.model_fields[key.replace("-", "_")].description or ""
@@ -134,12 +134,12 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="import the modules that the run names, though somebody else may have made them: this executes their code",
+        help="import the modules that the run names, even if somebody else wrote them: this executes their code",
     )
 
 
 def placement(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the options of `add_placement` say, as settings of a config; where a run was trained says nothing."""
+    """Return the options of `add_placement` as settings of a config; where the run was trained does not matter."""
     given = options.backend or "auto", options.num_workers, options.ray_address, bool(options.strict)
     of_ray = {key: getattr(options, key.replace("-", "_")) for key in _OF_RAY}
     return {
@@ -174,7 +174,7 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
     except KeyboardInterrupt as interrupt:
-        # A terminal that was closed takes no more words.
+        # Nothing can be written to a closed terminal.
         with suppress(OSError):
             print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
         return interrupt.exit_code if isinstance(interrupt, Ended) else INTERRUPTED
@@ -199,7 +199,7 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one.
+            # This is the lowest free number.
             os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None:
             # Not by the number, which a file may have taken while libraries were loaded. It stays open to the end.
@@ -213,7 +213,7 @@ def _printable(text: str) -> str:
 
 @contextmanager
 def _log_to_standard_error(prog: str, level: str) -> Iterator[None]:
-    """Show the package's log while a command runs; a caller's own logging is as it was afterward."""
+    """Show the package's log while a command runs; restore the caller's own logging afterward."""
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     handler, level_before = logging.StreamHandler(), package.level
     handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
@@ -250,7 +250,7 @@ def file_path(text: str) -> Path:
 
 
 def utf8(text: str) -> str:
-    """Read an option that is written to files; what is no UTF-8 comes from the operating system as surrogates."""
+    """Read an option that is written to files; the system passes bytes that are not UTF-8 as surrogates."""
     if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text):
         raise argparse.ArgumentTypeError(f"expected text in UTF-8, got {text[:_SHOWN]!r}")
     return text

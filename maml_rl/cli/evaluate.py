@@ -72,7 +72,7 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser.add_argument(
         "--training-tasks",
         action="store_true",
-        help="draw new tasks as training does, where evaluations draw from others, for training-tasks.npz in the run",
+        help="draw new training tasks instead of test tasks; the results go to training-tasks.npz in the run",
     )
     parser.add_argument(
         "--save-tasks", type=file_path, metavar="FILE", help="write the tasks that are drawn to this file"
@@ -111,7 +111,9 @@ def _test(options: argparse.Namespace) -> None:
     _check_outputs(options, config_path)
     for name in ("save_tasks", "num_batches", "training_tasks"):
         if options.tasks is not None and getattr(options, name):
-            raise ConfigError(f"--tasks, whose tasks are all taken, contradicts --{name.replace('_', '-')}; give one")
+            raise ConfigError(
+                f"--tasks takes all tasks of its file, so it contradicts --{name.replace('_', '-')}; give one"
+            )
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = overridden(load_config(config_path), {name: getattr(options, name) for name in names})
     config = config.override(placement(options))
@@ -146,7 +148,7 @@ def _test(options: argparse.Namespace) -> None:
     chosen = experiment.fixed_tasks("training" if options.training_tasks else "test") if tasks is None else tasks
     if tasks is None and chosen is not None and options.num_batches:
         raise ConfigError(
-            f"the run has {len(chosen)} such tasks, which are all taken; leave out --num-batches "
+            f"the run has {len(chosen)} such tasks, and all of them are used; leave out --num-batches "
             f"{options.num_batches} (--meta-batch-size is how many at once)"
         )
     num_batches = options.num_batches or 1 if chosen is None else -(-len(chosen) // options.meta_batch_size)
@@ -195,7 +197,7 @@ def _test(options: argparse.Namespace) -> None:
 
 
 def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
-    """Return the benchmark that is asked for, having refused options that it decides.
+    """Return the benchmark that --benchmark names; refuse options that the benchmark decides.
 
     Raises:
         ConfigError: If there is none of this name, or an option contradicts it.
@@ -224,7 +226,7 @@ def _command(options: argparse.Namespace, policy: str) -> str:
 
 
 def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
-    """Refuse files that cannot be written, or that must not be, before any work is done; name those that are not given.
+    """Before any work, refuse output files that cannot or must not be written; choose names for those not given.
 
     Raises:
         ConfigError: If one is there and is not to be replaced, is read by the same command, or cannot be written.
@@ -248,7 +250,7 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
 
 
 def _check_has_policy(config_path: Path, choice: str) -> None:
-    """Refuse a config without a run, whose trained policy would be looked for in vain."""
+    """Refuse a config without a run: there is no trained policy beside it."""
     if not (choice in ("last", "latest", "best") or choice.isdecimal()) or config_path.name == "config.json":
         return
     if not (config_path.parent / "checkpoints").is_dir():
@@ -259,13 +261,13 @@ def _check_has_policy(config_path: Path, choice: str) -> None:
 
 
 def _default_output(config_path: Path, file: str) -> Path:
-    """Return the file of results that name none: `file` in the run's folder, or named after the config."""
+    """Return the default file of results: `file` in the run's folder, or one named after the config."""
     return config_path.parent / file if is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
 
 
 @contextmanager
 def _reserved_output(options: argparse.Namespace, *, number: bool) -> Iterator[Path]:
-    """Reserve the name of the results, so that of two tests at once neither replaces what the other has measured."""
+    """Reserve the name of the results, so that two tests at once never replace each other's results."""
     if options.overwrite:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         yield options.output

@@ -11,7 +11,7 @@ from maml_rl.config.catalog import full_name, shipped_configs, zoo
 from maml_rl.config.config import load_config
 
 _WIDTH = 120
-# How many families with the same tasks are named without --verbose.
+# Without --verbose, at most this many families with the same tasks are named.
 _NAMED = 4
 _KINDS = {
     "bandit": "Bandits",
@@ -45,7 +45,7 @@ def list_configs(*, verbose: bool) -> Iterable[str]:
                     f"{config.meta_batch_size} tasks, {config.fast_batch_size} episodes each.",
                 )
         yield ""
-    yield "`maml-rl train NAME` trains with one. The last part of a name is enough; of several, that of maml/ is meant."
+    yield "`maml-rl train NAME` trains with one. The last part of a name is enough, and prefers maml/."
     if not verbose:
         yield "--verbose adds the family, the algorithm and the sizes of each."
 
@@ -131,7 +131,7 @@ def list_benchmarks(*, verbose: bool) -> Iterable[str]:
 
 
 def list_entries(files: Sequence[Path]) -> Iterable[str]:
-    """Yield the tables of the benchmarks that the reader's results are of, with the entries that come with the package.
+    """Yield the tables of the benchmarks of the given results, with the entries that come with the package.
 
     Raises:
         ConfigError: If one is not a submission.

@@ -37,7 +37,7 @@ from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 # Escape sequences and prefix of Gymnasium's warnings.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-# Shorter steps than this are over before another thread has begun.
+# Shorter steps than this are over before another thread has started.
 _LEAST_WAITING_SECONDS, _LEAST_WAITING_SHARE = 2e-3, 0.5
 
 
@@ -87,7 +87,7 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     parser.add_argument(
         "--output", type=file_path, help="the file (default: report.html in the folder that holds the runs)"
     )
-    parser.add_argument("--title", type=utf8, help="of the page (default: the names of the runs)")
+    parser.add_argument("--title", type=utf8, help="title of the page (default: the names of the runs)")
     parser.add_argument(
         "--tasks",
         type=_count_or_file,
@@ -153,7 +153,7 @@ def run_benchmarks(arguments: Sequence[str] | None = None, prog: str = "maml-rl 
     parser = Parser(
         prog=f"{prog} enter", description="Check results of maml-rl test --submit, and show them in their tables."
     )
-    parser.add_argument("files", nargs="+", type=file_path, metavar="FILE", help="what --submit has written")
+    parser.add_argument("files", nargs="+", type=file_path, metavar="FILE", help="file that --submit has written")
     add_log_level(parser)
 
     def show(options: Namespace) -> None:
@@ -175,8 +175,8 @@ def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -
 def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
     parser = Parser(prog=prog, description="Evaluate the policy of a run on new tasks, and add it to the zoo.")
     parser.add_argument("run", type=file_path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--name", type=utf8, required=True, help="of the policy in the zoo")
-    parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (the default), 'best', or a number")
+    parser.add_argument("--name", type=utf8, required=True, help="name of the policy in the zoo")
+    parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (default), 'best', or a number")
     parser.add_argument("--tasks", type=positive, default=40, help="new tasks to evaluate it on (default: 40)")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
     parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
@@ -226,7 +226,7 @@ def _check_env(options: Namespace) -> None:
 
 
 def _advise_stepping(env: Any, options: Namespace) -> str:
-    """Say whether slots of an environment should wait side by side, by how long its steps take and wait."""
+    """Say whether slots of an environment should wait concurrently, by how long its steps take and wait."""
     from maml_rl.envs.calls import Awaited
     from maml_rl.envs.checking import measure_waiting
 
@@ -235,22 +235,22 @@ def _advise_stepping(env: Any, options: Namespace) -> str:
     measured = f"a step takes {1e3 * seconds:.3g} ms, {share:.0%} of it waiting"
     own = env.unwrapped
     if isinstance(env, Awaited):
-        return f"ok: {measured}; its slots are awaited side by side"
+        return f"ok: {measured}; its slots are awaited concurrently"
     if not getattr(own, "thread_safe", True):
-        return f"ok: {measured}; it says that it is not safe in threads, so slots are stepped one after the other"
+        return f"ok: {measured}; it declares that it is not thread-safe, so its slots are stepped one after the other"
     pays = seconds >= _LEAST_WAITING_SECONDS and share >= _LEAST_WAITING_SHARE
     if pays == (getattr(own, "stepping", "serial") == "threads"):
         return (
-            f"ok: {measured}; its slots are stepped {'side by side' if pays else 'one after the other'}, which suits it"
+            f"ok: {measured}; its slots are stepped {'concurrently' if pays else 'one after the other'}, which suits it"
         )
     if pays:
         return (
-            f"note: {measured}; with 'stepping: threads' slots wait side by side (docs/slow-environments.md), for "
-            f'always with stepping = "threads" in {type(own).__name__}'
+            f"note: {measured}; with 'stepping: threads' slots wait concurrently (docs/slow-environments.md); "
+            f'for a permanent choice, set stepping = "threads" in {type(own).__name__}'
         )
     return (
-        f'note: {measured}; threads do not pay for that, and {type(own).__name__} says stepping = "threads"; leave it '
-        "out"
+        f'note: {measured}; threads do not help with that, but {type(own).__name__} sets stepping = "threads"; '
+        "remove it"
     )
 
 
@@ -275,7 +275,7 @@ def _usage(env: Any, name: str) -> str:
 
 
 def _check_made(env: Any, options: Namespace) -> None:
-    """Check an environment, and print what it keeps."""
+    """Check an environment, and print which rules it follows."""
     from gymnasium.utils.env_checker import check_env
 
     from maml_rl.envs import check_meta_env
@@ -357,7 +357,7 @@ def run_benchmark(arguments: Sequence[str] | None = None, prog: str = "maml-rl b
 
 
 def _benchmarks() -> list[str]:
-    """Return the benchmarks of the repository that this package is part of; none where it was installed without."""
+    """Return the benchmarks of the repository that this package is part of; none if it was installed without them."""
     paths = [*_BENCHMARKS.glob("*.py"), *(path.parent for path in _BENCHMARKS.glob("*/__main__.py"))]
     return sorted(path.stem for path in paths if path.is_dir() or '__name__ == "__main__"' in path.read_text("utf-8"))
 
@@ -377,7 +377,7 @@ COMMANDS = {
         partial(_run_list, list_configs, "List the configs that maml-rl train takes by name."),
     ),
     "benchmarks": Command(
-        "list the benchmarks that policies are compared by",
+        "list the benchmarks for comparing policies",
         run_benchmarks,
     ),
     "zoo": Command("list the trained policies that come with the package", run_zoo),

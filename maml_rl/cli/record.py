@@ -29,7 +29,7 @@ from maml_rl.runs.atomic_files import check_creatable
 def run_record(arguments: Sequence[str] | None = None, prog: str = "maml-rl record") -> int:
     """Record learning histories, and return the exit code."""
     parser = Parser(
-        prog=prog, description="Train a learner of each task, all side by side, and write down all that they do."
+        prog=prog, description="Train one learner for each task, all in parallel, and record everything that they do."
     )
     add_config(parser, "the family and its settings: a name that `maml-rl configs` lists, or a file")
     parser.add_argument("--tasks", type=positive, default=100, help="learners, one of each task (default: 100)")
@@ -39,27 +39,29 @@ def run_record(arguments: Sequence[str] | None = None, prog: str = "maml-rl reco
         help="ppo (the default), q-learning, or a classical algorithm: ucb1, thompson, psrl, random",
     )
     parser.add_argument(
-        "--learner-settings", default="{}", help="of ppo or q-learning, as YAML: '{learning-rate: 0.001}'"
+        "--learner-settings", default="{}", help="settings of ppo or q-learning, as YAML: '{learning-rate: 0.001}'"
     )
     parser.add_argument(
         "--iterations", type=positive, help="updates of each learner (default: the config's num-batches)"
     )
     parser.add_argument(
-        "--episodes", type=positive, help="between two updates (default: fast-batch-size of the config)"
+        "--episodes", type=positive, help="episodes between two updates (default: fast-batch-size of the config)"
     )
-    parser.add_argument("--seed", type=not_negative, help="of all random streams (default: that of the config)")
-    parser.add_argument("--output", type=file_path, required=True, help="folder of data sets that this one goes into")
+    parser.add_argument("--seed", type=not_negative, help="seed of all random streams (default: that of the config)")
+    parser.add_argument(
+        "--output", type=file_path, required=True, help="folder of data sets, to which this one is added"
+    )
     parser.add_argument(
         "--source",
         type=path_or_name,
         metavar="RUN",
         help="record the policy of a run, checkpoint by checkpoint",
     )
-    parser.add_argument("--resume", action="store_true", help="continue the recording there, or begin it")
+    parser.add_argument("--resume", action="store_true", help="continue the recording there, or start it")
     parser.add_argument("--no-minari", action="store_true", help="write only what maml_rl itself reads")
     parser.add_argument("--author", type=utf8, default="maml_rl", help="for the metadata (default: maml_rl)")
     parser.add_argument("--author-email", type=utf8, default="", help="for the metadata")
-    parser.add_argument("--code-permalink", type=utf8, default="", help="for the metadata: where the code is")
+    parser.add_argument("--code-permalink", type=utf8, default="", help="for the metadata: link to the code")
     parser.add_argument("--description", type=utf8, default="", help="for the metadata (default: of what is recorded)")
     add_placement(parser)
     add_trust(parser)

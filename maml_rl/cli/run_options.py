@@ -39,7 +39,7 @@ def path_or_name(text: str) -> str:
 
 
 def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path | None:
-    """Return the file of the config that is given: by its path, by its run's folder, or by the name of a shipped one.
+    """Return the file of the given config: by its path, by its run's folder, or by the name of a shipped config.
 
     Args:
         options: of the command.
@@ -100,7 +100,7 @@ def _parsed(value: Any, option: str) -> Any:
 
 
 def torch_device(options: argparse.Namespace) -> Any:
-    """Return the torch device, having made sure that it is there."""
+    """Return the torch device after checking that it is available."""
     if options.device is not None and options.use_cuda and not options.device.startswith("cuda"):
         raise ConfigError(f"--use-cuda contradicts --device {options.device}; give one of them")
     name = options.device if options.device is not None else "cuda" if options.use_cuda else "cpu"
@@ -111,9 +111,9 @@ def torch_device(options: argparse.Namespace) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             device = torch.device(name)
-            # Some devices hold tensors, but no numbers.
+            # Some devices, such as `meta`, hold tensors but no numbers.
             torch.ones(1, device=device).sum().item()
-    # What a missing backend raises is as different as the backends.
+    # Each missing backend raises something different.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"the device {name!r} cannot be used ({reason}); leave --device out for the CPU") from None

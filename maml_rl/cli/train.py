@@ -223,7 +223,7 @@ def _config_to_train(options: argparse.Namespace) -> Path:
 
 
 def _begun(options: argparse.Namespace) -> list[Path]:
-    """Return the configs of those runs that have begun already."""
+    """Return the configs of those runs that have already started."""
     return [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
 
 
@@ -256,7 +256,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _command(options: argparse.Namespace, name: str) -> str:
-    """Return how to call another command, in the way in which this one was."""
+    """Return how to call another command in the same way as this one."""
     if options.prog.startswith("maml-rl") or name == "report":
         return f"maml-rl {name}"
     path = Path(sys.executable)

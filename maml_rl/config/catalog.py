@@ -7,7 +7,7 @@ from maml_rl.errors import ConfigError
 
 # A link to `configs/` of the repository; where the package is installed, a copy of it.
 SHIPPED = Path(__file__).parent / "shipped"
-# Of several configs with one name, that of this folder is meant.
+# If several configs share a name, it means the one in this folder.
 _USUAL = "maml"
 # Trained policies, each in a folder like that of a run.
 ZOO = Path(__file__).resolve().parents[1] / "zoo"
@@ -15,7 +15,7 @@ _IN_ZOO = "zoo:"
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the file of every config that comes with the package, by the shortest name that means it.
+    """Return the file of every config that comes with the package, by its shortest unique name.
 
     That is the name of the file, or its path below `configs/` where a config of `configs/maml/` has the same name; both
     without the ending.
@@ -65,7 +65,7 @@ def find_run(run: str | Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return what a run of a config is named after: the path below `configs/`, or the name of the user's own file."""
+    """Return the name for runs of a config: its path below `configs/`, or the name of the user's own file."""
     file = path.resolve()
     if file.is_relative_to(ZOO):
         return f"zoo/{file.parent.relative_to(ZOO).as_posix()}"

@@ -58,7 +58,7 @@ def _none_is_empty(value: object) -> object:
 
 
 def _distribution_of_text(value: object) -> object:
-    """The name of a distribution, or of a file of tasks, stands for that with its defaults."""
+    """Accept the name of a distribution, or of a file of tasks, and use its defaults."""
     if not isinstance(value, str):
         return value
     is_name = re.fullmatch(r"[\w.]+:\w+|[\w-]+", value)
@@ -102,7 +102,7 @@ class SettingsModel(BaseModel):
             raise ValueError(f"{name} must be {message}, got {wrong['input']!r}") from None
 
     def check_with(self, config: "Config") -> None:
-        """Refuse what these settings of an algorithm and the rest of its config exclude; here nothing.
+        """Refuse these settings of an algorithm if the rest of its config excludes them; this base refuses nothing.
 
         Raises:
             ConfigError: If something does not fit.
@@ -133,7 +133,7 @@ class Config(SettingsModel):
     ] = {}
     method: Annotated[
         Literal["maml", "pretrain", "oracle"],
-        Field(description="maml; to compare with: pretrain (adapts after training only), oracle (observes its task)"),
+        Field(description="maml, or a baseline: pretrain (adapts only after training), oracle (observes its task)"),
     ] = "maml"
     tasks: Annotated[
         Annotated[dict[str, JsonValue], BeforeValidator(_finite)] | None,
@@ -165,7 +165,7 @@ class Config(SettingsModel):
     ] = None
     image_scale: Annotated[
         Positive | None,
-        Field(description="what images are divided by, 10 for MiniGrid's; null: the largest number of their space"),
+        Field(description="divisor of images, 10 for MiniGrid; null: the largest number of their space"),
     ] = None
     nonlinearity: Annotated[
         Literal["relu", "tanh"], BeforeValidator(_lower), Field(description="activation after each hidden layer")
@@ -189,7 +189,7 @@ class Config(SettingsModel):
     ] = None
     backend: Annotated[
         Literal["auto", "in-process", "processes", "ray"],
-        Field(description="where environments are; auto: in child processes, or here if there are no workers"),
+        Field(description="where environments are; auto: in child processes, or in this one if there are no workers"),
     ] = "auto"
     num_workers: Annotated[
         Annotated[int, Field(ge=0, le=_MOST)] | None,
@@ -212,19 +212,19 @@ class Config(SettingsModel):
         Positive, Field(description="seconds for which the head node of the Ray cluster may be away")
     ] = 10.0
     ray_num_cpus: Annotated[
-        Positive, Field(description="CPUs that each Ray actor asks for; with a fraction, several actors share one")
+        Positive, Field(description="CPUs that each Ray actor requests; with a fraction, several actors share one")
     ] = 1.0
     ray_resources: Annotated[
         dict[str, Positive],
         BeforeValidator(_none_is_empty),
         Field(
-            description="what else each Ray actor asks for: GPU, memory in bytes, or names that nodes were started with"
+            description="what else each Ray actor requests: GPU, memory in bytes, or names that nodes were started with"
         ),
     ] = {}
     ray_placement_group: Annotated[
         Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None,
         Field(
-            description="reserve all num-workers Ray actors at once, laid out like this; null: place each for itself"
+            description="reserve places for all num-workers Ray actors at once, laid out so; null: place each by itself"
         ),
     ] = None
     ray_runtime_env: Annotated[
@@ -240,7 +240,7 @@ class Config(SettingsModel):
         Literal["auto", "driver", "workers"],
         Field(
             description="where updates are: main process (driver) or Ray actors, which keep the episodes (workers);"
-            " auto: these if the algorithm can"
+            " auto: workers if the algorithm supports it"
         ),
     ] = "auto"
     inference: Annotated[
@@ -254,7 +254,7 @@ class Config(SettingsModel):
     stepping: Annotated[
         Literal["auto", "serial", "threads"],
         Field(
-            description="how a worker steps slots: one by one (serial), side by side (threads), the family's default"
+            description="how a worker steps slots: one by one (serial), at once (threads), the family's default (auto)"
         ),
     ] = "auto"
     stepping_threads: Annotated[
@@ -264,7 +264,7 @@ class Config(SettingsModel):
         Positive, Field(description="seconds that one call of an environment may take before it counts as hung")
     ] = 60.0
     max_retries: Annotated[
-        int, Field(ge=0, le=_MOST, description="how often one episode may begin anew when its environment raises Retry")
+        int, Field(ge=0, le=_MOST, description="how often one episode may restart when its environment raises Retry")
     ] = 3
     max_restarts: Annotated[
         int, Field(ge=0, le=_MOST, description="how often a worker that dies is replaced within one phase")
@@ -272,7 +272,7 @@ class Config(SettingsModel):
     prefetch: Annotated[
         int,
         Field(
-            ge=0, le=_MOST, description="batches collected ahead of time, by parameters as many updates old; 0: none"
+            ge=0, le=_MOST, description="batches collected ahead of time, by parameters that many updates old; 0: none"
         ),
     ] = 0
     checkpoint_every: Annotated[Count, Field(description="iterations between checkpoints")] = 10
@@ -326,7 +326,7 @@ class Config(SettingsModel):
         return self._check_section(SECTION, self.algorithm_settings, model, explain_unknown)
 
     def check_task_settings(self, model: type[AnySettings]) -> AnySettings:
-        """Check the section `tasks`, but for the name of the distribution, by the distribution's own model.
+        """Check the section `tasks`, except the name of the distribution, by the distribution's own model.
 
         Raises:
             ConfigError: As `from_mapping`.
@@ -378,14 +378,14 @@ class Config(SettingsModel):
     def override(self, values: AbstractMapping[str, Any], origin: str = "the command line") -> Self:
         """Return this config with some hyphenated keys replaced, those of `algorithm-settings` one by one.
 
-        Another algorithm begins with its own defaults: the settings of the one before are dropped.
+        Another algorithm starts with its own defaults: the settings of the previous one are dropped.
 
         Raises:
             ConfigError: As `from_mapping`; a replaced key is blamed on `origin`.
         """
         replaced = _gathered(Mapping(origin, dict(values)))
         try:
-            # On its own first, so that an error is blamed on the override and not on the file.
+            # Checked by itself first, so that an error names the override and not the file.
             type(self).model_validate({"env-name": self.env_name, **replaced.values})
         except ValidationError as error:
             explanation = _explain(error.errors(include_url=False), replaced, type(self), FLAT_KEYS)
@@ -435,7 +435,7 @@ class Config(SettingsModel):
 
 # Keys that say where on which Ray cluster a run samples, and how.
 RAY_KEYS = tuple(str(field.alias) for name, field in Config.model_fields.items() if name.startswith("ray_"))
-# What is meant for a training alone: a reservation was made for it, and a runtime_env may execute anything.
+# Keys for the training only: a reservation was made for it, and a runtime_env may execute anything.
 OF_TRAINING_ALONE: dict[str, Any] = {"ray-placement-group": None, "ray-runtime-env": {}}
 
 
@@ -490,7 +490,7 @@ def _explain(
     more_keys: Sequence[str] = (),
     explain_unknown: Callable[[str], str] = lambda key: "",
 ) -> str:
-    """Say in one line what is wrong, for the error that stands first in the file; unknown keys before the rest."""
+    """Say in one line what is wrong, for the first error in the file; unknown keys come before the rest."""
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     ranked = unknown or sorted(errors, key=lambda error: mapping.lines.get((str(error["loc"][0]),), 0))
     error = ranked[0]

@@ -14,7 +14,7 @@ KeyPath = tuple[str, ...]
 
 # Ways of YAML to write that there is no value; another is to write nothing, which in an option is a mistake.
 _NULLS = "null", "~"
-# A device may have no end.
+# A device may be endless.
 _MOST_BYTES = 1_000_000
 
 
@@ -26,7 +26,7 @@ class Mapping:
         origin: the file's path, or where else the values come from.
         values: the mapping itself.
         lines: line of every key, from 1; nested keys under the path of their parents, as in ("env-kwargs", "low").
-        origins: where values come from that stand somewhere else.
+        origins: sources of the values that are not from `origin`.
     """
 
     origin: str
@@ -35,7 +35,7 @@ class Mapping:
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
     def place(self, *path: str) -> str:
-        """Say where a key stands, or its nearest parent that stands somewhere: "configs/x.yaml, line 3"."""
+        """Return the place of a key, or of its nearest parent that has one: "configs/x.yaml, line 3"."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:
                 return self.origins[path[:length]]
@@ -66,7 +66,7 @@ def read_mapping(path: str | Path) -> Mapping:
     """Read a YAML file (JSON is YAML too) whose top level is a mapping.
 
     Raises:
-        ConfigError: If the file is missing, unreadable, no YAML, no mapping, asks for a Python object, or
+        ConfigError: If the file is missing, unreadable, not YAML, not a mapping, asks for a Python object, or
             has a key twice.
     """
     origin = str(path)
@@ -128,7 +128,7 @@ def parse_value(text: str, origin: str) -> Any:
 
 
 def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str) -> None:
-    """Record the line of every key below `node`; refuse keys that are not text, or that stand twice in one mapping."""
+    """Record the line of every key below `node`; refuse keys that are not text, or are twice in one mapping."""
     if isinstance(node, yaml.SequenceNode):
         for entry in node.value:
             # Entries of a list share their list's place, and may repeat each other's keys.
@@ -142,7 +142,7 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str
         here = (*path, key.value)
         if here in lines:
             raise ConfigError(
-                f"duplicate key {key.value!r} in {origin}, line {line}; it stands on line {lines[here]} already"
+                f"duplicate key {key.value!r} in {origin}, line {line}; it is already on line {lines[here]}"
             )
         lines[here] = line
         _walk(value, here, lines, origin)

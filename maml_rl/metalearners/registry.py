@@ -23,7 +23,7 @@ def register(name: str, learner: type[MetaLearner] | str) -> None:
         ValueError: If the name is taken by another class, or holds a colon.
     """
     if ":" in name:
-        raise ValueError(f"the name of an algorithm holds no colon, got {name!r}")
+        raise ValueError(f"the name of an algorithm must not contain a colon, got {name!r}")
     if _REGISTRY.get(name, learner) is not learner:
         raise ValueError(f"the name {name!r} is taken by {_REGISTRY[name]}; choose another")
     _REGISTRY[name] = learner

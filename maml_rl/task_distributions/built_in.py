@@ -28,7 +28,7 @@ _DRAWS = 100
 class TaskList(TaskDistribution):
     """Tasks of a list, in a new random order each time.
 
-    A batch has every task equally often, but for a difference of one.
+    A batch has every task equally often, up to a difference of one.
 
     Args:
         tasks: the list.
@@ -114,19 +114,19 @@ class FixedTasks(TaskDistribution):
         """Draw distinct training tasks.
 
         Raises:
-            ValueError: If there are not so many.
+            ValueError: If the set has fewer.
         """
         self._draw(family)
         self.check_batch(num_tasks)
         return TaskList(self._sets["training"]).sample(family, num_tasks, rng)
 
     def sample_validation(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
-        """Draw training tasks, each as often as the others but for a difference of one."""
+        """Draw training tasks, each equally often up to a difference of one."""
         self._draw(family)
         return TaskList(self._sets["training"]).sample(family, num_tasks, rng)
 
     def sample_test(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
-        """Draw test tasks, each as often as the others but for a difference of one."""
+        """Draw test tasks, each equally often up to a difference of one."""
         self._draw(family)
         return TaskList(self._sets["test"]).sample(family, num_tasks, rng)
 
@@ -161,7 +161,7 @@ class FixedTasks(TaskDistribution):
             raise ValueError("the tasks are not those with which the run began; put the earlier files of tasks back")
 
     def _draw(self, family: FamilyTasks) -> None:
-        """Draw both sets, unless they are there."""
+        """Draw both sets, unless they exist."""
         if self._sets:
             return
         rng = generator(StreamKey(family.seed if self.seed is None else self.seed, Purpose.FIXED_TASKS))
@@ -289,7 +289,7 @@ class Stratified(TaskDistribution):
         return family.space.tasks_at(_quantiles(family.space, num_tasks, rng, self._names(family)))
 
     def check(self, family: FamilyTasks) -> list[Task]:
-        """Refuse parameters that there are not."""
+        """Refuse unknown parameters."""
         self._names(family)
         return []
 
@@ -327,7 +327,7 @@ class Split(TaskDistribution):
 
     Args:
         train: by parameter [low, high], or several ranges; for a parameter with values, the list of them.
-        test: likewise. In one parameter at least the two sides must not overlap.
+        test: likewise. The two sides must be disjoint in at least one parameter.
         stratified: whether each side is drawn in strata; see `Stratified`.
     """
 
@@ -336,9 +336,9 @@ class Split(TaskDistribution):
 
         train: Annotated[
             dict[str, JsonValue] | None,
-            Field(description="by parameter the range [low, high] of training's tasks, a list of ranges, or values"),
+            Field(description="range [low, high] of each parameter in training, a list of ranges, or values"),
         ] = None
-        test: Annotated[dict[str, JsonValue] | None, Field(description="likewise of the tasks of evaluations")] = None
+        test: Annotated[dict[str, JsonValue] | None, Field(description="the same for the tasks of evaluations")] = None
         stratified: Annotated[bool, Field(description="draw both sides in strata")] = False
 
     def __init__(self, train: Ranges | None = None, test: Ranges | None = None, stratified: bool = False) -> None:
@@ -397,12 +397,12 @@ class Curriculum(TaskDistribution):
 
     The parts are equally likely in the family's distribution. Progress in a part is the difference of two running
     averages of the return after adaptation, a fast and a slow one; the share of a part in what is drawn is in
-    proportion to it. A part that was never drawn has as much as the best.
+    proportion to it. A part that was never drawn has the share of the best.
 
     Args:
         parameter: whose range; None for the only one.
         parts: into how many.
-        uniform: share of tasks that are drawn from the family's distribution all the same.
+        uniform: share of tasks that are drawn from the family's distribution regardless of progress.
         fast: weight of the newest returns in the fast average.
         slow: in the slow average.
 
@@ -451,14 +451,14 @@ class Curriculum(TaskDistribution):
         return self._space.tasks_at(quantiles)
 
     def check(self, family: FamilyTasks) -> list[Task]:
-        """Refuse a parameter that there is not."""
+        """Refuse an unknown parameter."""
         self._name(family.space)
         return []
 
     def update(self, tasks: Sequence[Task], returns: NDArray[np.float64]) -> None:
-        """Move the averages of the parts that the tasks are of towards their returns after adaptation."""
+        """Move the averages of the tasks' parts toward their returns after adaptation."""
         if self._space is None:
-            raise ValueError("a curriculum is told of tasks that it has drawn; call sample first")
+            raise ValueError("a curriculum can only be updated with tasks that it has drawn; call sample first")
         name = self._name(self._space)
         parameter = self._space.parameters[name]
         quantiles = np.array([parameter.quantile(self._space.values_of(task)[name]) for task in tasks])

@@ -125,11 +125,11 @@ class TaskDistribution(ABC):
         return {}
 
     def take_fixed_tasks(self, tasks: Mapping[TaskSplit, list[Task]]) -> None:
-        """Take over the sets of a run."""
+        """Restore the sets of a run."""
         return
 
     def update(self, tasks: Sequence[Task], returns: NDArray[np.float64]) -> None:
-        """Learn how an iteration went; called before the next one is drawn.
+        """Receive the returns of an iteration; called before the next tasks are drawn.
 
         Args:
             tasks: the M tasks of the iteration.
@@ -138,15 +138,15 @@ class TaskDistribution(ABC):
         return
 
     def metrics(self) -> dict[str, float]:
-        """Return what has become of it, by name: for `metrics.jsonl`, as `tasks/NAME`, after each `update`."""
+        """Return metrics by name after each `update`; they go to `metrics.jsonl` as `tasks/NAME`."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `update` has changed, as JSON can hold it."""
+        """Return the state that `update` has changed, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: If it does not fit.
@@ -164,7 +164,7 @@ def register_task_distribution(name: str, distribution: type[TaskDistribution]) 
         ValueError: If the name is taken by another class, or holds a colon.
     """
     if ":" in name:
-        raise ValueError(f"the name of a task distribution holds no colon, got {name!r}")
+        raise ValueError(f"the name of a task distribution must not contain a colon, got {name!r}")
     if _REGISTRY.setdefault(name, distribution) is not distribution:
         raise ValueError(f"the name {name!r} is taken by {_REGISTRY[name]}; choose another")
 

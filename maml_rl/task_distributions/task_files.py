@@ -45,7 +45,7 @@ def read_tasks(path: str | Path, env_name: str) -> list[Task]:
         ConfigError: If the file cannot be read, is not a file of tasks, or is of another family; in one line.
     """
     if Path(path).is_char_device():
-        raise ConfigError(f"{path} is a device, and no file of tasks; {_LOOKS_LIKE}")
+        raise ConfigError(f"{path} is a device, not a file of tasks; {_LOOKS_LIKE}")
     try:
         content = json.loads(
             Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_repetition, parse_constant=_not_finite
@@ -53,7 +53,7 @@ def read_tasks(path: str | Path, env_name: str) -> list[Task]:
     except OSError as error:
         raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON that tasks can be read from ({error}); {_LOOKS_LIKE}") from error
+        raise ConfigError(f"{path} cannot be read as JSON ({error}); {_LOOKS_LIKE}") from error
     if not isinstance(content, dict) or set(content) != {_ENV_NAME, _TASKS}:
         raise ConfigError(f"{path} is not a file of tasks; {_LOOKS_LIKE}")
     tasks = content[_TASKS]
@@ -132,7 +132,7 @@ def _array(values: Any, name: Any) -> Any:
         raise TypeError(f"expected a dtype of numbers, got {name!r}")
     array = np.array(values, dtype)
     if array.tolist() != values:
-        raise ValueError(f"{values!r} are no numbers of the dtype {name}")
+        raise ValueError(f"{values!r} are not numbers of the dtype {name}")
     return array
 
 
@@ -140,7 +140,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
     return entries
 
 

@@ -309,13 +309,13 @@ def test_package_without_its_repository_says_where_the_benchmarks_are(
             "",
             "def",
             "time.sleep(0.01)",
-            "note: a step takes .* waiting; with 'stepping: threads' slots wait side by side",
+            "note: a step takes .* waiting; with 'stepping: threads' slots wait concurrently",
         ),
-        ("    stepping = 'threads'\n", "def", "time.sleep(0.01)", "ok: .* side by side, which suits it"),
+        ("    stepping = 'threads'\n", "def", "time.sleep(0.01)", "ok: .* concurrently, which suits it"),
         ("", "def", "None", "ok: .* one after the other, which suits it"),
-        ("    stepping = 'threads'\n", "def", "None", "note: .* threads do not pay for that"),
-        ("    thread_safe = False\n", "def", "time.sleep(0.01)", "ok: .* it says that it is not safe in threads"),
-        ("", "async def", "await asyncio.sleep(0.01)", "ok: .* its slots are awaited side by side"),
+        ("    stepping = 'threads'\n", "def", "None", "note: .* threads do not help with that"),
+        ("    thread_safe = False\n", "def", "time.sleep(0.01)", "ok: .* it declares that it is not thread-safe"),
+        ("", "async def", "await asyncio.sleep(0.01)", "ok: .* its slots are awaited concurrently"),
     ],
 )
 def test_check_env_says_whether_threads_would_pay(

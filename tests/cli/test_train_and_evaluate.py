@@ -155,7 +155,7 @@ def test_another_run_is_not_overwritten_without_being_told(
         (["--save-tasks", "missing/tasks.json"], ["there is no folder missing", "--save-tasks"]),
         (["--save-tasks", "there.npz"], ["there.npz exists", "another --save-tasks"]),
         (["--tasks", "nowhere.json"], ["cannot read the tasks in nowhere.json"]),
-        (["--tasks", "there.npz"], ["there.npz is no JSON"]),
+        (["--tasks", "there.npz"], ["there.npz cannot be read as JSON"]),
         (["--tasks", "there.npz", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
         (["--tasks", "there.npz", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
         (["--output", "there.npz"], ["there.npz exists", "--overwrite"]),

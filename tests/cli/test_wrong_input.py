@@ -399,7 +399,7 @@ FILE_CASES: list[Case] = [
         (evaluate("--tasks", path), words)
         for path, words in (
             ("folder", ["cannot read the tasks in folder"]),
-            ("file", ["file is no JSON"]),
+            ("file", ["file cannot be read as JSON"]),
             ("loop", ["cannot read the tasks in loop"]),
             ("/dev/zero", ["/dev/zero is a device"]),
             ("x" * 300, ["--tasks", "too long for a file system"]),

@@ -81,7 +81,7 @@ def test_name_of_an_algorithm_is_given_once() -> None:
     register("maml-trpo", MAMLTRPO)
     with pytest.raises(ValueError, match="the name 'maml-trpo' is taken"):
         register("maml-trpo", Shift)
-    with pytest.raises(ValueError, match="holds no colon"):
+    with pytest.raises(ValueError, match="must not contain a colon"):
         register("a:b", Shift)
 
 

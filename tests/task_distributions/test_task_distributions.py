@@ -244,5 +244,5 @@ def test_registry_finds_names_and_classes() -> None:
             find_task_distribution(name)
     with pytest.raises(ValueError, match="is taken by"):
         register_task_distribution("split", Grid)
-    with pytest.raises(ValueError, match="holds no colon"):
+    with pytest.raises(ValueError, match="must not contain a colon"):
         register_task_distribution("a:b", Grid)
