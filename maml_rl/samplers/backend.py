@@ -26,32 +26,32 @@ class RolloutBackend(ABC):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers on this machine that there are now."""
+        """Process ids of the workers on this machine that are running."""
         return []
 
     @property
     def retries(self) -> int:
-        """How often episodes were begun anew so far, because their environment raised `Retry`."""
+        """How often episodes were restarted so far, because their environment raised `Retry`."""
         return 0
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds for which no slot was ready, where they wait side by side; of the worker that has waited longest."""
+        """Seconds for which no slot was ready, where they wait concurrently; of the worker that has waited longest."""
         return 0.0
 
     @property
     def slot_counts(self) -> SlotCounts | None:
-        """What slots that wait side by side are doing, for any thread; None where they do not, or are elsewhere."""
+        """What slots that wait concurrently are doing, for any thread; None where they do not, or are elsewhere."""
         return None
 
     @property
     def carrier(self) -> Carrier | None:
-        """What brings requests to workers that keep episodes, if they can."""
+        """The carrier of requests to workers that keep episodes; None if they cannot keep any."""
         return None
 
     @abstractmethod
     def prepare(self, num_tasks: int) -> None:
-        """Have workers ready for phases of `num_tasks` tasks; do nothing if they are."""
+        """Start the workers for phases of `num_tasks` tasks, unless they are ready."""
 
     @abstractmethod
     def describe(self) -> EnvDescription:
@@ -59,7 +59,7 @@ class RolloutBackend(ABC):
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """Draw tasks of the family from a generator seeded with `seed`; which worker does it changes nothing.
+        """Draw tasks of the family from a generator seeded with `seed`; the worker that draws them makes no difference.
 
         Args:
             num_tasks: how many.

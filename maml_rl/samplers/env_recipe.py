@@ -101,7 +101,7 @@ class Recipe:
         )
 
     def require_importable(self) -> None:
-        """Refuse what no worker could import, because it is of a notebook, for example.
+        """Refuse what no worker could import, for example because a notebook defines it.
 
         Workers that are forked inherit it.
 

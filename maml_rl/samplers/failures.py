@@ -1,4 +1,4 @@
-"""What an environment raises, wherever it is: gathered where it was raised, and told in the same words."""
+"""What an environment raises, in any place: collected where it was raised, and reported in the same words."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Failed:
 
 
 def failed(generation: int, error: BaseException, slot: int | None, first_slot: int, tasks: Sequence[Task]) -> Failed:
-    """Return what the parent is told of an exception.
+    """Return the report of an exception for the parent.
 
     Args:
         generation: of the work that raised it.

@@ -1,8 +1,8 @@
 """Hosts in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes what is asked.
 
-A request says all that its answer depends on: the batch, by its keys, and the operations so far that left something in
-the state of a program. So any host can do any request: one that has not got the block samples it first, which gives the
-same episodes, and repeats these operations. What a lost host knew is thus found again by another, bit for bit.
+A request contains everything that its answer depends on: the keys of the batch, and the earlier operations that changed
+the state of a program. So any host can answer any request: a host without the block samples it first, which gives the
+same episodes, and repeats these operations. Another host thus recomputes what a lost host knew, bit for bit.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ SampleTasks = Callable[[Phase], TaskEpisodes]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Something that is in the store of a cluster.
+    """A reference to an object in the store of a cluster.
 
     Attributes:
-        number: of it; a host keeps what it has under this number.
-        held: what the store's `get` takes.
+        number: of the object; a host keeps its copy under this number.
+        held: argument of the store's `get`.
     """
 
     number: int
@@ -105,7 +105,7 @@ class HostedBatch:
 
     @property
     def num_phases(self) -> int:
-        """How many phases there are, that after the last inner step included."""
+        """The number of phases, including the one after the last inner step."""
         return 1 if self.inner is None else self.inner.num_steps + 1
 
     def tasks_of(self, block: int) -> slice:
@@ -213,7 +213,7 @@ class EpisodeHost:
         self._room = _HOST_ROOM
 
     def forget(self) -> None:
-        """Forget all that a request would find again."""
+        """Forget everything that a request can restore."""
         self._batch_number = self._program_number = -1
         self._fetched, self._hosts, self._sessions = {}, {}, {}
 
@@ -236,7 +236,7 @@ class EpisodeHost:
             else:
                 replies[block] = None if operation is None else self._run(block, hosts, request, operation)
             self._beat()
-        # Only what is recorded is needed again.
+        # Only recorded operations are needed again.
         if request.operation is not None and request.operation not in request.recorded:
             self._fetched.pop(request.operation.number, None)
         return replies
@@ -282,7 +282,7 @@ class EpisodeHost:
         return self._fetched[reference.number]
 
     def _loaded(self, reference: Reference) -> Any:
-        """Return part of a learner, which may be of a module that is not here."""
+        """Return part of a learner, whose module this machine may lack."""
         try:
             return self._of(reference)
         except ImportError as error:
@@ -293,7 +293,7 @@ class EpisodeHost:
 
 
 class Carrier(Protocol):
-    """Brings requests to hosts, also after some of them are lost, and has the store of their cluster."""
+    """Brings requests to hosts, even after some of them are lost, and has the store of their cluster."""
 
     @property
     def num_hosts(self) -> int:
@@ -371,7 +371,7 @@ class RemoteSession(Session):
         self._recorded: tuple[Reference, ...] = ()
 
     def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """Have hosts do an operation on all chunks; see `Session.run`."""
+        """Run an operation on all chunks on the hosts; see `Session.run`."""
         put = self._hosts.put(Operation(operation, arguments, tuple(self._program.values())))
         done = self._recorded
         if recorded:

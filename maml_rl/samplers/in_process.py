@@ -56,7 +56,7 @@ class VectorEnvBackend(RolloutBackend):
 
     @property
     def retries(self) -> int:
-        """How often episodes were begun anew so far."""
+        """How often episodes were restarted so far."""
         return self._counted[0] + (0 if self._env is None else self._env.retries)
 
     @property
@@ -145,7 +145,7 @@ class _Work:
 
 
 class GuardedEnv(MetaVectorEnv):
-    """Slots in this process: what an environment raises is an error with slot, task and step, as that of a worker.
+    """Slots in this process: as with workers, what an environment raises becomes an error with slot, task and step.
 
     Args:
         recipe: what the environment is made from.

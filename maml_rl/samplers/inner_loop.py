@@ -83,7 +83,7 @@ class InnerPhases:
         return episodes
 
     def _estimate_advantages(self, episodes: TaskEpisodes) -> None:
-        """Give the episodes advantages: chunk by chunk, side by side, where the baseline is fitted to each task."""
+        """Compute the advantages: in chunks, in parallel, where the baseline is fitted to each task."""
         if not isinstance(self.baseline, TaskwiseBaseline):
             # Many small operations: threads that wait for each other between them cost more than they give.
             with intra_op_threads(1):

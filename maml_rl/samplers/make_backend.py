@@ -1,4 +1,4 @@
-"""Which backend carries out the phases of a sampler."""
+"""Chooses the backend that samples the phases of a sampler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_backend(
     if placement.backend == "ray" or placement.workers or slots_per_task < episodes_per_task:
         _check_stateless(policy)
     if placement.backend == "ray":
-        # Only those who use it need to have it.
+        # Only users of the backend need the package.
         try:
             from maml_rl.samplers.ray.backend import RayBackend
         except ModuleNotFoundError as error:
@@ -47,7 +47,7 @@ def make_backend(
 
 
 def _check_stateless(policy: Policy) -> None:
-    """Refuse a policy of which copies must not act."""
+    """Refuse a policy whose copies must not act."""
     if not policy.stateless:
         raise ValueError(
             f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "

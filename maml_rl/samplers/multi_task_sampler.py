@@ -90,8 +90,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         strict: refuse a Ray cluster that has room for fewer actors than `num_workers`, instead of using fewer.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
-        ray_num_cpus: CPUs that each Ray actor asks for; with a fraction several actors share one.
-        ray_resources: what else each Ray actor asks for, by name: "GPU", "memory" in bytes, or resources of its nodes'
+        ray_num_cpus: CPUs that each Ray actor requests; with a fraction several actors share one.
+        ray_resources: what else each Ray actor requests, by name: "GPU", "memory" in bytes, or resources of its nodes'
             own.
         ray_placement_group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD": reserve what all `num_workers` actors
             ask for at once, laid out in this way; None to place each actor for itself, evenly over the nodes.
@@ -103,16 +103,16 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        stepping: "serial": a worker steps its slots one after the other; "threads": side by side, each waiting for
+        stepping: "serial": a worker steps its slots one after the other; "threads": concurrently, each waiting for
             itself alone, in threads, or awaited where `reset` and `step` are coroutines; "auto": as the class of the
             environment says. The episodes are the same.
         stepping_threads: how many slots of a worker may wait at once, at most as many as there are; None for all.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
-        max_retries: how often one episode may begin anew because its environment raises `Retry`.
+        max_retries: how often one episode may restart because its environment raises `Retry`.
         max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
             lose its worker.
         recv_timeout: seconds to wait for workers that have not finished a step; the policy then acts for those that
-            have, at least one. None waits for all, and only then are results promised to repeat.
+            have, at least one. None waits for all; only then are results bit-identical.
         num_groups: groups of workers that take turns: while one steps, the policy acts for another.
         inference: "central": the policy acts in this process, for all workers; "worker": in each worker, which samples
             whole episodes of its tasks by itself; "auto": in the workers, which is faster, if they can load the
@@ -121,7 +121,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         observe_last: show the policy what happened at the last step as well: observations become vectors of the
             observation, the last action, the last reward, and whether the last step ended an episode; see
             `envs.LastStepParts`.
-        reset_memory_each_episode: have the policy's memory begin anew with every episode, not only with every phase.
+        reset_memory_each_episode: reset the policy's memory at the start of every episode, not only of every phase.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
         record_memory: keep with the episodes what the policy remembered before every action, tensors (M, T, B, *memory
             of one slot). The policy acts a second time for it, in this process.
@@ -129,8 +129,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         task_split: for a family or a task distribution that keeps test tasks apart: "training" or "test" tasks, or
             "validation", which are drawn as those of training, for evaluations that choose something. None for "test"
             in an evaluation, else "training".
-        task_distribution: what `sample_tasks` draws from; None for the family's own distribution. A curriculum is told
-            how its tasks went by your code, with its method `update`.
+        task_distribution: what `sample_tasks` draws from; None for the family's own distribution. Your code passes the
+            returns of its tasks to a curriculum, with the method `update`.
         device: where the policy acts; episodes stay on the CPU.
         timer: gets the seconds of every stage.
 
@@ -247,7 +247,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         return f"MultiTaskSampler({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
 
     def prepare(self, num_tasks: int) -> None:
-        """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are there."""
+        """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are running."""
         self.check_threads(num_tasks)
         self._replay(lambda: self._backend.prepare(check_count("num_tasks", num_tasks)))
 
@@ -308,9 +308,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self.iteration, self.phase = iteration, 0
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Return the random stream for what your code itself draws before the next phase, as the latents of tasks.
+        """Return the random stream for draws of your own code before the next phase, such as the latents of tasks.
 
-        It is keyed by (seed, iteration, phase, purpose), and apart from all that the sampler draws.
+        It is keyed by (seed, iteration, phase, purpose), and separate from all draws of the sampler.
 
         Args:
             purpose: any name; different names never share a stream.
@@ -337,8 +337,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
             num_episodes: B; None for the sampler's `batch_size`. The first episodes of a task are the same for any
                 number of them.
-            deterministic: have the policy take its most probable actions instead of drawing them; one that acts in a
-                way of its own gets noise in the middle of its range. Environments draw as ever.
+            deterministic: make the policy take its most probable actions instead of drawing them; a policy with its
+                own `act` gets noise in the middle of its range. Environments draw as usual.
             streams: the random streams; None for those of the next phase of the iteration.
 
         Returns:
@@ -404,7 +404,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         per_task: int,
         deterministic: bool = False,
     ) -> Phase:
-        """Have workers ready for a phase, and return it."""
+        """Prepare the workers for a phase, and return the phase."""
         self._backend.prepare(len(tasks))
         slot = self._backend.describe()
         if not self.policy.reads_text:
@@ -455,7 +455,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             Episodes (M, T, B, ...): column b is episode b of the trial.
 
         Raises:
-            ValueError: If the sampler has not one slot for each task.
+            ValueError: If the sampler does not have one slot for each task.
             Exception: As `rollout`.
         """
         self._check_trials()
@@ -465,7 +465,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         """Refuse trials in several slots.
 
         Raises:
-            ValueError: If the sampler has not one slot for each task.
+            ValueError: If the sampler does not have one slot for each task.
         """
         if self.slots_per_task != 1:
             raise ValueError(
@@ -493,7 +493,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             The episodes, and tensors (M, ...), which are computed once more in this process, bit for bit.
 
         Raises:
-            ValueError: If the sampler has not one slot for each task.
+            ValueError: If the sampler does not have one slot for each task.
             Exception: As `rollout`.
         """
         streams = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
@@ -754,22 +754,22 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers on this machine that there are now."""
+        """Process ids of the workers on this machine that are running."""
         return self._backend.pids
 
     @property
     def retries(self) -> int:
-        """How often episodes were begun anew so far, because their environment raised `Retry`."""
+        """How often episodes were restarted so far, because their environment raised `Retry`."""
         return self._backend.retries
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds for which no slot was ready, where they wait side by side; of the worker that has waited longest."""
+        """Seconds for which no slot was ready, where they wait concurrently; of the worker that has waited longest."""
         return self._backend.waiting_seconds
 
     @property
     def slot_counts(self) -> SlotCounts | None:
-        """What slots that wait side by side are doing now, for any thread; None where they do not, and on Ray."""
+        """What slots that wait concurrently are doing now, for any thread; None where they do not, and on Ray."""
         return self._backend.slot_counts
 
     @property

@@ -35,7 +35,7 @@ class Phase:
         streams: the random streams; `streams.first_task` is the number of `tasks[0]`.
         episodes_per_task: B.
         horizon: T, steps of the longest possible episode.
-        reset_memory: whether the policy's memory begins anew with every episode, not only with the phase.
+        reset_memory: whether the policy's memory is reset at the start of every episode, not only of the phase.
         deterministic: whether the policy takes its most probable actions, instead of drawing them.
     """
 
@@ -66,16 +66,16 @@ class Phase:
         return replace(self, tasks=self.tasks[start:stop], params=params, streams=streams)
 
     def without_policy(self) -> Phase:
-        """Return the phase as it is sent to a worker that has the policy and gets the parameters by another way."""
+        """Return the phase for a worker that has the policy and gets the parameters separately."""
         return replace(self, policy=None, params=None)  # type: ignore[arg-type]
 
     def with_policy(self, policy: Policy, params: Mapping[str, Tensor] | None) -> Phase:
-        """Return the phase with its policy and parameters, where they are at hand."""
+        """Return the phase with its policy and parameters."""
         return replace(self, policy=policy, params=params)
 
 
 def split_tasks(num_tasks: int, num_units: int) -> list[slice]:
-    """Return contiguous ranges of tasks, of one size but for the last: the units that idle workers take.
+    """Return contiguous ranges of tasks, all except the last of one size: the units that idle workers take.
 
     Args:
         num_tasks: M.

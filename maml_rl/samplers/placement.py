@@ -1,4 +1,4 @@
-"""Where episodes are sampled: one frozen value for all that says where the workers are, how many, and their limits."""
+"""Where episodes are sampled: one frozen value that says where the workers are, how many, and their limits."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class Placement:
         recv_timeout: seconds to wait for workers that have not finished a step; None waits for all.
         num_groups: groups of workers that take turns.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        stepping: "serial": a worker steps its slots one after the other; "threads": side by side, each waiting for
+        stepping: "serial": a worker steps its slots one after the other; "threads": concurrently, each waiting for
             itself alone, in threads or awaited; "auto": as the family says.
         stepping_threads: how many slots of a worker may wait at once; None for all.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
-        max_retries: how often one episode may begin anew because its environment raises `Retry`.
+        max_retries: how often one episode may restart because its environment raises `Retry`.
         max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
             lose its worker, and how often actors may fail to start on a node.
         ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
         strict: refuse a Ray cluster that has room for fewer actors than `num_workers`.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away.
-        ray_num_cpus: CPUs that each Ray actor asks for; a fraction has several actors share one.
-        ray_resources: what else each Ray actor asks for, by name: "GPU", "memory" in bytes, or resources of its nodes'
+        ray_num_cpus: CPUs that each Ray actor requests; a fraction has several actors share one.
+        ray_resources: what else each Ray actor requests, by name: "GPU", "memory" in bytes, or resources of its nodes'
             own.
         ray_placement_group: reserve the CPUs and resources of all `num_workers` actors at once, laid out in this way;
             None to place each actor for itself, evenly over the nodes there are.
@@ -119,7 +119,7 @@ class Placement:
 
     @property
     def asked(self) -> dict[str, float]:
-        """What each Ray actor asks for, by Ray's names of resources."""
+        """What each Ray actor requests, by Ray's names of resources."""
         return {"CPU": self.ray_num_cpus, **self.ray_resources}
 
     @property
@@ -165,7 +165,7 @@ class Placement:
             )
 
     def _check_asked(self) -> None:
-        """Refuse what Ray would not understand, or what no node could give."""
+        """Refuse what Ray would not understand, or no node could provide."""
         if "CPU" in self.ray_resources:
             raise ValueError("ray_resources names CPU; give ray_num_cpus instead")
         for name, amount in self.asked.items():

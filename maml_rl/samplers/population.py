@@ -24,15 +24,14 @@ from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed
 class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
     """Evaluates populations for evolution strategies and other methods that only need returns.
 
-    The members of a population are to a rollout what the tasks of a batch are: each acts under its own parameters, all
+    A rollout treats the members of a population like the tasks of a batch: each acts under its own parameters, all
     in one batched pass. Randomness is keyed by (seed, generation, member, episode): every member has its own initial
     states and action noise, new ones in every generation, and the returns are the same for any number of workers and
     after any worker has been replaced. With `common_noise` the members of a generation have the same initial states
     and noise, episode by episode, so that members differ in their returns only as far as their weights do.
 
-    All members have one task, always the same, unless `evaluate` is given others. A population of another size than
-    the one before needs other slots, which costs the start of the workers: to alternate between two sizes, use two
-    evaluators.
+    All members have one task, always the same, unless `evaluate` gets others. When the size of the population changes,
+    the slots change, too, and the workers start again: to alternate between two sizes, use two evaluators.
 
     Example:
         with PopulationEvaluator("HalfCheetahDir-v5", policy, num_workers=2) as evaluator:
@@ -59,8 +58,8 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
 
     Attributes:
         size: D, number of weights.
-        generation: number of the next generation, and of how many there have been. A search that is resumed sets it,
-            and then gets the tasks, initial states and noise that it would have got without the interruption.
+        generation: number of the next generation, which is also the number of past generations. A resumed search sets
+            it, and then gets the same tasks, initial states and noise as without the interruption.
 
     Raises:
         ValueError: If a number is out of range, arguments exclude each other, or no such id is registered.
@@ -126,7 +125,7 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         """Return the mean return of each member, (P,): the larger, the better.
 
         Args:
-            weights: (P, D), or a list of P vectors, as strategies ask for.
+            weights: (P, D), or a list of P vectors, as strategies return them.
             tasks: one for each member; None for the evaluator's task.
 
         Raises:
@@ -163,7 +162,7 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers on this machine that there are now."""
+        """Process ids of the workers on this machine that are running."""
         return self._sampler.pids
 
     def close(self) -> None:

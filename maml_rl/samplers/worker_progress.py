@@ -26,9 +26,9 @@ class Progress:
         heartbeats: (W,) time, on the monotonic clock, at which each worker began its latest reset or step of a phase
             that it samples by itself.
         steps: (W,) steps that it then had behind it; -1 for a reset.
-        retries: (W,) how often episodes of each worker were begun anew, because their environment raised `Retry`.
+        retries: (W,) how often episodes of each worker were restarted, because their environment raised `Retry`.
         waiting_seconds: (W,) seconds for which each worker has waited because none of its slots was ready.
-        slot_counts: (W, 5) what slots that wait side by side are doing, in the order of `SlotCounts`; zeros elsewhere.
+        slot_counts: (W, 5) what slots that wait concurrently are doing, in the order of `SlotCounts`; zeros elsewhere.
         generation: (1,) of the parent's current work; a worker that samples a phase of an earlier one stops.
     """
 

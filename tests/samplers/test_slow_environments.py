@@ -254,7 +254,7 @@ def test_time_limit_of_a_registration_holds_where_nobody_awaits_the_wrapper() ->
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        (FixedThreadEnv, {"stepping": "threads"}, "FixedThreadEnv says that it is not safe in threads"),
+        (FixedThreadEnv, {"stepping": "threads"}, "FixedThreadEnv declares that it is not thread-safe"),
         ("2DNavigation-v0", {"stepping": "threads"}, "2DNavigation-v0 steps all its slots as one batch"),
         (SlowEnv, {"stepping": "serial", "stepping_threads": 2}, "stepping='serial' has no threads"),
         (SlowEnv, {"stepping": "fast"}, "stepping must be one of auto, serial, threads, got 'fast'"),
@@ -281,13 +281,13 @@ def test_more_threads_than_slots_are_refused_before_any_process_starts() -> None
     assert psutil.Process().children() == before
 
 
-def test_what_draws_is_refused_in_threads() -> None:
+def test_what_renders_is_refused_in_threads() -> None:
     def make() -> Any:
         env = SlowEnv()
         env.render_mode = "rgb_array"
         return env
 
-    with pytest.raises(ChildEnvError, match=r"draws .*OpenGL"):
+    with pytest.raises(ChildEnvError, match=r"renders .*OpenGL"):
         digests(make, **THREADS)
 
 

@@ -90,7 +90,7 @@ def test_what_was_right_in_one_episode_is_said_in_the_next() -> None:
 def test_an_episode_that_begins_anew_is_taken_back(stepping: Any, serial: Any) -> None:
     found, _ = trials(partial(GuessingEnv, retry=0.2), Reader(), num_workers=0, stepping=stepping)
     assert found.digest() == serial[0].digest()
-    with pytest.raises(ValueError, match=r"begun anew.*Forgetful may remember.*give it a method begin_anew\(tasks\)"):
+    with pytest.raises(ValueError, match=r"restarted.*Forgetful may remember.*give it a method begin_anew\(tasks\)"):
         trials(partial(GuessingEnv, retry=0.5), Forgetful(), num_workers=0, stepping=stepping)
 
 

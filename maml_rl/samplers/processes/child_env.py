@@ -101,7 +101,7 @@ class ChildEnv:
             case RunPhase():
                 self._phases.run(command, self._slots_of(self._tasks))
             case LoadPolicy():
-                # It imports torch, which workers that do not act do without.
+                # It imports torch, which workers that do not act do not need.
                 from maml_rl.samplers.processes.phase_runner import PhaseRunner
 
                 env, place = EnvDescription.of(self._env), (self._memory, self._buffers.size)
@@ -142,7 +142,7 @@ class ChildEnv:
         return self._units[len(tasks)]
 
     def _report(self) -> None:
-        """Tell the parent what this worker's environment has counted since the last time."""
+        """Report to the parent what this worker's environment has counted since the last report."""
         if hasattr(self, "_env"):
             counted = self._env.retries, self._env.waiting_seconds
             self._progress.retries[self._index] += counted[0] - self._counted[0]

@@ -60,7 +60,7 @@ def sample_in_children(
     with timer.stage("waiting"):
         seconds_of = vector_env.phases.run(phase, timed=timed, units=units)
     if timed:
-        # Workers run side by side: the parent has waited for the busiest.
+        # Workers run in parallel: the parent has waited for the busiest.
         of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
         for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
             timer.move("waiting", stage, seconds)

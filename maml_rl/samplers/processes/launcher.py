@@ -97,11 +97,11 @@ class ChildProcess:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def terminate(self) -> None:
-        """Ask the process and all that it has started to end."""
+        """Ask the process, and everything that it has started, to end."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process and all that it has started."""
+        """Kill the process and everything that it has started."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -118,7 +118,7 @@ class ChildProcess:
             os.kill(self.pid, STACK_SIGNAL)
 
     def read_stack(self) -> str:
-        """Return the stack that the process was asked for, or wrote when it crashed; empty if there is none."""
+        """Return the stack that the process wrote, on request or when it crashed; empty if there is none."""
         deadline = monotonic() + _STACK_SECONDS
         text = b""
         poll = select.poll()
@@ -135,7 +135,7 @@ class ChildProcess:
         return text.decode(errors="replace").strip()[:_MAX_STACK_CHARACTERS]
 
     def state(self) -> str:
-        """Return the state of the process ("running", "stopped", ...); "" where the kernel does not tell."""
+        """Return the state of the process ("running", "stopped", ...); "" if the kernel does not report it."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 letter = file.read().rpartition(")")[2].split()[0]

@@ -26,7 +26,7 @@ _LOAD_SECONDS = 60.0
 
 
 class WorkerPhases:
-    """Has the workers of a vector environment sample phases by themselves.
+    """Lets the workers of a vector environment sample phases by themselves.
 
     Args:
         pool: the workers.
@@ -99,7 +99,7 @@ class WorkerPhases:
 
         Args:
             phase: what to sample.
-            timed: have the workers measure where their time goes.
+            timed: whether the workers measure where their time goes.
             units: ranges of tasks, at most as many as any worker has slots for, which workers take when they are idle;
                 None if each is to sample those that its slots have.
 

@@ -70,7 +70,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         rules: how workers carry out the calls of environment objects.
 
     Attributes:
-        phases: has the workers sample whole phases by themselves.
+        phases: lets the workers sample whole phases by themselves.
 
     Raises:
         TypeError: If `env` is an environment object or cannot be pickled, or a space is not supported.
@@ -153,7 +153,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
 
     @property
     def retries(self) -> int:
-        """How often episodes of all workers were begun anew so far."""
+        """How often episodes of all workers were restarted so far."""
         return int(self._progress.retries.sum())
 
     @property
@@ -205,7 +205,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self._tasks = all_tasks
 
     def expect_units(self, tasks: Sequence[Task]) -> None:
-        """Have all workers ready for units of a phase, which bring their tasks. Unfinished steps are dropped.
+        """Prepare all workers for units of a phase, which bring their tasks. Unfinished steps are dropped.
 
         Args:
             tasks: of the slots of the whole phase, for messages.
@@ -377,7 +377,7 @@ def split_slots(num_envs: int, num_workers: int, granularity: int = 1) -> tuple[
 
 
 def _join_infos(infos: Sequence[dict[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
-    """Return the workers' infos over all slots; where a worker lacks an entry, zeros stand for it.
+    """Return the workers' infos over all slots; where a worker lacks an entry, it is zero.
 
     Args:
         infos: of each worker, arrays over its slots or dicts of such.

@@ -41,9 +41,9 @@ class WorkerPool:
         parts: slots of each worker.
         env_name: for messages.
         max_restarts: how often one worker may die in one phase.
-        progress: where workers tell how far they are.
-        step_timeout: seconds after which a worker that does not run at all counts as hung, whatever it may take long
-            for.
+        progress: where workers report how far they are.
+        step_timeout: seconds after which a worker that does not run at all counts as hung, even where it may take
+            longer.
 
     Attributes:
         workers: None where there is none at present.
@@ -79,7 +79,7 @@ class WorkerPool:
     # Starting and sending.
 
     def missing(self) -> list[int]:
-        """Return the workers that have to be started before work can begin."""
+        """Return the workers that must be started before work can begin."""
         return [index for index, worker in enumerate(self.workers) if worker is None or not worker.ready]
 
     def launch(self, index: int) -> None:
@@ -89,7 +89,7 @@ class WorkerPool:
             unready.process.kill()
             unready.process.wait(_KILL_SECONDS)
             self._release(unready)
-        # A worker that died has left its slot there.
+        # A dead worker has left its slot number there.
         self._progress.current_slots[index] = -1
         worker = Worker(index, self._parts[index], self._launcher.launch())
         self.workers[index] = worker
@@ -99,7 +99,7 @@ class WorkerPool:
             self._by_descriptor[descriptor] = worker
 
     def living(self) -> list[Worker]:
-        """Return the workers that there are."""
+        """Return the present workers."""
         return [worker for worker in self.workers if worker is not None]
 
     def worker(self, index: int) -> Worker:
@@ -162,7 +162,7 @@ class WorkerPool:
         commands: Sequence[Command],
         messages: Sequence[bytes | None] | None = None,
     ) -> list[Reply]:
-        """Have several workers carry out one command each, all at the same time, and return their replies."""
+        """Make several workers carry out one command each, all at the same time, and return their replies."""
         for index, command, message in zip(indices, commands, messages or [None] * len(commands), strict=True):
             self.send(index, command, seconds, message)
         self.wait(indices)

@@ -1,6 +1,6 @@
 """The worker of a Ray cluster: it samples ranges of tasks by the loop that all workers run.
 
-Two threads use it, the one that works, and another which looks how far that is and abandons what is no longer wanted.
+Two threads use it: one works, the other reports how far the work is and abandons what is no longer wanted.
 """
 
 import os
@@ -87,8 +87,8 @@ class Sampled:
     Attributes:
         episodes: without the steps past the longest.
         seconds: of each stage, if they were measured.
-        retries: how often episodes were begun anew.
-        waiting_seconds: for which no slot was ready, where they wait side by side.
+        retries: how often episodes were restarted.
+        waiting_seconds: for which no slot was ready, where they wait concurrently.
     """
 
     episodes: EpisodeArrays
@@ -104,8 +104,8 @@ class Worked:
     Attributes:
         replies: of each block; see `EpisodeHost.carry_out`.
         seconds: of each stage of sampling.
-        retries: how often episodes were begun anew.
-        waiting_seconds: for which no slot was ready, where they wait side by side.
+        retries: how often episodes were restarted.
+        waiting_seconds: for which no slot was ready, where they wait concurrently.
     """
 
     replies: dict[int, Any]
@@ -292,7 +292,7 @@ class RolloutActor:
         return Sampled(episodes, timer.take(), *self._take_counts())
 
     def work(self, request: Request) -> Worked:
-        """Sample the blocks of a batch that this actor has not got, and do with them what is asked."""
+        """Sample the blocks of a batch that this actor lacks, and carry out the request on them."""
         if self._host is None:
             self._host = EpisodeHost(self._policy, self._sample_block, _from_store, self._beat)
         # What `run` has loaded, or the host, is no longer there for the other.
@@ -368,7 +368,7 @@ class RolloutActor:
 
     @ray.method(concurrency_group="control")
     def look(self, with_stack: bool) -> Look:
-        """Return how far the call at hand is."""
+        """Return the progress of the present call."""
         progress, slot, tasks = self._progress, self._slot(), self._tasks
         stack = ""
         if with_stack and (frame := sys._current_frames().get(self._thread)) is not None:

@@ -81,7 +81,7 @@ class RayBackend(RolloutBackend):
         return self._waiting_seconds
 
     def prepare(self, num_tasks: int) -> None:
-        """Ask for actors for phases of `num_tasks` tasks."""
+        """Request actors for phases of `num_tasks` tasks."""
         self._pool.prepare(num_tasks)
 
     def describe(self) -> EnvDescription:
@@ -91,7 +91,7 @@ class RayBackend(RolloutBackend):
         return self._slot
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """Have an actor draw tasks."""
+        """Let an actor draw tasks."""
         tasks: list[Task] = self._ask(Unit("sample_tasks", (num_tasks, seed, evaluation)), num_tasks)
         return tasks
 
@@ -117,11 +117,11 @@ class RayBackend(RolloutBackend):
             waiting += reply.waiting_seconds
             with timer.stage("assembly"):
                 arrays.fill(unit.part, reply.episodes)
-        # Actors wait side by side.
+        # Actors wait in parallel.
         self._waiting_seconds += waiting / max(1, len(self._pool))
         self._choose_units(monotonic() - started)
         if timed:
-            # Actors run side by side: the driver has waited for the busiest.
+            # Actors run in parallel: the driver has waited for the busiest.
             busiest = self._pool.busiest_seconds
             for stage in WORKER_STAGES:
                 timer.move("waiting", stage, busiest.get(stage, 0.0))
@@ -146,7 +146,7 @@ class RayBackend(RolloutBackend):
         return ray.put(Stored(pickled, digests_of(modules)))
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        """Have actors carry out a request; see `Carrier`."""
+        """Let actors carry out a request; see `Carrier`."""
         if request.operation is None:
             self._pool.warn_of_unused_places(len(batch.blocks), "blocks of tasks for the update")
             shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
@@ -175,7 +175,7 @@ class RayBackend(RolloutBackend):
         self._pool.close()
 
     def _ask(self, unit: Unit, num_tasks: int) -> Any:
-        """Have one unit done, and return its result."""
+        """Let an actor do one unit, and return its result."""
         self.prepare(num_tasks)
         ((_, reply),) = self._pool.results([unit])
         return reply
@@ -183,7 +183,7 @@ class RayBackend(RolloutBackend):
     def _choose_units(self, seconds: float) -> None:
         """Choose how many units each actor gets in the next phase, after one that took `seconds`."""
         most = min(UNITS_PER_WORKER, int(seconds / _UNIT_SECONDS))
-        # Another number means other sizes, for which new slots have to be made.
+        # Another number means other sizes, which need new slots.
         if most < self._units_per_actor or most >= 2 * self._units_per_actor:
             self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
 

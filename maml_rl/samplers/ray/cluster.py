@@ -39,15 +39,15 @@ class RayCluster:
     """The share of a cluster that one run may use.
 
     Args:
-        placement: the address of the cluster, how many actors are wanted, and what each asks for.
+        placement: the address of the cluster, how many actors are wanted, and what each requests.
 
     Attributes:
         address: "host:port" of the head node.
-        shares: whether actors ask for nothing: those of all except the first run of this process, which take turns with
-            it, and share its CPUs.
+        shares: whether actors request nothing: true for all runs of this process except the first; they take turns
+            with it, and share its CPUs.
 
     Raises:
-        ConfigError: If the cluster cannot be reached, or no node has what an actor asks for.
+        ConfigError: If the cluster cannot be reached, or no node has what an actor requests.
     """
 
     # The process is connected once for all of them; the last one that leaves ends what the first one began.
@@ -91,7 +91,7 @@ class RayCluster:
 
     @property
     def nothing_left(self) -> str:
-        """What it means that there is no place for an actor once nodes are left out, in words."""
+        """Why there is no place for an actor once nodes are left out, in words."""
         if self._reserved is not None:
             return f"{self._reserved.name} has a node that is not of use"
         return "no node of the Ray cluster is left"
@@ -108,7 +108,7 @@ class RayCluster:
         return monotonic() >= self._next_count
 
     def actor_options(self) -> dict[str, Any]:
-        """Return Ray's options of an actor of this run: what it asks for, where it may be, and its runtime_env."""
+        """Return Ray's options of an actor of this run: what it requests, where it may be, and its runtime_env."""
         options: dict[str, Any] = {"num_cpus": 0} if self.shares else options_of(self._asked)
         if self._reserved is not None:
             options["scheduling_strategy"] = self._reserved.strategy()
@@ -121,7 +121,7 @@ class RayCluster:
         return options
 
     def count_places(self) -> int:
-        """Return how many actors of this run there is room for, and say so if that is less than was asked for.
+        """Return how many actors of this run there is room for, and warn if there is room for fewer than requested.
 
         Raises:
             ConfigError: If it is, and `strict` is given.
@@ -145,10 +145,10 @@ class RayCluster:
             if self._placement.strict:
                 without = f" without the nodes that are left out ({self.refused})" if self._refused else ""
                 raise ConfigError(
-                    f"{message}{without}; lower it, add nodes, or leave out strict to go on with what there is"
+                    f"{message}{without}; lower it, add nodes, or leave out strict to continue with what there is"
                 )
             if places != self._told:
-                _log.warning("%s; it goes on with as many workers", message)
+                _log.warning("%s; it continues with that many workers", message)
         self._told = places
         return places
 
@@ -161,7 +161,7 @@ class RayCluster:
         """Return the placement group of this run, having made it; None for one without.
 
         Raises:
-            ConfigError: If no node has what an actor asks for, or the group cannot be.
+            ConfigError: If no node has what an actor requests, or the group cannot exist.
         """
         layout, number = self._placement.ray_placement_group, self._placement.num_workers
         if layout is None and (around := Reserved.around_this_process(self._asked)) is not None:
@@ -306,7 +306,7 @@ def _connect(placement: Placement) -> bool:
 
 
 def _check_runtime_env(env: dict[str, Any]) -> None:
-    """Refuse a `runtime_env` that Ray would not understand, parts of which it would pass over.
+    """Refuse a `runtime_env` that Ray would not understand; Ray would ignore parts of it.
 
     Raises:
         ConfigError: With the part.

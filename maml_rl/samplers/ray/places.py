@@ -1,4 +1,4 @@
-"""Places for actors on a cluster: what each actor asks for, how many fit onto nodes, and reserved groups of places."""
+"""Places for actors on a cluster: what each actor requests, how many fit onto nodes, and reserved groups of places."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def places_on(resources: Mapping[str, float], asked: Mapping[str, float]) -> int
 
 
 def describe_asked(asked: Mapping[str, float]) -> str:
-    """Return what an actor asks for, in words."""
+    """Return what an actor requests, in words."""
     return " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
 
 
 def options_of(asked: Mapping[str, float]) -> dict[str, Any]:
-    """Return what an actor asks for as Ray's options of an actor."""
+    """Return what an actor requests as Ray's options of an actor."""
     options: dict[str, Any] = {argument: asked[name] for name, argument in _ARGUMENTS.items() if name in asked}
     return {**options, "resources": {name: amount for name, amount in asked.items() if name not in _ARGUMENTS}}
 

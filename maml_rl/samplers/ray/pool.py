@@ -1,7 +1,7 @@
-"""Actors on a Ray cluster, which carry out units of work, whatever happens to actors, nodes and objects.
+"""Actors on a Ray cluster, which carry out units of work even if actors, nodes and objects are lost.
 
-A unit of work is a range of whole tasks. Which actor samples it changes nothing, so a lost unit is sampled again
-elsewhere, and an idle actor also samples what a slow one has not finished: the first copy counts.
+A unit of work is a range of whole tasks. Every actor samples it identically, so a lost unit is sampled again
+elsewhere, and an idle actor also samples what a slow one has not finished: the first result counts.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from maml_rl.samplers.ray.worker import LOOK_SECONDS, Call, RayWorker, Unit
 
 _log = logging.getLogger("maml_rl")
 
-# Calls that an actor has at once: the next one is there when it has finished one.
+# Calls that an actor has at once: when it has finished one, the next is already there.
 _IN_FLIGHT = 2
-# How often the driver looks after actors that do not reply.
+# How often the driver checks actors that do not reply.
 _TICK_SECONDS = 0.1
 # An idle actor repeats a unit that takes this much longer than the others.
 _SLOW_FACTOR, _SLOW_SECONDS = 2.0, 0.2
@@ -315,7 +315,7 @@ class RayPool:
         if self._cluster.refuse(node, cause):
             if not self._count_places():
                 raise error(f"{self._cluster.nothing_left}: {self._cluster.refused}; {remedy}")
-            self._warnings.append(f"{cause}; it goes on without that node; {remedy}")
+            self._warnings.append(f"{cause}; it continues without that node; {remedy}")
             self._warn_of_nodes()
         self._team = max(1, min(self._team, self._count_places()))
 
@@ -383,7 +383,7 @@ class RayPool:
                 self._waiting.remove(owned)
                 owned.worker.give(owned)
             else:
-                # What only a lost actor had, another finds again.
+                # Another actor recomputes what only a lost actor had.
                 owned.worker = None
         for depth in range(_IN_FLIGHT):
             for actor in ready:

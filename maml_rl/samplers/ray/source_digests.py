@@ -112,7 +112,7 @@ def _is_installed(root: str) -> bool:
 
 
 def _named_modules(pickled: bytes) -> Iterator[str]:
-    """Yield the loaded modules whose names stand in a pickle, also as in "module:name"."""
+    """Yield the loaded modules whose names are in a pickle, also as in "module:name"."""
     for operation, argument, _ in pickletools.genops(pickled):
         if isinstance(argument, str):
             # The operation GLOBAL has module and name in one argument.
@@ -122,7 +122,7 @@ def _named_modules(pickled: bytes) -> Iterator[str]:
 
 
 def _imported_by(root: str) -> Iterator[str]:
-    """Yield the modules of what stands in the modules of a package."""
+    """Yield the modules of the objects in the modules of a package."""
     for name, module in list(sys.modules.items()):
         if name == root or name.startswith(f"{root}."):
             for value in list(vars(module).values()):

@@ -114,7 +114,7 @@ class RayWorker:
         return f"actor {self._index} (pid {self.known.pid} on {self.known.address})"
 
     def give(self, unit: Unit) -> None:
-        """Have the actor carry out a unit after those that it has."""
+        """Give the actor a unit, to carry out after those that it has."""
         number = next(self._numbers)
         self.calls.append(Call(number, unit, self._handle.carry_out.remote(number, unit.method, *unit.arguments)))
         unit.copies += 1
@@ -134,7 +134,7 @@ class RayWorker:
         self.next_look, self._look, self._latest = now + self._look_seconds, None, None
 
     def abandon_done(self) -> None:
-        """Have it stop the calls whose results are no longer wanted; their replies come nevertheless."""
+        """Make it stop the calls whose results are no longer wanted; they still reply."""
         numbers = [call.number for call in self.calls if call.unit.done and not call.abandoned]
         for call in self.calls:
             call.abandoned = call.unit.done
@@ -163,11 +163,11 @@ class RayWorker:
         return _describe_hang(self._latest, self._step_timeout)
 
     def close(self) -> Any:
-        """Have its environments closed, and return a reference to the reply."""
+        """Make it close its environments, and return a reference to the reply."""
         return self._handle.carry_out.remote(next(self._numbers), "close")
 
     def leave(self) -> None:
-        """Have it end itself, without the head node: a message directly from process to process."""
+        """Make it end itself by a message directly from process to process, without the head node."""
         with suppress(Exception):
             self._handle.leave.remote()
 

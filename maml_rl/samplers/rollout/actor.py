@@ -20,7 +20,7 @@ from maml_rl.samplers.rollout.recorder import SlotIndex
 from maml_rl.seeding import PhaseStreams
 from maml_rl.spaces import array_layout
 
-# Noise is drawn for as many steps at once as fill this many numbers: enough to amortise the call, little enough to
+# Noise is drawn for as many steps at once as fill this many numbers: enough to amortize the call, little enough to
 # stay in the cache.
 _NUMBERS_PER_BLOCK = 65_536
 # Slots in a trial of a policy's memory: a number that is not a usual size of one.
@@ -142,14 +142,14 @@ class Actor:
         self._observations = torch.from_numpy(observations).unflatten(0, (self._num_tasks, self._slots_per_task))
 
     def begin_trial(self) -> None:
-        """Remember nothing in any slot."""
+        """Empty the memory of all slots."""
         grid = self._num_tasks, self._slots_per_task
         memory = self._policy.initial_memory(grid[0] * grid[1])
         self._memory = tuple(tensor.detach().to(self._device).unflatten(0, grid) for tensor in memory)
         self._initial = self._at_start = self._memory
 
     def begin_episodes(self, slots: NDArray[np.intp] | None = None, *, forget: bool = False) -> None:
-        """Keep what is remembered where episodes begin, for those that have to begin anew.
+        """Keep the memory of slots where episodes begin, for episodes that must restart.
 
         Args:
             slots: where they begin; None for all.
@@ -163,7 +163,7 @@ class Actor:
         self._at_start = self._with_rows(slots, self._at_start, self._memory)
 
     def begin_anew(self, slots: NDArray[np.intp]) -> None:
-        """Remember in `slots` what was remembered when their episodes began."""
+        """Restore the memory that `slots` had when their episodes began."""
         self._memory = self._with_rows(slots, self._memory, self._at_start)
 
     def _with_rows(self, slots: NDArray[np.intp], memory: Memory, other: Memory) -> Memory:
@@ -183,7 +183,7 @@ class Actor:
     ) -> NDArray[np.generic]:
         """Return the actions of slots anywhere, (len(slots), *act), as those of a pass over all slots.
 
-        The pass always has the shape of all slots, so that an action does not depend on who else is ready. The memory
+        The pass always has the shape of all slots, so an action does not depend on which others are ready. The memory
         changes only in `slots`.
 
         Args:
@@ -281,7 +281,7 @@ class Actor:
         self._memory = tuple(kept)
 
     def _actor_of(self, tasks: slice) -> Callable[..., tuple[Tensor, Memory]]:
-        """Return what acts for a range of tasks."""
+        """Return the function that acts for a range of tasks."""
         key = (tasks.start, tasks.stop)
         if key not in self._actors:
             params = {name: value[tasks] for name, value in self._params.items()} if self._is_stacked else self._params
@@ -294,7 +294,7 @@ def phase_parameters(
 ) -> tuple[dict[str, Tensor], bool]:
     """Return what the policy of a phase gets as parameters, and whether they are stacked (M, ...).
 
-    They always are, but for a policy with a memory whose parameters all tasks share: of trials there may be thousands.
+    They are not for a policy with a memory whose parameters all tasks share: there may be thousands of trials.
     """
     if policy.has_memory:
         own: dict[str, Tensor] = dict(policy.named_parameters())

@@ -99,7 +99,7 @@ def sample_phase(
     together = vector_env.observes_anywhere and len(vector_env.parts) == 1
     in_place = together and slots_per_task == recorder.episodes_per_task and recorder.observe_in_place()
     # One thread: the products are small, and waiting OpenMP threads would spin on the cores that the physics needs.
-    # Of a number that is not finite the error tells more than NumPy's warnings, which would come before it.
+    # The error about a number that is not finite says more than NumPy's warnings, which would come before it.
     try:
         with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
             actor = Actor(policy, phase.params, own, num_tasks, inference.device, streams.first_task)
@@ -120,7 +120,7 @@ def sample_phase(
                 before = vector_env.physics_seconds.copy()
                 after_the_last = own if in_place else None
                 _run_wave(vector_env, actor, noise, recorder, inference, timer, after_the_last)
-                # Workers run side by side: the parent has waited for the physics of the busiest.
+                # Workers run in parallel: the parent has waited for the physics of the busiest.
                 timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
     finally:
         if buffers.observations is not own:

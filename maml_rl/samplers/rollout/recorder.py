@@ -71,7 +71,7 @@ class EpisodeRecorder:
         return self._steps[slots]
 
     def running(self, slots: SlotIndex) -> NDArray[np.bool_]:
-        """Return which of the episodes of `slots` go on."""
+        """Return which of the episodes of `slots` continue."""
         return self._running[slots]
 
     def write_choice(self, slots: SlotIndex, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
@@ -94,7 +94,7 @@ class EpisodeRecorder:
     def write_outcome(self, slots: SlotIndex, buffers: StepBuffers) -> bool:
         """Record the results of a step, and return whether any episode of `slots` is unfinished.
 
-        An episode that was begun anew is at its first step again.
+        An episode that was restarted is at its first step again.
 
         Raises:
             NonFiniteError: If a reward, once it is recorded, or the final observation of an episode is NaN or infinite.
@@ -103,7 +103,7 @@ class EpisodeRecorder:
             slots = self._numbers(slots)[self._running[slots]]
         tasks, episodes, steps = self._task_of[slots], self._episode_of[slots], self._steps[slots]
         running, terminated = self._running[slots], buffers.terminated[slots]
-        # What is recorded has to be finite: 1e300 is, until it becomes a float32.
+        # The recorded value must be finite: 1e300 is, until it becomes a float32.
         rewards = buffers.rewards[slots].astype(self._rewards.dtype, copy=False)
         self._check_finite("reward", rewards, slots, buffers.rewards[slots])
         where, grid = self._place(slots)
@@ -113,7 +113,7 @@ class EpisodeRecorder:
         steps = steps + 1
         restarted = buffers.restarted[slots]
         if restarted.any():
-            # From here on slots are at different steps, and only those whose episodes go on are written and counted:
+            # From here on slots are at different steps, and only those whose episodes continue are written and counted:
             # the others would run past the horizon.
             self._any_restarted = True
             steps[restarted] = 0
@@ -138,7 +138,7 @@ class EpisodeRecorder:
         return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
 
     def finish(self) -> None:
-        """Put zeros instead of padding."""
+        """Fill the padding with zeros."""
         padding = np.arange(self.horizon)[None, :, None] >= self._lengths[:, None, :]
         if padding.any():
             for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):

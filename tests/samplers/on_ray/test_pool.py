@@ -153,7 +153,7 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
     assert list(cluster.left_out) == ["2"]
     (warning,) = warnings_of(caplog)
     assert "2 Ray actors died while they started on the node 10.0.0.2; the last was lost: no torch" in warning
-    assert "it goes on without that node" in warning
+    assert "it continues without that node" in warning
 
 
 def test_failed_starts_of_one_node_do_not_count_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

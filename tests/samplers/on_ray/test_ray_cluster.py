@@ -243,7 +243,7 @@ def test_node_of_other_versions_that_joins_is_left_out_with_one_warning(
         paths = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
         node = cluster.add_node(num_cpus=1, object_store_memory=STORE, env_vars={"PYTHONPATH": paths})
         try:
-            wait_until(lambda: (sampler.prepare(8), "goes on without that node" in caplog.text)[-1])
+            wait_until(lambda: (sampler.prepare(8), "continues without that node" in caplog.text)[-1])
             wait_until(lambda: (sampler.prepare(8), len(sampler.pids) == 3)[-1])
             sampler.seek(0)
             assert sampler.rollout(tasks).digest() == before
@@ -268,7 +268,7 @@ def warning_of_the_node_that_joined(
         paths = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
         node = cluster.add_node(num_cpus=1, object_store_memory=STORE, env_vars={"PYTHONPATH": paths})
         try:
-            wait_until(lambda: (sampler.prepare(8), "goes on without that node" in caplog.text)[-1])
+            wait_until(lambda: (sampler.prepare(8), "continues without that node" in caplog.text)[-1])
             sampler.seek(0)
             assert sampler.rollout(tasks).digest() == before
         finally:
