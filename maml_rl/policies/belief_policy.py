@@ -1,7 +1,7 @@
-"""A policy of state and belief: a recurrent encoder says what the task may be, and layers of their own act on that.
+"""A policy of state and belief: a recurrent encoder infers a belief about the task, and separate layers act on it.
 
-The belief is a diagonal Gaussian over a latent vector that stands for the task. What trains the encoder is not the
-policy's objective but how well the latent explains rewards and states; see `maml_rl.metalearners.varibad`.
+The belief is a diagonal Gaussian over a latent vector that represents the task. The encoder is trained by how well the
+latent explains rewards and states, not by the policy's objective; see `maml_rl.metalearners.varibad`.
 
 Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
 """
@@ -26,7 +26,7 @@ from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, row_product
 
 
 class BeliefPolicy(SequencePolicy):
-    """A GRU over what was observed, done and paid gives a belief; actions and values depend on observation and belief.
+    """A GRU over observations, actions and rewards infers a belief; actions and values use observation and belief.
 
     The belief is the mean and the logarithm of the variance of a latent vector, and no gradient of actions or values
     enters the encoder. The memory is the GRU's state, (num, H). Observation, action and reward each have an embedding

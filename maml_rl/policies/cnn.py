@@ -39,7 +39,7 @@ class CNNPolicy(Policy):
         conv_layers: filters, kernel size and stride of each convolution.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         seed: of the initial weights; the global random state does not change.
-        image_scale: what images are divided by.
+        image_scale: divisor of images.
 
     Attributes:
         distributions: the head.
@@ -98,7 +98,7 @@ class CNNPolicy(Policy):
         self.distributions.check_actions(action_space)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return what the head makes of the output units; see `Policy.distribution_parameters`."""
+        """Return the head's distribution parameters for observations; see `Policy.distribution_parameters`."""
         params = dict(self.named_parameters()) if params is None else params
         connected = _connected(params)
         features = self._features(observations, self._conv_params(params))
@@ -116,7 +116,7 @@ class CNNPolicy(Policy):
         return act_on_images
 
     def features(self, observations: Tensor, params: Params | None = None) -> Tensor:
-        """Return what the convolutions make of images (..., *observation shape): (..., features)."""
+        """Return the features (..., F) of images (..., *observation shape)."""
         own = dict(self.named_parameters()) if params is None else params
         return self._features(observations, self._conv_params(own))
 

@@ -282,7 +282,7 @@ def invert_gamma(shapes: Tensor, noise: Tensor) -> Tensor:
 def _invert_gamma(shapes: Tensor, noise: Tensor) -> Tensor:
     log_norm, is_low = torch.lgamma(shapes), noise < 0.5
     log_tail = torch.log(torch.where(is_low, noise, 1.0 - noise))
-    # The cube root is nearly normal (Wilson and Hilferty 1931), but for the smallest; these are bounded from below.
+    # The cube root is nearly normal (Wilson and Hilferty 1931), except for the smallest; these are bounded from below.
     cube_root = 1.0 - 1.0 / (9.0 * shapes) + torch.special.ndtri(noise) / (3.0 * torch.sqrt(shapes))
     bound = (torch.log(noise) + log_norm + torch.log(shapes)) / shapes
     place = torch.maximum(3.0 * torch.log(cube_root.clamp(min=1e-3)) + torch.log(shapes), bound)

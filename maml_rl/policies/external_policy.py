@@ -1,4 +1,4 @@
-"""A policy of another package, behind two methods: it is told when trials begin, and asked for actions."""
+"""A policy of another package, with two methods: `reset` when trials begin, and `act` for actions."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from maml_rl.spaces import PackedSpace, array_layout, flattener_for, packed
 
 
 class ForeignPolicy(Protocol):
-    """What a policy of any other package has to offer."""
+    """The methods that a policy of another package needs."""
 
     def reset(self, num_tasks: int) -> object:
         """Forget everything: trials of so many new tasks begin."""
@@ -25,7 +25,7 @@ class ForeignPolicy(Protocol):
     def act(self, observations: Any, rewards: NDArray[np.float32], dones: NDArray[np.bool_]) -> Any:
         """Choose an action for each of the M tasks.
 
-        Tasks that wait, as for their environment, have a row nevertheless, whose action is not used.
+        Tasks that wait, for example for their environment, also have a row; its action is not used.
 
         Args:
             observations: (M, *observation shape), as the environment gives them. Of a Text space an object array (M,)
@@ -41,14 +41,14 @@ class ForeignPolicy(Protocol):
 
 
 class ExternalPolicy(MemoryPolicy):
-    """Has a `ForeignPolicy` act in a sampler, with one slot for each task, and environments that show the last step.
+    """Lets a `ForeignPolicy` act in a sampler, with one slot for each task, and environments that show the last step.
 
     The sampler is made with `slots_per_task=1` and `observe_last=True`. In workers a copy of the policy acts for the
     tasks of each: what it answers to a task must not depend on the others.
 
     Args:
-        policy: keeps whatever it needs itself. Where environments raise `Retry` it also has `begin_anew(tasks)`, which
-            takes back what it knows of the present episodes of these tasks, an array of their numbers.
+        policy: stores whatever it needs itself. If environments raise `Retry` it also has `begin_anew(tasks)`, which
+            discards what it knows about the present episodes of these tasks, an array of their numbers.
         observation_space: of one environment, without the last step.
         action_space: of one environment.
 
@@ -56,7 +56,7 @@ class ExternalPolicy(MemoryPolicy):
         TypeError: If the policy has no `reset` and `act`, or a space is not supported.
     """
 
-    # What the policy keeps itself begins anew with a trial, of which the memory tells.
+    # The policy resets its own state when a trial begins, which the memory shows.
     stateless = True
     reads_text = True
     told_who_acts = True
@@ -89,13 +89,13 @@ class ExternalPolicy(MemoryPolicy):
         """Ask the policy for the actions of all tasks (M, 1, ...); see `Policy.act`.
 
         Raises:
-            ValueError: If they are not one for each task, or not in the action space; or if an episode was begun anew,
+            ValueError: If they are not one for each task, or not in the action space; or if an episode was restarted,
                 and the policy has no `begin_anew`.
         """
         return self._ask(observations, memory, np.ones(observations.shape[:2], np.bool_))
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
-        """Return what asks the policy for the actions of some tasks; see `Policy.actor`."""
+        """Return the function that asks the policy for the actions of some tasks; see `Policy.actor`."""
         return lambda observations, noise, memory, acting: self._ask(observations, memory, acting.numpy())
 
     def _ask(self, observations: Tensor, memory: Memory, acting: NDArray[np.bool_]) -> tuple[Tensor, Memory]:
@@ -114,8 +114,8 @@ class ExternalPolicy(MemoryPolicy):
         begin_anew = getattr(self._policy, "begin_anew", None)
         if begin_anew is None:
             raise ValueError(
-                f"the episode of task {tasks[0]} was begun anew, since its environment raised Retry, and "
-                f"{type(self._policy).__name__} may remember what came to nothing; give it a method begin_anew(tasks)"
+                f"the episode of task {tasks[0]} was restarted, since its environment raised Retry, and "
+                f"{type(self._policy).__name__} may remember the abandoned episode; give it a method begin_anew(tasks)"
             )
         begin_anew(tasks)
 

@@ -47,8 +47,8 @@ def get_policy_for_env(
             carries the policy away.
         conv_layers: filters, kernel size and stride of each convolution, for images; by default two that take
             patches of 4 x 4, then of 2 x 2, where they fit.
-        image_scale: what images are divided by; None for the largest number of their space. Give it where the space
-            says 255 and the symbols end before, as 10 for MiniGrid.
+        image_scale: divisor of images; None for the largest number of their space. Give it where the space says 255
+            but the symbols are smaller, such as 10 for MiniGrid.
 
     Raises:
         TypeError: If a space is not supported, or `hidden_sizes` is not a sequence.

@@ -34,13 +34,13 @@ class GRUPolicy(SequencePolicy):
             layer of its own; or "none".
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
-        memory_span: units begin by holding what they remember for 1 to this many steps, and values begin near zero.
+        memory_span: initially, units hold what they remember for 1 to this many steps, and values are near zero.
             None: each unit forgets half of it at every step, and values are random at first.
-        predict_rewards: have a further head for the reward of an action, for each Discrete action or of another one; it
-            is trained along by rl2's `reward-prediction-coefficient`, and takes no part in acting.
+        predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
+            takes the action; rl2 trains it by `reward-prediction-coefficient`, and acting does not use it.
         normalize_observations: see `SequencePolicy`.
-        layers: units of layers of tanh that act on the observation and on what is remembered, and of as many that
-            estimate values. Without any both are linear functions of what is remembered.
+        layers: units of tanh layers that compute actions from observation and memory, and of equally many that
+            estimate values. Without any, both are linear functions of the memory.
         seed: of the initial weights; the global random state does not change.
 
     Raises:
@@ -145,7 +145,7 @@ class GRUPolicy(SequencePolicy):
                     state = memory[1].reshape(old.shape) * second + first * torch.tanh(last)
                     hidden = third * torch.tanh(state)
                     after = hidden, state
-                # The memory has been read: its place takes the units that the next product multiplies.
+                # The memory has been read: its buffer now takes the units that the next product multiplies.
                 old.copy_(hidden)
                 for index, product in enumerate(products):
                     if index:

@@ -1,4 +1,4 @@
-"""GRUs side by side through sequences, differentiable: the same numbers as torch's own GRU, in less time on a CPU.
+"""Several GRUs on sequences at once, differentiable: the same numbers as torch's own GRU, in less time on a CPU.
 
 torch keeps a graph of a dozen operations for every step, and multiplies the gradient of the weights step by step. Here
 one backward pass goes through the steps with three element-wise operations and one product each, for all GRUs at once,
@@ -24,7 +24,7 @@ class GRUSequences:
     r = sigmoid(W_r x + U_r h + c_r), z = sigmoid(W_z x + U_z h + c_z), n = tanh(W_n x + b_n + r (U_n h + c_n)), and the
     next h is n + z (h - n), as `torch.nn.GRU` computes it.
 
-    A call overwrites what the one before kept for its gradient: take it first.
+    A call overwrites what the previous call kept for its gradient: compute that gradient first.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class GRUSequences:
         return units.unbind(1)
 
     def buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """Return a tensor of a shape, whatever is in it; the same one for the same name, as long as the shape is."""
+        """Return a tensor of a shape, with any content; the same tensor for the same name and shape."""
         kept = self._buffers.get(name)
         if kept is None or kept.shape != shape or kept.dtype != like.dtype:
             kept = self._buffers[name] = like.new_empty(shape)

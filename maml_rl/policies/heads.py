@@ -1,4 +1,4 @@
-"""Heads of policies: what the output units of a network say about actions, once for all networks.
+"""Heads of policies: distributions of actions from the output units of a network, once for all networks.
 
 A head turns units (..., num_units) into distribution parameters, a tuple of tensors, so that hot paths never build
 distribution objects. For the policies whose derivatives are written by hand, a head has the derivatives of the
@@ -109,12 +109,12 @@ class FormDistributions(Distributions):
 
 
 class Head(Distributions):
-    """What output units say about actions.
+    """The distribution of actions for the output units of a network.
 
     Attributes:
-        noise_kind: what actions are a function of: "normal" for N(0, 1), "uniform" for U[0, 1).
-        noise_size: how many such numbers per action.
-        num_units: output units of the network that the head is on.
+        noise_kind: of the noise that actions are a function of: "normal" for N(0, 1), "uniform" for U[0, 1).
+        noise_size: numbers of noise per action.
+        num_units: output units of the network under the head.
         action_shape: shape of one action.
         num_categories: of each entry of an action; empty where these are no categories.
         is_greedy: whether `act`, which then gets noise in the middle of its range, returns the most probable action.
@@ -128,7 +128,7 @@ class Head(Distributions):
     is_greedy: bool = False
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        """Return what the head learns besides the network, by name."""
+        """Return the head's own parameters, besides those of the network, by name."""
         return {}
 
     def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
@@ -150,7 +150,7 @@ class Head(Distributions):
         """
 
     def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return what makes actions of units and noise under fixed parameters; computes once what calls share."""
+        """Return the function from units and noise to actions under fixed parameters; compute shared parts once."""
         return lambda units, noise: self.act(self.parametrize(units, params), noise)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "LogProbability":
@@ -273,7 +273,7 @@ class GaussianHead(Head):
         return (noise * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
 
     def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return what makes actions; the deviation is computed once. See `Head.actor`."""
+        """Return the function from units and noise to actions; compute the deviation once. See `Head.actor`."""
         std = torch.exp(self.log_std(params))
 
         def act(units: Tensor, noise: Tensor) -> Tensor:
@@ -411,8 +411,8 @@ class SquashedGaussianHead(Head):
     def sample(self, parameters: DistributionParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return squashed actions in (-1, 1), (..., A), differentiable, and the log-density (...) of them.
 
-        The density is that of the squashed action, not of the environment's: what it says of a policy does not depend
-        on the units of the bounds.
+        The density is that of the squashed action, not of the environment's, so that it does not depend on the units
+        of the bounds.
 
         Args:
             parameters: see `parametrize`.

@@ -20,7 +20,7 @@ class PredictsRewards(Protocol):
     predicts_rewards: bool
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return what reward is expected for each action, (L, N), differentiably.
+        """Return the predicted reward of each action, (L, N), differentiably.
 
         Args:
             unrolled: what `unroll` returned.
@@ -30,26 +30,26 @@ class PredictsRewards(Protocol):
 
 
 class MemoryPolicy(Policy):
-    """A policy with a memory. A subclass writes `initial_memory` and `act`, and sets its kind of noise.
+    """A policy with a memory. A subclass implements `initial_memory` and `act`, and sets its kind of noise.
 
-    One that is trained sets `distributions` and writes `unroll` as well.
+    A subclass that is trained also sets `distributions` and implements `unroll`.
     """
 
     stateless = True
 
     @abstractmethod
     def initial_memory(self, num: int) -> Memory:
-        """Return what is remembered in each of `num` slots where a trial begins; see `Policy.initial_memory`."""
+        """Return the memory of `num` slots at the start of a trial; see `Policy.initial_memory`."""
 
     @abstractmethod
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions, and what is remembered after them; see `Policy.act`."""
+        """Return actions, and the memory after them; see `Policy.act`."""
 
     def _act_by_actor(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return what `actor` does in one call: the `act` of a subclass whose `actor` does not call `act`."""
+        """Run `actor` for one call: the `act` of a subclass whose `actor` does not call `act`."""
         params = dict(self.named_parameters()) if params is None else params
         return self.actor(params)(observations, noise, memory)

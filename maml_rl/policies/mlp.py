@@ -138,7 +138,7 @@ class MLPPolicy(Policy):
 
     Args:
         input_size: number of input units; for integer observations the number of categories.
-        head: what the output units say about actions; see `maml_rl.policies.heads`.
+        head: the distribution of actions for the output units; see `maml_rl.policies.heads`.
         hidden_sizes: units of each hidden layer.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         seed: of the initial weights; the global random state does not change.
@@ -198,7 +198,7 @@ class MLPPolicy(Policy):
         self.distributions.check_actions(action_space)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return what the head makes of the output units; see `Policy.distribution_parameters`."""
+        """Return the head's distribution parameters for observations; see `Policy.distribution_parameters`."""
         params = dict(self.named_parameters()) if params is None else params
         first = params[self.perceptron.layer_names[0][0]]
         inputs = self.encode(observations, first.dtype)
@@ -210,7 +210,7 @@ class MLPPolicy(Policy):
         return self.distributions.parametrize(self.perceptron.units(inputs, params), params)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters: the same operations, but for those that all calls have in common."""
+        """Return `act` under fixed parameters: the same operations, with those that all calls share done once."""
         first = params[self.perceptron.layer_names[0][0]]
         if first.dim() != 3 or self.is_overridden:
             return super().actor(params, first_task)
@@ -347,7 +347,7 @@ def layer_names_for(head: Head, num_hidden: int) -> list[str]:
 
 
 def register_parameters(module: nn.Module, head: Head) -> None:
-    """Give `module` what a head learns besides the network, by its names."""
+    """Register the head's own parameters with `module`, by their names."""
     for name, value in head.initial_parameters().items():
         module.register_parameter(name, nn.Parameter(value))
 

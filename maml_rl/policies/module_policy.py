@@ -47,7 +47,7 @@ class ModulePolicy(Policy):
 
     Args:
         module: has parameters; its output depends only on observations, memory, parameters and buffers.
-        observation_shape: shape of one observation; None until `check_spaces` or `as_policy` says it.
+        observation_shape: shape of one observation; None until `check_spaces` or `as_policy` sets it.
 
     Raises:
         TypeError: If it is not a module.
@@ -103,7 +103,7 @@ class ModulePolicy(Policy):
             )
 
     def initial_memory(self, num: int) -> Memory:
-        """Return what the module says; see `Policy.initial_memory`."""
+        """Return the module's initial memory; see `Policy.initial_memory`."""
         module = self.__dict__["module"]
         if not hasattr(module, "initial_memory"):
             return ()
@@ -142,7 +142,7 @@ class ModulePolicy(Policy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions, and what is remembered after them; see `Policy.act`."""
+        """Return actions, and the memory after them; see `Policy.act`."""
         lead = noise.shape[:-1]
         self._take_shape(tuple(observations.shape[len(lead) :]))
         if self.has_memory or (params is not None and self._is_stacked(params)):
@@ -359,8 +359,8 @@ class ModulePolicy(Policy):
             try:
                 vmap(lambda own, rows: self._tensors_of(module, own, rows))(params, torch.stack((rows, rows)))
                 self._allows_vmap = True
-            # Control flow that depends on the data, operations without a batching rule, and what else there is. An
-            # error of the module itself comes again where it is called for each task.
+            # Control flow that depends on the data, operations without a batching rule, and other causes. An error of
+            # the module itself is raised again where it is called for each task.
             except Exception:
                 self._allows_vmap = False
         return self._allows_vmap

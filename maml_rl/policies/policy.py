@@ -4,12 +4,12 @@ Every method takes `params`, a mapping from parameter names to tensors. Left out
 tensors of the policy's own shapes, observations have any leading axes. Given stacked tensors (M, ...), observations
 are (M, ..., *observation shape), and row m of every tensor belongs to task m.
 
-A policy is a body, which computes distribution parameters from observations, and a head, `distributions`, which knows
-what they mean; see `maml_rl.policies.heads`.
+A policy is a body, which computes distribution parameters from observations, and a head, `distributions`, which
+interprets them; see `maml_rl.policies.heads`.
 
 A policy may have a memory: `initial_memory` returns one for each slot, and `act` takes it and returns the next; without
 one it is an empty tuple. The sampler carries it, from step to step and through all episodes of a trial. A policy that
-keeps anything itself has `stateless = False`, and samplers refuse it where copies of it would act.
+keeps state itself has `stateless = False`, and samplers refuse it where copies of it would act.
 """
 
 import copy
@@ -34,7 +34,7 @@ Memory = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """What a policy with a memory computes of N sequences of L steps.
+    """What a policy with a memory computes for N sequences of L steps.
 
     Attributes:
         distribution: the distribution parameters, with the leading axes (L, N), or none where they are the same.
@@ -52,20 +52,20 @@ class Unrolled:
 class Policy(nn.Module, ABC):
     """Base of all policies.
 
-    A policy of distributions sets `distributions` and writes `distribution_parameters`. One that chooses actions in
-    another way writes `act`.
+    A policy of distributions sets `distributions` and implements `distribution_parameters`. A policy that chooses
+    actions in another way implements `act`.
 
     Attributes:
-        noise_kind: what `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
-        noise_size: how many such numbers per action.
-        distributions: what the distribution parameters mean: log-probability, entropy, divergence; see `heads`.
+        noise_kind: of the noise that `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
+        noise_size: numbers of noise per action.
+        distributions: log-probability, entropy and divergence for distribution parameters; see `heads`.
         stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
             it. A copy of such a policy in another process acts the same.
-        reads_text: whether it takes and returns the bytes of what has text in it; see `spaces.PackedSpace`.
-        told_who_acts: whether what `actor` returns takes a fourth argument, (M, S) bool: which slots take a step. Their
-            actions alone count. For a policy that keeps something itself of every slot, it is always asked for all.
+        reads_text: whether it takes and returns text as bytes; see `spaces.PackedSpace`.
+        told_who_acts: whether the function that `actor` returns takes a fourth argument, (M, S) bool: which slots take
+            a step. Only their actions count. A policy that keeps state of every slot is always called for all slots.
         is_greedy: whether it is from `greedy`.
-        origin: what `load_policy` knows of the run that the policy is from, its learner above all; None for another.
+        origin: what `load_policy` knows about the run of the policy, above all its learner; None for other policies.
     """
 
     noise_kind: NoiseKind
@@ -79,17 +79,17 @@ class Policy(nn.Module, ABC):
 
     @property
     def trained_with(self) -> Any:
-        """The config of the run that the policy was loaded from; None for a policy of no run."""
+        """The config of the run that the policy was loaded from; None for other policies."""
         return None if self.origin is None else self.origin.config
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
-        # First the parameters: a module tells by its first distribution of which kind it is.
+        # First the parameters: the first distribution of a module determines its kind.
         parameters = self.distribution_parameters(check_observations(self, observations), params)
         return self.distributions.distribution(parameters)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return what parametrizes the distribution of actions, e.g. (mean, log_std) or (logits,).
+        """Return the parameters of the distribution of actions, e.g. (mean, log_std) or (logits,).
 
         Raises:
             TypeError: If the policy has no distribution that depends on the observations alone.
@@ -128,12 +128,12 @@ class Policy(nn.Module, ABC):
         A policy may compute once what depends only on the parameters. The actions are those that `act` computes for
         all tasks of a phase, to the last bit.
 
-        Parameters that all tasks share are not stacked for a policy with a memory, so that thousands of trials can go
-        on at once. What it computes for a task must not depend on which other tasks are computed along with it.
+        Parameters that all tasks share are not stacked for a policy with a memory, so that thousands of trials can
+        run at once. Its result for a task must not depend on which other tasks are computed with it.
 
-        Where a copy of the memory would cost more than the step, it may write into a tensor that it is given and return
-        that very tensor, but only where it reads nothing before writing there again, unless the rest of the memory that
-        it returns is handed to it: a slot whose step does not count keeps its other tensors, and loses nothing.
+        Where a copy of the memory would cost more than the step, it may write into a tensor of the memory and return
+        that tensor. It must then read such a place only if the rest of the returned memory says that it was written,
+        because a slot whose step does not count keeps its other tensors, and must lose nothing.
 
         Args:
             params: see the module.
@@ -144,8 +144,8 @@ class Policy(nn.Module, ABC):
     def greedy(self) -> "Policy":
         """Return a policy on the same parameters that takes its most probable actions: for deterministic sampling.
 
-        Its `act` and `actor` get noise in the middle of its range, zeros or 0.5, which is all that changes for a policy
-        that acts in a way of its own.
+        Its `act` and `actor` get noise in the middle of its range, zeros or 0.5. Nothing else changes for a policy with
+        its own `act`.
         """
         shared = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
         ready = copy.deepcopy(self, shared)
@@ -161,11 +161,11 @@ class Policy(nn.Module, ABC):
         return bool(self.initial_memory(1))
 
     def initial_memory(self, num: int) -> Memory:
-        """Return what is remembered in each of `num` slots where a trial begins: tensors (num, ...), on its device."""
+        """Return the memory of `num` slots at the start of a trial: tensors (num, ...), on the policy's device."""
         return ()
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> "Unrolled":
-        """Go through sequences of observations, differentiably: what the update of a recurrent policy computes.
+        """Go through sequences of observations, differentiably, as the update of a recurrent policy needs it.
 
         Args:
             observations: (L, N, *observation shape), N sequences of L steps; with stacked parameters those of each
@@ -178,7 +178,7 @@ class Policy(nn.Module, ABC):
             another leading axis, of the tasks.
 
         Raises:
-            TypeError: If the policy does not say how.
+            TypeError: If the policy does not implement it.
         """
         raise TypeError(f"{type(self).__name__} cannot go through sequences; write its method unroll")
 
@@ -247,14 +247,14 @@ class Policy(nn.Module, ABC):
     def choose(
         self, observation: ArrayLike, memory: Memory | None = None, rng: np.random.Generator | None = None
     ) -> tuple[Any, Memory]:
-        """Return an action for one observation, and what is remembered after it: for `env.step`, outside of a sampler.
+        """Return an action for one observation, and the memory after it: for `env.step`, outside of a sampler.
 
         Args:
             observation: (*observation shape).
-            memory: what the call before returned; None where a trial begins, and for a policy without a memory.
-            rng: draws the action from the distribution; None takes its mode, or for a transformed distribution what the
-                mode of its base becomes, or for a policy without a distribution what noise in the middle of its range
-                gives.
+            memory: as the previous call returned it; None where a trial begins, and for a policy without a memory.
+            rng: draws the action from the distribution. None takes its mode; for a transformed distribution, the
+                transformed mode of its base; for a policy without a distribution, the action for noise in the middle
+                of its range.
 
         Returns:
             (*action shape) action, a NumPy integer for discrete actions, and the memory for the next call.

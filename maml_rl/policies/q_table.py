@@ -1,4 +1,4 @@
-"""A table of action values as a policy: what Q-learning acts by."""
+"""A table of action values as a policy, for Q-learning."""
 
 from typing import Any
 

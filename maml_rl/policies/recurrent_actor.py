@@ -17,7 +17,7 @@ from maml_rl.policies.sequence_policy import ROWS
 from maml_rl.policies.transformer import Attention, TokenStep, Transformer, within
 from maml_rl.policies.trial_encoder import TrialEncoder, make_linear, through
 
-# Of the last layer: actions are near the middle of their range at first, and noise as large as the range.
+# Initial bound of the last layer: actions start near the middle of their range, with noise as large as the range.
 _LAST_LAYER = 3e-3
 
 

@@ -1,4 +1,4 @@
-"""What policies that are trained through whole sequences share, whatever their body: what they see, and their heads.
+"""What policies trained on whole sequences share, whatever their body: encoded observations, and heads.
 
 A body turns encoded observations into units (L, N, H); linear heads turn units into the distribution of actions, into
 values, and into predicted rewards.
@@ -45,9 +45,9 @@ class SequencePolicy(MemoryPolicy):
         value: "head" for a linear function of the policy's own units, "network" for one of a body of its own, "none".
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
-        predict_rewards: have a further head for the reward of an action.
-        normalize_observations: see the numbers of an observation that have no bounds, as positions, velocities and the
-            last reward, by what `normalize_by` is told; the others, as actions and one-hot vectors, as they are.
+        predict_rewards: add a head for the reward of an action.
+        normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
+            last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
 
     Attributes:
         observation_mean: (size,) what is subtracted from the first numbers of an observation, if anything.
@@ -102,14 +102,14 @@ class SequencePolicy(MemoryPolicy):
             self._normalize(torch.from_numpy(~is_bounded))
 
     def _normalize(self, which: Tensor) -> None:
-        """Have those of the first numbers of an observation normalized that `which` (size,) is true for."""
+        """Normalize those of the first numbers of an observation for which `which` (size,) is true."""
         self._normalized = which
-        # What they are normalized by is found by counting, and travels as parameters do.
+        # The statistics are computed from data, and travel as parameters do.
         self.observation_mean = nn.Parameter(torch.zeros(len(which)), requires_grad=False)
         self.observation_std = nn.Parameter(torch.ones(len(which)), requires_grad=False)
 
     def normalize_by(self, mean: Tensor, variance: Tensor) -> None:
-        """See normalized numbers less their `mean` (size,), in units of the root of their `variance` (size,)."""
+        """Normalize by `mean` (size,) and the square root of `variance` (size,)."""
         assert self.observation_mean is not None
         assert self.observation_std is not None
         which, std = self._normalized.to(mean.device), variance.sqrt().clamp(min=_LEAST_STD)
@@ -157,7 +157,7 @@ class SequencePolicy(MemoryPolicy):
     def _through_heads(
         self, inputs: Tensor, units: Tensor, of_values: Tensor | None, params: Params, memory: Memory
     ) -> Unrolled:
-        """Return what the heads make of inputs (L, N, I) and units (L, N, H), and of those that values come from."""
+        """Return the outputs of the heads for inputs (L, N, I), units (L, N, H), and the units for values."""
 
         def read(head: str, known: Tensor) -> Tensor:
             if head in self._layers:
@@ -169,7 +169,7 @@ class SequencePolicy(MemoryPolicy):
         return Unrolled(distribution, values, memory, units if self.predicts_rewards else None)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return what reward is expected for each action, (L, N), differentiably.
+        """Return the predicted reward of each action, (L, N), differentiably.
 
         Args:
             unrolled: what `unroll` returned.
@@ -216,7 +216,7 @@ class SequencePolicy(MemoryPolicy):
 
 
 def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Return what a linear layer makes of units (..., I); with stacked weights (M, O, I) of units (M, ..., I)."""
+    """Apply a linear layer to units (..., I); with stacked weights (M, O, I), to units (M, ..., I)."""
     if weights.dim() == 2:
         return linear(units, weights, bias)
     rows = torch.baddbmm(bias.unsqueeze(1), units.flatten(1, -2), weights.mT)
@@ -224,7 +224,7 @@ def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 
 
 def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:
-    """Return what writes units @ weights + bias: per task for stacked weights, else in blocks of `ROWS` rows each."""
+    """Return a function that writes units @ weights + bias: per task for stacked weights, else in blocks of `ROWS`."""
     if weights.dim() == 3:
         return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
     if units.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""A policy with a memory that has already learned something: its trials begin with what it remembers."""
+"""A policy with a memory that has already adapted: its trials start with what it remembers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

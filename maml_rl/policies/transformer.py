@@ -18,7 +18,7 @@ from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.sequence_policy import ROWS, row_product
 
-# A token attends to a multiple of so many places, which depends on its own step alone: the same bits beside any others.
+# A token attends to a multiple of this many places, which depends only on its own step: the same bits in any batch.
 _PLACES = 64
 # The longest wavelength of rotary positions, in steps, over 2 pi.
 _WAVELENGTH = 10_000.0

@@ -18,10 +18,9 @@ class TransformerPolicy(SequencePolicy):
     """A decoder of pre-normalized blocks whose output gives the distribution of actions, and the values.
 
     One step of a trial is one token: what is observed, which with `observe_last` includes the last action and reward.
-    Every layer attends to the last `context` tokens, of which positions are seen relative to each other (rotary
-    embeddings), so that a trial may be longer than the context. The memory is a ring of keys and values,
-    (num, layers, 2, key-value heads, context, H / heads), the number of tokens so far, (num,), and with `token_shift`
-    what was observed last, (num, size).
+    Every layer attends to the last `context` tokens, with positions relative to each other (rotary embeddings), so that
+    a trial may be longer than the context. The memory is a ring of keys and values, (num, layers, 2, key-value heads,
+    context, H / heads), the number of tokens so far, (num,), and with `token_shift` the last observation, (num, size).
 
     Args:
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
@@ -31,13 +30,14 @@ class TransformerPolicy(SequencePolicy):
         num_layers: blocks of attention and a network of one hidden layer, 4 H wide.
         num_heads: of attention; divides H into an even number.
         num_key_value_heads: keys and values that groups of heads share; fewer make a smaller memory and faster steps.
-        token_shift: make a token of what was observed one step before, too, zeros at the beginning of a trial. Where it
-            is, and what it led to, then are in one token, and a single layer can look them up.
+        token_shift: add the previous observation to each token (zeros at the start of a trial). State, action and their
+            result are then in one token, and a single layer can look them up.
         value: what estimates values: "head", a linear function of the policy's own units; "network", one of a
             transformer of its own; or "none".
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
-        predict_rewards: have a further head for the reward of an action, for each Discrete action or of another one.
+        predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
+            takes the action.
         normalize_observations: see `SequencePolicy`.
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
@@ -132,7 +132,7 @@ class TransformerPolicy(SequencePolicy):
             numbers = self._encode(observations, params).reshape(*grid, -1)
             step(torch.cat((numbers, *before), -1), ring.flatten(0, 1), count.flatten())
             multiply()
-            # The sampler goes on to write to the observations.
+            # The sampler will write to the observations again.
             last = [numbers.clone() for _ in before]
             return choose(choices[..., step.own, :].reshape(*grid, -1), noise), (ring, count + 1, *last)
 
@@ -155,7 +155,7 @@ class TransformerPolicy(SequencePolicy):
         return self._through_heads(inputs, units, of_values, params, (*after, *last))
 
     def _tokens(self, inputs: Tensor, memory: Memory | None) -> Tensor:
-        """Return what tokens are made of, from what is observed (L, N, size) and the memory before it."""
+        """Return the inputs of tokens for observations (L, N, size) and the memory before them."""
         if not self.token_shift:
             return inputs
         before = torch.zeros_like(inputs[:1]) if memory is None else memory[2].unsqueeze(0)

@@ -1,11 +1,10 @@
-"""The Bayes-optimal policy for `GridNavi-v0`, and the largest expected return that there is.
+"""The Bayes-optimal policy for `GridNavi-v0`, and the largest possible expected return.
 
-While the goal has not been found, every step looks the same: it costs, and where it ends is known beforehand. What is
-optimal until then is therefore a walk that is fixed beforehand, which begins anew in every episode. What is optimal
-afterwards is to stay, and in later episodes to go straight to the goal. The value of a walk is a sum over cells, of
-what it is worth to find the goal there at that step; the best walk is found by dynamic programming over what has been
-visited and where one is, forward in time. States from which an upper bound does not reach the value of a walk that is
-already known are dropped, which leaves few.
+Until the goal is found, every step looks the same: it costs, and where it ends is known beforehand. The optimal search
+is therefore a fixed walk, which starts again in every episode. Once the goal is found, it is optimal to stay, and in
+later episodes to go straight to the goal. The value of a walk is a sum over cells, of the value of finding the goal
+there at that step. Dynamic programming over visited cells and position, forward in time, finds the best walk. It drops
+states whose upper bound does not reach the value of a walk that is already known, which leaves few.
 """
 
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ Floats = NDArray[np.float64]
 _BEAM, _MOST_STATES = 2_000, 4_000_000
 # Goals that fit into an integer, beside the cell.
 _MOST_GOALS = 48
-# Values that differ by less are the same but for rounding.
+# Values that differ by less are equal up to rounding.
 _ROUNDING = 1e-9
 
 
@@ -78,7 +77,7 @@ def optimal_search(width: int, height: int, num_steps: int, num_episodes: int) -
 
 
 class BayesOptimalGridNavi(CountingPolicy):
-    """Looks for the goal of `GridNavi-v0` on the best walk there is, and goes straight to it once it is known.
+    """Looks for the goal of `GridNavi-v0` on the optimal walk, and goes straight to it once it is known.
 
     No policy that does not know the goal beforehand achieves a larger expected return of a trial.
 
@@ -212,7 +211,7 @@ class _Problem:
         for episode in range(self._episodes):
             for step in range(1, self._steps + 1):
                 if step == 1 and episode:
-                    # All walks begin anew: which cell one was at does not matter any more.
+                    # All walks start again: the last cell no longer matters.
                     cells = np.zeros_like(cells)
                 ends = self._next[cells]
                 bits = self._bits[ends]
