@@ -1,4 +1,4 @@
-"""How the calls of environment objects are carried out: one after the other, or side by side in threads or awaited."""
+"""How the calls of environment objects are carried out: one after the other, or concurrently in threads or awaited."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _PAUSE_SECONDS = 0.3
 
 
 class Retry(Exception):
-    """Raised by an environment: what it needs has failed for a moment, so begin this episode anew.
+    """Raised by an environment when something that it needs has failed temporarily: restart this episode.
 
-    From `step` and `reset` the episode begins anew from its seed, and the policy acts in it from the first step. From
+    From `step` and `reset` the episode restarts from its seed, and the policy acts in it from the first step. From
     `reset_task` the call is repeated.
 
     Args:
@@ -56,11 +56,11 @@ class CallRules:
     """How a worker carries out the calls of its environment objects.
 
     Attributes:
-        stepping: "serial": one slot after the other; "threads": side by side, in threads, or awaited where `reset` and
+        stepping: "serial": one slot after the other; "threads": concurrently, in threads, or awaited where `reset` and
             `step` are coroutines; "auto": as the family says.
-        threads: how many calls run side by side; None for all.
+        threads: how many calls run concurrently; None for all.
         timeout: seconds that one call may take in a thread.
-        max_retries: how often one episode may begin anew because its environment raises `Retry`.
+        max_retries: how often one episode may restart because its environment raises `Retry`.
 
     Raises:
         ValueError: If a value is out of range, or two exclude each other.
@@ -85,7 +85,7 @@ class CallRules:
 
     @property
     def want_threads(self) -> bool:
-        """Whether slots are to run side by side, whatever the family says."""
+        """Whether slots run concurrently, whatever the family says."""
         return self.stepping == "threads" or self.threads is not None
 
 
@@ -95,14 +95,14 @@ Attempt = Generator[_ToDo, Any, tuple[bool, Any]]
 
 
 class Attempts:
-    """What becomes of calls that raise `Retry`: the same for calls in threads, awaited ones and serial ones.
+    """Handles calls that raise `Retry`, in the same way for calls in threads, awaited calls and serial calls.
 
     Args:
         max_retries: see `CallRules`.
         num_envs: N.
 
     Attributes:
-        retries: how often anything was begun anew in each slot since it was last begun.
+        retries: how often anything was restarted in each slot since it was last begun.
         total: how often in all.
     """
 
@@ -118,16 +118,16 @@ class Attempts:
         anew: Callable[[], Any] | None = None,
         raised: Retry | None = None,
     ) -> Attempt:
-        """Go through the attempts at a call: yield what to do next, be sent what came of it.
+        """Go through the attempts at a call: yield what to do next, and receive the outcome.
 
         Args:
             slot: whose call.
             call: the call itself.
-            anew: what begins the episode anew, for a call within one; None to repeat the call.
-            raised: what the call has raised already, if it was tried before.
+            anew: restarts the episode, for a call within one; None to repeat the call.
+            raised: what the call has already raised, if it was tried before.
 
         Returns:
-            Whether the episode was begun anew, and what the last call returned.
+            Whether the episode was restarted, and what the last call returned.
 
         Raises:
             RuntimeError: If `Retry` is raised too often.
@@ -151,7 +151,7 @@ class Attempts:
                 count, self.retries[slot] = self.retries[slot], 0
                 raise RuntimeError(
                     f"it raised Retry {count} times in one episode, more often than max_retries={self._max_retries} "
-                    f"allows{f'; the last reason: {retry.reason}' if retry.reason else ''}; see to the service behind "
+                    f"allows{f'; the last reason: {retry.reason}' if retry.reason else ''}; check the service behind "
                     "it, or raise max_retries"
                 ) from retry
             self.total += 1
@@ -200,7 +200,7 @@ async def carry_out_async(attempt: Attempt, pause: Callable[[float], Any]) -> tu
 
 
 class SideBySide:
-    """Carries out calls of slots side by side: in threads, and coroutines on one event loop in a thread of its own.
+    """Carries out calls of slots concurrently: in threads, and coroutines on one event loop in its own thread.
 
     One thread uses it. Threads are daemons: a call that never returns does not keep the interpreter alive.
 
@@ -239,9 +239,9 @@ class SideBySide:
         self._todo.put((slot, attempt))
 
     def wait(self, seconds: float) -> list[tuple[int, Any]]:
-        """Wait until a call is over, at most some seconds, and return all that are, each with what became of it.
+        """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
 
-        That is what the call returned, in a tuple with whether the episode began anew, or an exception.
+        The outcome is what the call returned, in a tuple with whether the episode restarted, or an exception.
 
         Raises:
             CallHangsError: If a call takes too long. `hung` tells which.
@@ -395,12 +395,12 @@ def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
 
 
 def is_async(env: gymnasium.Env[Any, Any]) -> bool:
-    """Tell whether `reset` or `step` of an environment, below all wrappers, has to be awaited."""
+    """Tell whether `reset` or `step` of an environment, below all wrappers, must be awaited."""
     return any(iscoroutinefunction(getattr(env.unwrapped, name)) for name in ("reset", "step"))
 
 
 class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose `reset` and `step` have to be awaited, for code that does not: it awaits them itself."""
+    """An environment whose `reset` and `step` must be awaited, for code that does not: it awaits them itself."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(without_wrappers(env))
@@ -425,12 +425,12 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def is_async_class(made: Any) -> bool:
-    """Tell whether a class of environments has a `reset` or `step` that has to be awaited."""
+    """Tell whether a class of environments has a `reset` or `step` that must be awaited."""
     return isinstance(made, type) and any(iscoroutinefunction(getattr(made, name, None)) for name in ("reset", "step"))
 
 
 def without_wrappers(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Return an environment that has to be awaited without the wrappers that only check, or keep its time limit.
+    """Return an environment that must be awaited, without the wrappers that only check, or keep its time limit.
 
     Raises:
         TypeError: If another wrapper is around it, which would take a coroutine for its result.

@@ -1,4 +1,4 @@
-"""Checks that tell an author what an environment lacks to be a task family."""
+"""Checks that say what an environment lacks to be a task family."""
 
 import random
 import warnings
@@ -136,12 +136,12 @@ def check_meta_env(
         env: one environment, not a vector.
         num_tasks: how many tasks to try, at least 1.
         seed: for resets.
-        make_another: makes another such environment, to be given a task before its first reset, as the sampler does;
-            by default what `env.spec` says, where there is one.
+        make_another: makes another such environment, which gets a task before its first reset, as in the sampler; by
+            default made from `env.spec`, if there is one.
 
     Raises:
         TypeError: If something is missing; the message lists all that is.
-        AssertionError: If something is there and misbehaves; the message says what was expected.
+        AssertionError: If something misbehaves; the message says what was expected.
     """
     require_meta_env(env)
     states = _global_random_states()
@@ -177,7 +177,7 @@ def check_meta_env(
 
 
 def measure_waiting(env: gymnasium.Env[Any, Any], seed: int = 0) -> tuple[float, float]:
-    """Return how many seconds a step takes, and which share of them this thread waits instead of computing.
+    """Return the seconds that a step takes, and the share of them that this thread waits instead of computing.
 
     Args:
         env: it is reset and stepped with random actions, for a second or two.
@@ -239,7 +239,7 @@ def _check_sample_tasks(
 def _check_declared_tasks(
     env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], tasks: list[dict[str, Any]], num_tasks: int
 ) -> None:
-    """Check what a family may have beside: test tasks, and what its tasks are made from."""
+    """Check the optional parts of a family: test tasks and the space of tasks."""
     others: dict[str, list[dict[str, Any]]] = {}
     if has_method(env, "sample_test_tasks"):
         drawn = others["a task of sample_test_tasks"] = list(find_method(env, "sample_test_tasks")(num_tasks))
@@ -304,7 +304,7 @@ def _check_tasks_differ(
 def _check_refuses_malformed(
     env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], task: dict[str, Any], seed: int
 ) -> None:
-    """Warn where a misspelled entry goes unnoticed; refusing a task must leave the one before as it was."""
+    """Warn where a misspelled entry goes unnoticed; refusing a task must leave the previous one unchanged."""
     reset_task(task)
     first = _episode(env, seed)
     for malformed in ({**task, _UNKNOWN_ENTRY: 0.0}, {}):

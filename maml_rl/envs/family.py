@@ -21,7 +21,7 @@ from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 
-# What unseeded environments start from: the same task in every process, until `reset_task` gives another.
+# Seed of unseeded environments: the same task in every process, until `reset_task` gives another.
 _DEFAULT_TASK_SEED = 0
 
 
@@ -133,7 +133,7 @@ class BatchedFamily(MetaVectorEnv):
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_] | bool]:
         """Step the active slots (None: all), and do not change the state of the others.
 
-        What a slot draws must come from its own stream, and only in steps in which it is active.
+        A slot must draw from its own stream, and only in steps in which it is active.
 
         Args:
             actions: (N, *act), not clipped; zeros for inactive slots.
@@ -141,8 +141,8 @@ class BatchedFamily(MetaVectorEnv):
             streams: one for each slot.
 
         Returns:
-            Rewards (N,) and whether each slot terminated; what they hold for inactive slots has no meaning. What the
-            rewards are made of, and any other number for `info`, goes into `self._reward_terms`, (N,) by name.
+            Rewards (N,) and whether each slot terminated; entries of inactive slots have no meaning. The terms of the
+            rewards, and any other number for `info`, go into `self._reward_terms`, (N,) by name.
         """
 
     @abstractmethod
@@ -154,10 +154,10 @@ class BatchedFamily(MetaVectorEnv):
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         """Draw one slot as (height, width, 3)."""
-        raise NotImplementedError(f"{type(self).__name__} cannot draw itself")
+        raise NotImplementedError(f"{type(self).__name__} cannot render itself")
 
     def sample_default_task(self) -> Task:
-        """Return the task of an environment that was given none."""
+        """Return the default task of an environment."""
         return self.draw_tasks(np.random.default_rng(_DEFAULT_TASK_SEED), 1)[0]
 
     def draw_test_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:

@@ -20,7 +20,7 @@ from maml_rl.spaces import PackedSpace, write_flat
 
 @dataclass(frozen=True, slots=True)
 class LastStepParts:
-    """Where the parts of an observation are that shows the last step.
+    """The positions of the parts of an observation that shows the last step.
 
     Attributes:
         observation: the environment's own, flattened; a Discrete one as a one-hot vector.
@@ -106,7 +106,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
         super().reset_buffers(seeds)
 
     def _end_episodes(self, slots: NDArray[np.bool_]) -> None:
-        # An episode may have been cut off by the one who steps, of which the environment knows nothing.
+        # The sampler may have truncated an episode without the environment's knowledge.
         self._last[slots, -1] = 1.0
         self._at_start = self._last.copy(), self._begun.copy()
 

@@ -28,7 +28,7 @@ EnvMaker = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class ObservedTask:
-    """What to make instead of `env`, wherever an environment is asked for: the same slots, which show their tasks.
+    """Stands for `env` wherever an environment is expected: the same slots, which show their tasks.
 
     Attributes:
         env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
@@ -43,7 +43,7 @@ class ObservedTask:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLastStep:
-    """What to make instead of `env`: the same slots, which show what happened at the last step; see `LastStepParts`.
+    """Stands for `env`: the same slots, which show what happened at the last step; see `LastStepParts`.
 
     Attributes:
         env: a registered id, "module:id", a callable that makes a `gymnasium.Env`, or an `ObservedTask`.
@@ -57,14 +57,14 @@ class ObservedLastStep:
 
 
 def observed_env(env: EnvMaker) -> EnvMaker:
-    """Return what is made inside of `ObservedTask` and `ObservedLastStep`."""
+    """Return the environment inside of `ObservedTask` and `ObservedLastStep`."""
     while isinstance(env, ObservedTask | ObservedLastStep):
         env = env.env
     return env
 
 
 def env_id(env: EnvMaker) -> str:
-    """Return the id of what is to be made; empty for a callable."""
+    """Return the id of the environment; empty for a callable."""
     env = observed_env(env)
     return env if isinstance(env, str) else ""
 
@@ -113,7 +113,7 @@ def check_stepping(env: EnvMaker, rules: CallRules) -> None:
         refuse_unsafe(_maker_of(env))
     elif rules.stepping == "serial" and is_async_class(made := _maker_of(env)):
         raise TypeError(
-            f"{made.__name__} has an async reset or step, which nobody awaits where slots are stepped one by one; use "
+            f"{made.__name__} has an async reset or step, which is not awaited where slots are stepped one by one; use "
             "stepping='threads'"
         )
 
@@ -126,7 +126,7 @@ def _one_batch(name: str) -> ValueError:
 
 
 def steps_in_threads(env: EnvMaker, rules: CallRules) -> bool:
-    """Tell whether environment objects are stepped side by side: as the rules say, else as their class does."""
+    """Tell whether environment objects are stepped concurrently: as the rules say, else as their class does."""
     if rules.want_threads or rules.stepping == "serial":
         return rules.want_threads
     made = _maker_of(env)

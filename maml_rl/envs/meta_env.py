@@ -40,7 +40,7 @@ class StepBuffers:
         terminated: (N,) bool, set from the step that ended the episode until the next reset.
         truncated: (N,) bool, likewise.
         restarted: (N,) bool, set where the last step did not happen: the environment raised `Retry`, and the episode
-            was begun anew.
+            was restarted.
         infos: (N,) float64 by name, the recorded infos of the last step; NaN where there is none.
     """
 
@@ -85,7 +85,7 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True)
 class SlotCounts:
-    """What slots that wait side by side are doing.
+    """What slots that wait concurrently are doing.
 
     Attributes:
         waiting: how many wait for a reset or a step.
@@ -124,7 +124,7 @@ def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
 
 
 def check_flags(name: str, flags: Any) -> NDArray[np.bool_]:
-    """Return what an environment says of the ends of its episodes, as an array of bool.
+    """Return the environment's flags for the ends of its episodes, as an array of bool.
 
     Args:
         name: "terminated" or "truncated".
@@ -148,10 +148,10 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
     Attributes:
         recorded_infos: which numbers in `info` are recorded with the episodes: "step" for one at every step, "episode"
             for one at the last step of an episode, as `{"success": "episode"}`. Any `gymnasium.Env` may have it.
-        task_space: what its tasks are made from, for grids, strata and splits of tasks; None where that is not said.
-            Any `gymnasium.Env` may have it.
-        stepping: "threads" for an environment that mostly waits, as for a service: a sampler then runs its slots side
-            by side unless it is told otherwise. Any `gymnasium.Env` class may have it.
+        task_space: the parameters of its tasks, for grids, strata and splits of tasks; None if it declares none. Any
+            `gymnasium.Env` may have it.
+        stepping: "threads" for an environment that mostly waits, for example for a service: a sampler then runs its
+            slots concurrently by default. Any `gymnasium.Env` class may have it.
         thread_safe: False for one whose calls must all come from one thread. Any `gymnasium.Env` class may have it.
     """
 
@@ -189,10 +189,10 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         divides: whether its first slots can be used apart from the others, by `first_slots`.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
         recorded_infos: which infos are in `buffers`; see `MetaEnv`, as for `task_space`.
-        physics_seconds: (len(parts),) seconds spent stepping and resetting so far; (1,) zero where slots wait side by
-            side.
-        retries: how often an episode was begun anew so far, because its environment raised `Retry`.
-        waiting_seconds: seconds for which no slot was ready so far, where slots wait side by side; else 0.
+        physics_seconds: (len(parts),) seconds spent stepping and resetting so far; (1,) zero where slots wait
+            concurrently.
+        retries: how often an episode was restarted so far, because its environment raised `Retry`.
+        waiting_seconds: seconds for which no slot was ready so far, where slots wait concurrently; else 0.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 - gymnasium declares it an instance variable
@@ -209,7 +209,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @property
     def retries(self) -> int:
-        """How often episodes were begun anew so far; 0 for families of this package."""
+        """How often episodes were restarted so far; 0 for families of this package."""
         return 0
 
     @property
@@ -218,7 +218,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return 0.0
 
     def slot_counts(self) -> SlotCounts | None:
-        """Return what slots that wait side by side are doing, for any thread; None where they do not wait so."""
+        """Return what slots that wait concurrently are doing, for any thread; None where they do not wait so."""
         return None
 
     @abstractmethod
@@ -254,7 +254,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def first_slots(self, num: int) -> MetaVectorEnv:
         """Return the first `num` slots as a vector environment of their own, where `divides`.
 
-        They are the same slots: whichever was reset last is what they are. They are closed with all others.
+        They are the same slots, in the state of their last reset. They are closed with all others.
         """
         raise NotImplementedError(f"{type(self).__name__} steps all its slots together")
 
@@ -306,7 +306,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """What one slot is like: all that the arrays of a phase are laid out by.
+    """The description of one slot, which determines the layout of the arrays of a phase.
 
     Attributes:
         observation_space: of one slot.

@@ -1,4 +1,4 @@
-"""Which families there are, by id, and their registration with Gymnasium."""
+"""The families by id, and their registration with Gymnasium."""
 
 import difflib
 import warnings
@@ -123,9 +123,9 @@ def register_families() -> None:
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """Return what an id, or "module:id", is registered with; the module is imported first.
+    """Return the registration of an id, or of "module:id", after importing the module.
 
-    The id of a family with the number of an earlier version stands for the family, with a `FutureWarning`.
+    An id with an earlier version of a family means the present version, with a `FutureWarning`.
 
     Raises:
         ValueError: If there is no such module or id; the message names the closest one.
@@ -140,7 +140,9 @@ def find_spec(env_id: str) -> EnvSpec:
             f"{module}: gymnasium.register('{name}-v0', entry_point='{env_id}', max_episode_steps=...)"
         )
     if name not in gymnasium.registry and (newer := _newer_version(name)):
-        warnings.warn(f"{name} is an earlier version of {newer}, which is used; write {newer}", FutureWarning, 2)
+        warnings.warn(
+            f"{name} is an earlier version of {newer}, which is used instead; write {newer}", FutureWarning, 2
+        )
         name = newer
     if name not in gymnasium.registry:
         close = difflib.get_close_matches(name, [*FAMILIES, *gymnasium.registry], 1)

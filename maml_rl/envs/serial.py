@@ -1,4 +1,4 @@
-"""`SerialVectorEnv`: anyone's environment with `sample_tasks` and `reset_task` as N slots, stepped one by one."""
+"""`SerialVectorEnv`: any environment with `sample_tasks` and `reset_task` as N slots, stepped one by one."""
 
 import copy
 import logging
@@ -112,7 +112,7 @@ class SerialVectorEnv(MetaVectorEnv):
         """
         if is_async(env):
             raise TypeError(
-                f"{type(env.unwrapped).__name__} has an async reset or step, which nobody awaits where slots are "
+                f"{type(env.unwrapped).__name__} has an async reset or step, which is not awaited where slots are "
                 "stepped one by one; use stepping='threads'"
             )
         return env
@@ -130,7 +130,7 @@ class SerialVectorEnv(MetaVectorEnv):
 
     @property
     def retries(self) -> int:
-        """How often an episode was begun anew so far, because its environment raised `Retry`."""
+        """How often an episode was restarted so far, because its environment raised `Retry`."""
         return self._attempts.total
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
@@ -212,7 +212,7 @@ class SerialVectorEnv(MetaVectorEnv):
         self.physics_seconds[0] += perf_counter() - start
 
     def _begin_with(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> Callable[[], Any]:
-        """Return what begins an episode, which then counts from no retry."""
+        """Return the call that begins an episode, whose retries count from zero."""
         self._attempts.retries[slot] = 0
         begin = self._begin[slot] = partial(self.envs[slot].reset, seed=seed, options=options)
         return begin

@@ -26,7 +26,7 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
         env: steps its slots in this process.
 
     Raises:
-        TaskError: If its tasks are no dicts of numbers and arrays.
+        TaskError: If its tasks are not dicts of numbers and arrays.
         TypeError: If observations or actions have text in them.
     """
 

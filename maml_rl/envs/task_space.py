@@ -1,4 +1,4 @@
-"""What the tasks of a family are made from: numbers with names and ranges, drawn independently of each other.
+"""The parameters of a family's tasks: numbers with names and ranges, drawn independently of each other.
 
 A family declares its `TaskSpace`, so that its tasks can be put on grids, into strata, and on two sides of a split.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Task = dict[str, Any]
 Floats = NDArray[np.float64]
-# What of a number is uniform: itself, its logarithm, or its square (as the distance from the center of a disk).
+# What is uniform: the number, its logarithm, or its square (as the distance from the center of a disk).
 Scale = Literal["linear", "log", "square"]
 
 
@@ -28,12 +28,12 @@ def task_key(task: Task | Sequence[Task]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskParameter:
-    """One number that tasks are made from, and how it is distributed.
+    """One parameter of a task: a number and its distribution.
 
     Attributes:
         ranges: its range in each dimension, as (low, high) with low below high; high itself is never drawn.
-        scale: what of it is uniform within the ranges.
-        values: numbers that alone are drawn, all equally likely, instead of ranges.
+        scale: what is uniform within the ranges.
+        values: the only numbers that are drawn, all equally likely, instead of ranges.
     """
 
     ranges: tuple[tuple[float, float], ...] = ()
@@ -57,7 +57,7 @@ class TaskParameter:
             wanted: [low, high], or several such; values, for a parameter that has values.
 
         Raises:
-            ValueError: If it is empty, or no list of numbers.
+            ValueError: If it is empty, or not a list of numbers.
         """
         try:
             numbers = np.array(wanted, np.float64)
@@ -178,7 +178,7 @@ class TaskSpace:
         }
 
     def tasks_at(self, quantiles: Floats, parameters: Mapping[str, TaskParameter] | None = None) -> list[Task]:
-        """Return the tasks at quantiles (n, number of parameters); `parameters` stand instead of those of a name."""
+        """Return the tasks at quantiles (n, number of parameters); `parameters` replace those of the same names."""
         replaced = {**self.parameters, **(parameters or {})}
         return self.to_tasks(
             {name: parameter.at(quantiles[:, column]) for column, (name, parameter) in enumerate(replaced.items())}
@@ -202,7 +202,7 @@ class PolarTaskSpace(TaskSpace):
 
     Args:
         entry: name of the entry.
-        angle: from the first axis towards the second, in [0, 2 pi).
+        angle: from the first axis toward the second, in [0, 2 pi).
         distance: from the origin.
     """
 

@@ -1,4 +1,4 @@
-"""`ThreadedVectorEnv`: anyone's environment as N slots that wait side by side, each for itself."""
+"""`ThreadedVectorEnv`: any environment as N slots that wait concurrently, each for itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class ThreadedVectorEnv(SerialVectorEnv):
-    """Adapter around N environment objects whose calls run side by side: in threads, or awaited if they are coroutines.
+    """Adapter around N environment objects whose calls run concurrently: in threads, or awaited if they are coroutines.
 
     Every slot is a part of its own. Only the environments' own methods run in other threads; buffers are written by the
     thread that waits for them.
@@ -65,7 +65,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._is_async = [is_async(env) for env in self.envs]
         self._steps = [0] * num_envs
         self._resetting: set[int] = set()
-        # Slots with results in the buffers of which `step_recv` has not told yet, and those which await results.
+        # Slots with results in the buffers that `step_recv` has not returned yet, and slots that await results.
         self._unread: set[int] = set()
         self._awaited: set[int] = set()
 
@@ -99,7 +99,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`, in all slots side by side; whatever `reset_task` raises passes through."""
+        """Give slot i the task `tasks[i]`, in all slots concurrently; whatever `reset_task` raises passes through."""
         if len(tasks) != self.num_envs:
             raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
         self._settle()
@@ -176,7 +176,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
             self._results(inf)
 
     def _settle(self) -> None:
-        """Wait for calls whose results nobody wants any more."""
+        """Wait for calls whose results are no longer wanted."""
         while self._calls.outstanding:
             self._results(inf)
         self._unread.clear()
@@ -212,7 +212,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return taken
 
     def _raise(self, slot: int, outcome: Any) -> tuple[bool, Any]:
-        """Return what became of a call, or raise what it raised."""
+        """Return what a call returned, or raise what it raised."""
         if isinstance(outcome, BaseException):
             self.current_slots[0] = slot
             raise outcome
@@ -220,7 +220,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return result
 
     def _results(self, seconds: float) -> list[tuple[int, Any]]:
-        """Wait a moment for calls; meanwhile tell whose has run for longest."""
+        """Wait a moment for calls, and report whose has run for longest."""
         if monotonic() >= self._next_mark and (longest := self._calls.longest()) is not None:
             # Now and then: it looks at all calls.
             self._next_mark = monotonic() + LOOK_SECONDS
@@ -258,14 +258,14 @@ def refuse_unsafe(env: Any) -> None:
     """Refuse an environment, or its class, that must not be called in threads.
 
     Raises:
-        TypeError: If it says so, or draws.
+        TypeError: If it declares so, or renders.
     """
     made = isinstance(env, gymnasium.Env)
     name = type(env.unwrapped).__name__ if made else getattr(env, "__name__", str(env))
     if not getattr(env.unwrapped if made else env, "thread_safe", True):
-        raise TypeError(f"{name} says that it is not safe in threads (thread_safe = False); use stepping='serial'")
+        raise TypeError(f"{name} declares that it is not thread-safe (thread_safe = False); use stepping='serial'")
     if made and env.render_mode is not None:
         raise TypeError(
-            f"{name} draws (render_mode={env.render_mode!r}), and what draws belongs to one thread, as OpenGL does; "
+            f"{name} renders (render_mode={env.render_mode!r}), and a renderer such as OpenGL belongs to one thread; "
             "leave render_mode out, or use stepping='serial'"
         )

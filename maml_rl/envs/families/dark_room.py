@@ -133,7 +133,7 @@ class DarkRoomVectorEnv(DarkFamily):
         return there.astype(np.float64), there
 
     def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return steps towards the goals, up or down first, and staying there; see `BatchedFamily`."""
+        """Return steps toward the goals, up or down first, and staying there; see `BatchedFamily`."""
         cells = np.stack(np.divmod(observations.argmax(1), self.size), 1)
         rows, columns = np.sign(self.tasks["goal"][slots].astype(np.int64) - cells).T
         # As `_MOVES` has them: up is 1 and down 2, left is 3 and right 4.
