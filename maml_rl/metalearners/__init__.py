@@ -1,4 +1,4 @@
-"""Metalearners: what turns the episodes of a batch of tasks into better initial parameters."""
+"""Metalearners: they turn the episodes of a batch of tasks into better initial parameters."""
 
 from maml_rl.config import SettingsModel
 from maml_rl.metalearners.adapted import Adapted

@@ -1,4 +1,4 @@
-"""Algorithm distillation: a transformer that imitates how others have learned learns to learn as they did."""
+"""Algorithm distillation: a transformer imitates learners as they improve, and so learns to learn as they did."""
 
 from typing import Annotated
 
@@ -14,9 +14,9 @@ from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 class AD(HistoryLearner):
     """Predicts the next action of a learner from what the learner has seen and done, through many of its episodes.
 
-    To predict a learner that becomes better from episode to episode, the transformer has to notice the progress: it has
-    to do in its context what the learner did by its updates. Of every history it sees only each `keep`-th episode, so
-    that the progress is faster than the learner's was.
+    To predict a learner that improves from episode to episode, the transformer must notice the progress, and do in its
+    context what the learner did by its updates. It sees only every `keep`-th episode of a history, so that it improves
+    faster than the learner did.
 
     Source: Laskin et al. 2022, https://arxiv.org/abs/2210.14215
     """
@@ -24,15 +24,15 @@ class AD(HistoryLearner):
     class Settings(HistorySettings):
         """Settings of algorithm distillation."""
 
-        keep: Annotated[Count, Field(description="learn from one of so many episodes of a history; 1: from all")] = 1
+        keep: Annotated[Count, Field(description="use only every keep-th episode of a history; 1: all")] = 1
         label_smoothing: Annotated[
-            float, Field(ge=0, lt=1, description="probability that the target gives to all discrete actions alike")
+            float, Field(ge=0, lt=1, description="label smoothing: probability spread evenly over all discrete actions")
         ] = 0.1
 
     settings: Settings
 
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw sequences of histories, and what was done there; see `HistoryLearner.draw`."""
+        """Draw sequences of histories, and the actions taken there; see `HistoryLearner.draw`."""
         drawn = self.sequences(rng, keep=self.settings.keep)
         return drawn.observations, drawn.actions
 

@@ -1,4 +1,4 @@
-"""What the algorithms have in common whose meta-policy takes steps of Adam: the steps, their settings and metrics.
+"""The base of algorithms whose meta-policy takes steps of Adam: the steps, their settings and metrics.
 
 An algorithm is a subclass with an objective (made of the functions in `losses`), an inner loss or rule, and settings.
 """
@@ -28,7 +28,7 @@ class AdamSettings(SettingsModel):
     first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
 
     def steps_per_batch(self) -> int:
-        """Return how many steps of Adam one batch is good for."""
+        """Return the number of Adam steps on one batch."""
         return 1
 
 
@@ -36,7 +36,7 @@ class ClippedSettings(SettingsModel):
     """Settings of every algorithm with the clipped objective; a base class before `AdamSettings`."""
 
     num_updates: Annotated[Count, Field(description="steps of Adam on each batch")] = 5
-    clip: Annotated[Positive, Field(description="how far the ratio of probabilities may leave 1 and still count")] = 0.3
+    clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.3
 
     def steps_per_batch(self) -> int:
         """Return the setting."""
@@ -46,7 +46,7 @@ class ClippedSettings(SettingsModel):
 class AdamLearner(MetaLearner):
     """A learner whose meta-policy takes steps of Adam down the gradient of an objective through the inner loop.
 
-    A subclass writes `objective`.
+    A subclass implements `objective`.
 
     Attributes:
         inner_loss: of the rule that a config makes.

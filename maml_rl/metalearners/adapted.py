@@ -1,4 +1,4 @@
-"""What adaptation makes of a policy in each task, and the two ways to it that algorithms share."""
+"""The result of adaptation in each task, and the two ways to adapt that algorithms share."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from maml_rl.policies.started_policy import StartedPolicy
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What adaptation has made of a policy in each of M tasks.
+    """The result of adapting a policy to each of M tasks.
 
     Attributes:
-        phases: the episodes that it was made from, in the order in which they were sampled.
-        params: parameters by name, (M, ...) of each task's policy, a latent context among them, or of the policy's own
-            shape where tasks share them; None for the policy's own. `sampler.rollout` takes them.
-        memory: what the policy remembers in each task, tensors (M, ...); empty for one that has nothing to remember.
+        phases: the episodes used for adaptation, in the order in which they were sampled.
+        params: parameters by name, (M, ...) of each task's policy, which may include a latent context, or of the
+            policy's own shape where tasks share them; None for the policy's own. `sampler.rollout` takes them.
+        memory: the policy's memory in each task, tensors (M, ...); empty for a policy without a memory.
     """
 
     phases: Sequence[TaskEpisodes] = ()
@@ -81,7 +81,7 @@ def adapt_by_steps(
 
 
 def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task], *, deterministic: bool = False) -> Adapted:
-    """Adapt by a trial in each task: what the policy then remembers is the adaptation.
+    """Adapt by a trial in each task: the policy's memory after it is the result.
 
     Args:
         sampler: its policy, with a memory, acts; its episodes of a task are the trial.

@@ -1,4 +1,4 @@
-"""ANIL: almost no inner loop, which adapts the head of the policy alone."""
+"""ANIL: almost no inner loop; it adapts only the head of the policy."""
 
 from collections.abc import Sequence
 from typing import Annotated

@@ -47,7 +47,7 @@ def outcomes(
 class AutogradObjective:
     """The mean over tasks of an objective that may use the samples of every phase, at the policy's own parameters.
 
-    It is computed in chunks of tasks side by side, where their episodes are, and depends neither on the number of cores
+    It is computed in chunks of tasks in parallel, where their episodes are, and depends neither on the number of cores
     or hosts nor on which chunk is finished first.
 
     Args:
@@ -55,7 +55,7 @@ class AutogradObjective:
         episodes: of all tasks before each inner step and after the last, with advantages; or the hosts that have them.
         rule: of the inner loop.
         objective: of a chunk of tasks.
-        learned: leaves that are differentiated in besides, such as the step sizes of `rule`; doubles count once.
+        learned: further leaves to differentiate, such as the step sizes of `rule`; duplicates count once.
         first_order: treat the inner gradients as constants.
         device: where to compute.
     """
@@ -186,7 +186,7 @@ class _AutogradChunk:
         with torch.enable_grad():
             theta = {name: param.to(device) for name, param in policy.named_parameters()}
             stacked = policy.stack_parameters(len(phases[0].mask), theta)
-            # Parameters that are not trained are adapted all the same.
+            # Parameters that are not trained are adapted, too.
             stacked = {name: x if x.requires_grad else x.requires_grad_() for name, x in stacked.items()}
             return outcomes(policy, stacked, phases, self._program.rule, first_order=self._program.first_order)
 

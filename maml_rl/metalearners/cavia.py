@@ -68,7 +68,7 @@ class ContextPolicy(Policy):
 
 
 class CAVIA(AdamLearner):
-    """MAML-PPO whose inner loop adapts the context alone, from zero; all weights are learned for all tasks.
+    """MAML-PPO whose inner loop adapts only the context, from zero; all weights are learned for all tasks.
 
     Source: Zintgraf et al. 2019, https://arxiv.org/abs/1810.03642
     """

@@ -1,4 +1,4 @@
-"""What an update learns from: the sampler that is asked, how it collects, and the batch that comes of it."""
+"""What an update learns from: the sampler, how it collects, and the resulting batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from maml_rl.policies import Memory, Policy
 
 
 class Sampler(Protocol):
-    """What a metalearner asks of a `MultiTaskSampler`; see there."""
+    """The methods of a `MultiTaskSampler` that a metalearner calls; see there."""
 
     policy: Policy
 
@@ -54,7 +54,7 @@ class Sampler(Protocol):
         """Sample a trial of every task, and return with it what the policy remembers at its end."""
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Return the random stream for what a learner itself draws before the next phase."""
+        """Return the random stream for a learner's own draws before the next phase."""
 
     def adapt(
         self,
@@ -134,7 +134,7 @@ class Batch:
 
     @classmethod
     def on(cls, hosts: Hosts) -> Self:
-        """Make the batch that hosts have; its episodes are fetched when somebody looks at them."""
+        """Make the batch of episodes on hosts; they are fetched on first access."""
         return cls(_FetchedPhases(hosts), hosts)
 
     @property
@@ -149,7 +149,7 @@ class Batch:
 
 
 class _FetchedPhases(Sequence[TaskEpisodes]):
-    """The phases of a batch that is on hosts, fetched when one is looked at."""
+    """The phases of a batch on hosts, fetched on first access."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts

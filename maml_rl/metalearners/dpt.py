@@ -1,4 +1,4 @@
-"""The decision-pretrained transformer: it predicts the best action from what is known of a task so far."""
+"""The decision-pretrained transformer: it predicts the best action from what is known about a task so far."""
 
 import numpy as np
 from torch import Tensor
@@ -9,8 +9,8 @@ from maml_rl.metalearners.history_learner import HistoryLearner
 class DPT(HistoryLearner):
     """Predicts the best action of the task that a sequence is from, whatever was done in the sequence.
 
-    What is predicted after so many steps is the posterior of the best action. To act by a draw from it is posterior
-    sampling, as Thompson sampling is, without a model of the tasks. Which action is best is known to the family.
+    The prediction after some steps is the posterior of the best action. Acting by a draw from it is posterior sampling,
+    like Thompson sampling, without a model of the tasks. The family knows which action is best.
 
     Source: Lee et al. 2023, https://arxiv.org/abs/2306.14892
     """

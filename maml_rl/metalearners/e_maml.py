@@ -25,7 +25,7 @@ class EMAML(AdamLearner):
         """Settings of E-MAML."""
 
         exploration: Annotated[
-            float, Field(ge=0, description="weight of the term for the episodes before adaptation; 1 is without bias")
+            float, Field(ge=0, description="weight of the term for the episodes before adaptation; 1 is unbiased")
         ] = 1.0
 
     settings: Settings

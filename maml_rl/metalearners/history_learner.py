@@ -1,4 +1,4 @@
-"""Learners of recorded histories: a transformer predicts actions, and adapts by what is in its context."""
+"""Learners of recorded histories: a transformer predicts actions, and adapts by its context."""
 
 import hashlib
 import math
@@ -34,10 +34,10 @@ class HistorySettings(SettingsModel):
     """Settings of all learners of histories."""
 
     histories: Annotated[
-        str | None, Field(description="data set that is learned from, as `maml-rl record` writes it; null: only tests")
+        str | None, Field(description="data set to learn from, as `maml-rl record` writes it; null: only tests")
     ] = None
     hidden_size: Annotated[Count, Field(description="width of a token")] = 64
-    context: Annotated[Count, Field(description="steps that are attended to")] = 200
+    context: Annotated[Count, Field(description="steps that the transformer attends to")] = 200
     sequence_length: Annotated[
         Count | None,
         Field(description="steps of a sequence in training, where trials are longer than the context; null: `context`"),
@@ -52,10 +52,12 @@ class HistorySettings(SettingsModel):
     anneal_over: Annotated[
         Count | None, Field(description="iterations in which the step size falls evenly to zero; null: never")
     ] = None
-    max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 1.0
+    max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient; longer ones are clipped")] = 1.0
     acts: Annotated[
         Literal["sampled", "likeliest"],
-        Field(description="in a test: by draws from what is predicted, which explores, or by its likeliest action"),
+        Field(
+            description="in a test: sample the predicted distribution, which explores, or take its most likely action"
+        ),
     ] = "sampled"
 
 
@@ -63,11 +65,11 @@ class HistoryLearner(MetaLearner):
     """Base of the learners that never sample: supervised learning on sequences of histories, tested in context.
 
     In training a transformer predicts an action at every step of a sequence, from what the sequence shows until then.
-    In a test it takes the actions that it predicts, and what follows becomes its context: it adapts without a change
-    of its parameters. A subclass writes `draw`.
+    In a test it takes the actions that it predicts, and the outcome becomes its context: it adapts without a change of
+    its parameters. A subclass implements `draw`.
 
     Attributes:
-        histories: what is learned from; None until `learn_from`, and in a test.
+        histories: the data; None until `learn_from`, and in a test.
     """
 
     Settings: ClassVar[type[HistorySettings]] = HistorySettings
@@ -165,7 +167,7 @@ class HistoryLearner(MetaLearner):
         for row, curve in zip(padded, curves, strict=True):
             row[: len(curve)] = curve
         self.source_returns = np.nanmean(padded, axis=0).astype(np.float32)
-        # What is drawn here is not learned from: it tells what cannot be drawn.
+        # These draws are not for learning: they raise if something cannot be drawn.
         self.draw(np.random.default_rng(0))
 
     def learned_from(self, task: Task) -> bool:
@@ -177,7 +179,7 @@ class HistoryLearner(MetaLearner):
         """Draw a batch of sequences.
 
         Returns:
-            What is observed (L, N, size), and the actions (L, N, *action shape) that are to be predicted there.
+            Observations (L, N, size), and the actions (L, N, *action shape) to predict there.
         """
 
     def sequences(self, rng: np.random.Generator, *, keep: int = 1) -> Sequences:
@@ -230,7 +232,7 @@ class HistoryLearner(MetaLearner):
         return known | ({"accuracy": accuracy} if self._has_one_choice else {})
 
     def _share(self) -> float:
-        """Return what share of the step size the next gradient step has."""
+        """Return the factor of the step size for the next gradient step."""
         settings, step = self.settings, self._steps_taken
         rising = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
         if settings.anneal_over is None:
@@ -238,13 +240,13 @@ class HistoryLearner(MetaLearner):
         return rising * max(0.0, 1.0 - step / (settings.anneal_over * settings.num_updates))
 
     def state_dict(self) -> State:
-        """Return the state of AdamW, how far the step size is, and what is known of the histories."""
+        """Return the state of AdamW, the progress of the step size, and the digests of the histories."""
         returns = np.zeros(0, np.float32) if self.source_returns is None else self.source_returns
         known = {_TASKS: self._learned.packed(), _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
         return super().state_dict() | known | {_CONTEXT: self.policy.context}
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: If it comes from other histories than those that are open, or the policy that was saved with it
@@ -265,7 +267,7 @@ class HistoryLearner(MetaLearner):
 
 
 class LearnedTasks:
-    """The tasks that were learned from, which a test must not have: three bytes of each.
+    """The tasks of the data, which a test must not have: three bytes of each.
 
     A digest has as many bits as number N tasks, and 19 more. Sorted ones are then 2**19 apart in the mean, or less, and
     the differences that are kept fit into three bytes: one is too large with a probability of N * exp(-32).

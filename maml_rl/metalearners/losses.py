@@ -21,7 +21,7 @@ OuterObjective = Callable[[Tensor, Tensor, Any], Tensor]
 def likelihood_ratio(outcome: PhaseOutcome) -> Tensor:
     """Return -mean(pi(a|s) / pi_old(a|s) * A) over the real steps of each task, (M,): low-variance curvature.
 
-    In expectation its Hessian is that of the expected return but for products of the scores of different steps.
+    In expectation its Hessian is that of the expected return, without the products of the scores of different steps.
 
     Args:
         outcome: of M tasks; the `log_probs` of its samples, where they have some, are those of pi_old.
@@ -39,7 +39,7 @@ def dice(outcome: PhaseOutcome) -> Tensor:
 
     -mean((box(s_t) - box(s_{t-1})) * A_t) over the real steps of each task, where s_t is the sum of the
     log-probabilities of an episode's actions up to step t, and box(x) = exp(x - x without gradient). Where A is the
-    return from step t on, it is the sum of box(s_t) * r_t of the first source, but for a constant.
+    return from step t on, it is the sum of box(s_t) * r_t of the first source, up to a constant.
 
     Args:
         outcome: of M tasks.

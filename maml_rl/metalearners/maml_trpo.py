@@ -54,7 +54,7 @@ class MAMLTRPO(MetaLearner):
 
         inner_loss: Annotated[
             Literal["log-probability", "likelihood-ratio"],
-            Field(description="loss of the inner steps; likelihood-ratio keeps the policy from drifting off"),
+            Field(description="loss of the inner steps; likelihood-ratio keeps the policy from drifting"),
         ] = "log-probability"
         first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
         max_kl: Annotated[

@@ -17,8 +17,8 @@ from maml_rl.policies import Policy
 class MetaObjective:
     """Mean over tasks of the loss after adaptation, as a function of the initial parameters theta.
 
-    Parameters and gradients are float64 vectors (D,) on the CPU, where the optimizer's few vector operations take no
-    time and lose no digits; inside, everything is computed on `device` in the precision of the policy. The result
+    Parameters and gradients are float64 vectors (D,) on the CPU, where the optimizer's few vector operations are cheap
+    and precise; inside, everything is computed on `device` in the precision of the policy. The result
     depends neither on the number of cores nor on which chunk is finished first, nor on where the hosts are.
 
     Args:
@@ -85,7 +85,7 @@ class MetaObjective:
                 param.copy_(views[name])
 
     def anchor(self, theta: Tensor) -> None:
-        """Make `theta` (D,) the old parameters, which ratios and divergences of what follows are taken against.
+        """Make `theta` (D,) the old parameters, the reference of later ratios and divergences.
 
         Raises:
             NonFiniteError: As `gradient`.

@@ -74,7 +74,7 @@ class MetaSGD(AdamLearner):
         return super().state_dict() | self.acting_state()
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: If the step sizes are of other parameters.

@@ -1,6 +1,6 @@
-"""What an algorithm is: the protocol of metalearners.
+"""The protocol of metalearners.
 
-Training, evaluation, checkpoints, saved policies and reports know this protocol only, so that an algorithm is one file:
+Training, evaluation, checkpoints, saved policies and reports use only this protocol, so that an algorithm is one file:
 a subclass of `MetaLearner` with its settings and its `update`, registered by name.
 """
 
@@ -33,13 +33,13 @@ State: TypeAlias = dict[str, Any]
 class MetaLearner(ABC):
     """One algorithm: how it collects, updates the meta-policy, adapts at test time, and what it keeps.
 
-    A subclass writes `update`. The rest is that of a learner whose inner loop takes gradient steps; one that adapts in
-    another way writes `adapt` as well.
+    A subclass implements `update`. The defaults are those of a learner whose inner loop takes gradient steps; one that
+    adapts in another way also implements `adapt`.
 
-    What a learner draws, it draws from `generator` and `torch_generator`: streams of its own, keyed by its seed and by
-    the number of the update, so that the checkpoint's iteration is all that a resumed run needs. torch's global state
-    is neither read nor changed. Code that knows no other generator, as the constructors of `torch.nn`, is seeded all
-    the same by `learn` and by the making of an experiment.
+    A learner draws from `generator` and `torch_generator`: its own streams, keyed by its seed and the number of the
+    update, so that a resumed run needs only the checkpoint's iteration. torch's global state is neither read nor
+    changed. For code that knows no other generator, such as the constructors of `torch.nn`, `learn` and the making of
+    an experiment seed the global generators.
 
     Args:
         policy: a policy, or a module that `as_policy` takes; `update` changes its parameters in place.
@@ -52,27 +52,27 @@ class MetaLearner(ABC):
     Attributes:
         Settings: the algorithm's settings; in a config they are the section `algorithm-settings`.
         columns: a noun for what the columns of `returns` count, in metrics, tables and reports: "step" for gradient
-            steps, of which the first column has none; or what follows each other in a test, as "episode" of a trial.
-        whole_trials: whether the episodes of a task are one trial, sampled in one slot. The memory of the policy is
-            then what adapts: there is no inner loop, and a test is one trial of every task.
-        trials_per_chunk: how many trials the update computes side by side at most, for a learner of trials with
+            steps, where the first column is before any; or another unit of a test, such as "episode" of a trial.
+        whole_trials: whether the episodes of a task are one trial, sampled in one slot. Only the policy's memory then
+            adapts: there is no inner loop, and a test is one trial of every task.
+        trials_per_chunk: how many trials the update computes at once at most, for a learner of trials with
             `updates_on_hosts`.
         tests_without_noise: whether the policy acts without noise after training, as soft actor-critics do, whose noise
             is there to explore.
         samples: whether training samples episodes. A learner of recorded data does not: it opens them in `open_data`,
             `update` gets a batch without phases, and returns are known from evaluations alone.
         record_log_probs: whether the sampler records the log-probability of every action.
-        source_returns: (episodes,) mean return of those whose recorded data were learned from, over their episodes, to
-            compare with; None where there are none.
+        source_returns: (episodes,) mean return, in each episode, of the learners in the recorded data, for comparison;
+            None where there are none.
         rule: the inner loop. `update` may replace it (by one with newly learned step sizes, say), but never changes it
             in place: with `prefetch` another thread is using it; see `acting_state`.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
             them, never `collect`: with `prefetch` that runs ahead, in another thread.
-        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can be where the episodes are; else it
-            gets them whole. The episodes of a test stay there, too, and so do whole trials of every learner.
+        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can run where the episodes are; else they
+            move to it. The episodes of a test stay there, too, and so do whole trials of every learner.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
-        networks: what the learner trains beside the policy, if anything; it is kept under the names of its parameters.
+        networks: what the learner trains besides the policy, if anything; it is kept under the names of its parameters.
         training_state: the first words of those names in `state_dict` that only further training needs. The zoo leaves
             them out, and `load_state_dict` leaves what they stand for as it is.
     """
@@ -176,7 +176,7 @@ class MetaLearner(ABC):
         )
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
-        """Open what is learned from instead of sampled episodes; called before a training, where `samples` is False.
+        """Open the recorded data; called before a training if `samples` is False.
 
         Args:
             config: the experiment.
@@ -188,16 +188,16 @@ class MetaLearner(ABC):
         return
 
     def learned_from(self, task: Task) -> bool:
-        """Tell whether recorded data that were learned from are of this task, so that a test must not have it."""
+        """Tell whether the recorded data include this task, so that a test must not have it."""
         return False
 
     @property
     def takes_steps(self) -> bool:
-        """Whether `num_steps` of `adapt` and `test` means anything: adaptation is as many steps, each with episodes."""
+        """Whether `adapt` and `test` use `num_steps`: adaptation is that many steps, each with episodes."""
         return self.rule is not None
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Return the learner's NumPy generator for a purpose, with which a new stream begins in every `learn`.
+        """Return the learner's NumPy generator for a purpose; every `learn` starts a new stream.
 
         Args:
             purpose: any name; different names never share a stream.
@@ -211,15 +211,15 @@ class MetaLearner(ABC):
     def learn(self, batch: Batch, number: int) -> dict[str, Any]:
         """Do meta-update `number` of a run, from 0: `update`, with the random streams of that number.
 
-        The seed and the number decide what is drawn, however often the run was interrupted. torch's global generators
-        are seeded by them as well, for code that draws from them, and put back afterwards.
+        The seed and the number determine what is drawn, however often the run was interrupted. They also seed torch's
+        global generators, for code that draws from these, which are restored afterward.
         """
         self._streams.move_to(StreamKey(self.seed, Purpose.LEARNER_DRAWS, number, 1))
         with seeded_torch(torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number)), self.device):
             return self.update(batch)
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample what one update learns from, where the update is to be."""
+        """Sample the batch of one update, in the place where the update runs."""
         if self.whole_trials:
             size = self.trials_per_chunk
             if size is not None and sampler.has_hosts(len(tasks), trials_per_chunk=size):
@@ -231,21 +231,21 @@ class MetaLearner(ABC):
         return Batch(batch.phases, self.hosts_of(batch))
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return what `collect` reads that updates change, beside the policy: copies, under flat names.
+        """Return copies, under flat names, of what `collect` reads and updates change, besides the policy.
 
-        With `prefetch` a batch is collected while updates go on, by a `collector` that is given this again.
+        With `prefetch` a batch is collected while updates continue, by a `collector` that gets these copies.
         """
         return {}
 
     def collector(self, state: Mapping[str, Tensor]) -> Self:
-        """Return a learner that collects by what `acting_state` returned, in another thread, while this one learns.
+        """Return a learner that collects with the result of `acting_state`, in another thread, while this one learns.
 
-        It is this learner's copy: what an update changes in place must not be shared, what it replaces may be.
+        It is a copy of this learner: it must not share what an update changes in place, but may share what it replaces.
         """
         return copy.copy(self)
 
     def hosts_of(self, batch: Batch) -> Hosts:
-        """Return where the chunks of a batch are: in threads of this process if nothing else is known."""
+        """Return the hosts of the chunks of a batch: by default, threads of this process."""
         return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device, tasks_per_chunk=self.trials_per_chunk)
 
     @abstractmethod
@@ -267,7 +267,7 @@ class MetaLearner(ABC):
     ) -> Adapted:
         """Adapt the sampler's policy to tasks as it is done after training; neither policy nor learner changes.
 
-        What is drawn at random for it comes from `sampler.generator`.
+        Random numbers for it come from `sampler.generator`.
 
         Args:
             sampler: samples the episodes.
@@ -310,10 +310,10 @@ class MetaLearner(ABC):
         return {name: info.mT for name, info in infos.items()} if self.whole_trials else infos
 
     def state_dict(self) -> State:
-        """Return what the learner keeps beside its policy, under flat names: tensors, and what JSON holds.
+        """Return the learner's state besides its policy, under flat names: tensors and JSON values.
 
-        The state of `optimizer`, of `optimizers` and of `networks` is part of it. A resumed run is bit-identical if all
-        that `update` reads is here.
+        The state of `optimizer`, of `optimizers` and of `networks` is part of it. A resumed run is bit-identical if
+        everything that `update` reads is here.
         """
         of_optimizers = {
             key: value
@@ -323,7 +323,7 @@ class MetaLearner(ABC):
         return of_optimizers | ({} if self.networks is None else self.networks.state_dict())
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: If it does not fit.
@@ -379,7 +379,7 @@ class MetaLearner(ABC):
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:
-    """Refuse a policy with a memory through which no gradient flows, where adaptation takes gradient steps.
+    """Refuse a policy whose memory is not differentiable, where adaptation takes gradient steps.
 
     Raises:
         TypeError: If the learner cannot train the policy.

@@ -1,4 +1,4 @@
-"""PEARL: soft actor-critic conditioned on a latent context, whose posterior is inferred from what was experienced."""
+"""PEARL: soft actor-critic conditioned on a latent context, whose posterior is inferred from experience."""
 
 import copy
 import math
@@ -119,7 +119,9 @@ class PEARL(MetaLearner):
         encoder_sizes: Annotated[
             tuple[Count, ...], Field(strict=False, min_length=1, description="units of each layer of the encoder")
         ] = (200, 200, 200)
-        context_batch: Annotated[Count, Field(description="transitions of a task that make its posterior")] = 100
+        context_batch: Annotated[
+            Count, Field(description="transitions of a task from which its posterior is inferred")
+        ] = 100
         context_trials: Annotated[
             Count, Field(description="newest episodes of a task that these transitions are drawn from")
         ] = 2
@@ -131,10 +133,10 @@ class PEARL(MetaLearner):
         batch_size: Annotated[Count, Field(description="transitions of each task in an update")] = 256
         num_updates: Annotated[Count, Field(description="updates after each batch of episodes")] = 500
         warmup_steps: Annotated[Count, Field(description="steps that are sampled before the first update")] = 2000
-        reward_scale: Annotated[Positive, Field(description="what rewards are multiplied by for the critics")] = 5.0
+        reward_scale: Annotated[Positive, Field(description="factor of the rewards for the critics")] = 5.0
         context_reward: Annotated[
             str | None,
-            Field(description="info, one of every step, that the encoder sees instead of the reward; null: the reward"),
+            Field(description="info of every step that the encoder sees instead of the reward; null: the reward"),
         ] = None
 
     columns = "round"
@@ -205,7 +207,7 @@ class PEARL(MetaLearner):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
-        """Return None: the context is what adapts."""
+        """Return None: only the context adapts."""
         return
 
     @property
@@ -272,7 +274,7 @@ class PEARL(MetaLearner):
         return (actions - self.policy.distributions.center.to(actions)) * self._unit
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Keep the episodes, and take steps on batches of all that are kept, once there are enough.
+        """Store the episodes in the replay buffer, and take steps on batches from it once there are enough.
 
         Returns:
             `replay/steps`, `updates`; and of the updates `loss/critics`, `loss/actor`, `kl`, `temperature`, `entropy`,

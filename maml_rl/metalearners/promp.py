@@ -65,7 +65,7 @@ class ProMP(AdamLearner):
         return super().state_dict() | {_COEFFICIENTS: list(self._coefficients)}
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: If it is of another number of inner steps.

@@ -1,4 +1,4 @@
-"""What a config must not ask of a learner: checks that several algorithms share."""
+"""Configs that learners refuse: checks that several algorithms share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from maml_rl.config import Config
 
 
 def refuse_hidden_rewards(config: Config) -> None:
-    """Refuse a config whose policy would not observe what its memory is to learn from.
+    """Refuse a config whose policy would not observe what its memory learns from.
 
     Raises:
         ConfigError: If the last action and reward are not observed.
@@ -35,8 +35,8 @@ def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, 
     steps = (config.max_episode_steps or env.max_episode_steps or 1) * num_episodes
     if num_steps < steps:
         raise config.error(
-            f"a replay of {num_steps:,} steps has no room for {'a trial' if num_episodes > 1 else 'an episode'} of "
-            f"{steps:,}; use at least {steps}, better a hundred times as many",
+            f"a replay buffer of {num_steps:,} steps has no room for {'a trial' if num_episodes > 1 else 'an episode'} "
+            f"of {steps:,}; use at least {steps}, better a hundred times as many",
             "algorithm-settings",
             setting,
         )
@@ -44,7 +44,7 @@ def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, 
 
 @contextmanager
 def refuse_sizes(config: Config) -> Iterator[None]:
-    """Turn what a policy says of the sizes of its transformer into an error of the config.
+    """Turn a policy's error about the sizes of its transformer into an error of the config.
 
     Raises:
         ConfigError: If they do not divide each other.

@@ -1,4 +1,4 @@
-"""Reptile: towards the adapted parameters."""
+"""Reptile: toward the adapted parameters."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from maml_rl.policies import Policy
 
 
 class Reptile(MetaLearner):
-    """Moves the initial parameters towards the mean of the adapted ones, without any derivative of the inner loop.
+    """Moves the initial parameters toward the mean of the adapted ones, without any derivative of the inner loop.
 
     Source: Nichol et al. 2018, https://arxiv.org/abs/1803.02999
     """
@@ -27,7 +27,7 @@ class Reptile(MetaLearner):
         """Settings of Reptile."""
 
         meta_step_size: Annotated[
-            Positive, Field(description="share of the way to the mean of the adapted parameters that one update goes")
+            Positive, Field(description="share of the way to the mean of the adapted parameters that one update moves")
         ] = 1.0
 
     updates_on_hosts = True
@@ -39,10 +39,10 @@ class Reptile(MetaLearner):
         """Make plain gradient steps.
 
         Raises:
-            ConfigError: If training takes no inner steps, from which alone Reptile learns.
+            ConfigError: If training takes no inner steps; Reptile learns only from these.
         """
         if config.method != "maml":
-            raise config.error(f"reptile learns from inner steps alone, and {config.method} takes none", "method")
+            raise config.error(f"reptile learns only from inner steps, and {config.method} takes none", "method")
         return AdaptationRule(config.fast_lr)
 
     def update(self, batch: Batch) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from maml_rl.policies.sequence_policy import SequencePolicy
 
 
 class RL2(MetaLearner):
-    """A policy whose memory is the learning algorithm: it sees its rewards, and PPO trains it through whole trials.
+    """A policy whose memory is the learning algorithm: it sees its rewards, and PPO trains it on whole trials.
 
     A trial is all episodes of a task, one after the other in one slot. Returns are discounted through it, across the
-    ends of episodes, so that exploring early is worth what it brings later. Values are learned in units of the
+    ends of episodes, so that early exploration is credited with later rewards. Values are learned in units of the
     running root mean square of the returns.
 
     Source: Duan et al. 2016, https://arxiv.org/abs/1611.02779; Schulman et al. 2017, https://arxiv.org/abs/1707.06347
@@ -38,14 +38,14 @@ class RL2(MetaLearner):
         num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
         num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4
         token_shift: Annotated[
-            bool, Field(description="make the tokens of a transformer of what was observed one step before, too")
+            bool, Field(description="add the previous observation to each token of a transformer")
         ] = False
         value: Annotated[
             Literal["head", "network", "none"],
             Field(description="values from a head of the policy, a recurrent network of their own, or none"),
         ] = "head"
         memory_span: Annotated[
-            Count | None, Field(description="steps for which units hold what they remember at first; null: one or two")
+            Count | None, Field(description="steps for which units initially hold what they remember; null: one or two")
         ] = None
         layers: Annotated[
             tuple[Count, ...],
@@ -150,6 +150,6 @@ class RL2(MetaLearner):
         return super().state_dict() | self._ppo.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)

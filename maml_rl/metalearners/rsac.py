@@ -123,7 +123,7 @@ class RSAC(MetaLearner):
         ] = 100
         sequence_length: Annotated[
             Count | None,
-            Field(description="steps of a trial that an update goes through, from anywhere in it; null: all"),
+            Field(description="steps of a trial that an update uses, from anywhere in it; null: all"),
         ] = None
         rewarded_share: Annotated[
             Fraction,
@@ -131,7 +131,7 @@ class RSAC(MetaLearner):
         ] = 0.0
         goal_reward: Annotated[
             float | None,
-            Field(description="reward from which on a step counts as terminal, though the trial goes on; null: none"),
+            Field(description="reward from which on a step counts as terminal, though the trial continues; null: none"),
         ] = None
 
     columns = "episode"
@@ -199,7 +199,7 @@ class RSAC(MetaLearner):
             )
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Keep the trials, and take steps on batches of all that are kept, once there are enough.
+        """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
 
         Returns:
             `replay/trials`, `replay/steps`, `updates`; and of the updates `loss/critics`, `loss/actor`, `temperature`,

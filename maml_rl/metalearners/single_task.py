@@ -1,4 +1,4 @@
-"""Learners of single tasks, many side by side: each task has parameters of its own, and nobody learns from another.
+"""Learners of single tasks, many in parallel: each task has its own parameters, and no learner learns from another.
 
 What they do from their first to their last episode is a learning history. Parameters of M learners are stacked,
 (M, ...), as those of adapted policies are; an update is one batch of array code, in chunks of tasks, whose bits do not
@@ -67,11 +67,11 @@ class SingleTaskLearner(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return all that the learners know, for `load`."""
+        """Return the state of all learners, for `load`."""
 
     @abstractmethod
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class SingleTaskPPOSettings(SettingsModel):
@@ -79,9 +79,9 @@ class SingleTaskPPOSettings(SettingsModel):
 
     learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 3e-3
     num_epochs: Annotated[Count, Field(description="steps of Adam on each batch, all of it in each")] = 4
-    clip: Annotated[Positive, Field(description="how far the ratio of probabilities may leave 1 and still count")] = 0.2
+    clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.2
     entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.01
-    max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 0.5
+    max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient; longer ones are clipped")] = 0.5
 
 
 class SingleTaskPPO(SingleTaskLearner):
@@ -153,7 +153,7 @@ class SingleTaskPPO(SingleTaskLearner):
     def _learn(
         self, episodes: TaskEpisodes, chunk: tuple[slice, dict[str, Tensor], torch.optim.Adam], workspace: Workspace
     ) -> bool:
-        """Take the steps of some tasks, and return whether all was finite; otherwise the last one is not taken."""
+        """Take the steps of some tasks, and return whether all was finite; otherwise the last step is not taken."""
         part, leaves, optimizer = chunk
         dtype = next(iter(leaves.values())).dtype
         samples = Samples.of(episodes, part, dtype=dtype, device=torch.device("cpu"))
@@ -191,8 +191,10 @@ class QLearningSettings(SettingsModel):
     """Settings of `QLearning`."""
 
     learning_rate: Annotated[Fraction, Field(description="share of the error by which a value changes")] = 0.5
-    initial_value: Annotated[float, Field(description="of all actions; above what can be had, all are tried")] = 0.0
-    least_epsilon: Annotated[Fraction, Field(description="share of random actions, in the end")] = 0.05
+    initial_value: Annotated[
+        float, Field(description="initial value of all actions; a value above all returns makes the learner try all")
+    ] = 0.0
+    least_epsilon: Annotated[Fraction, Field(description="final share of random actions")] = 0.05
     explore_over: Annotated[Count, Field(description="updates in which that share falls evenly from 1")] = 100
 
 

@@ -1,4 +1,4 @@
-"""What soft actor-critics have in common: their settings, losses, twin critics, temperature and target networks.
+"""The common parts of soft actor-critics: settings, losses, twin critics, temperature and target networks.
 
 Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; discrete actions: Christodoulou 2019,
 https://arxiv.org/abs/1910.07207
@@ -35,17 +35,17 @@ class SACSettings(SettingsModel):
 
     learning_rate: Annotated[Positive, Field(description="step size of Adam, for actor and critics")] = 3e-4
     temperature_learning_rate: Annotated[Positive, Field(description="step size of Adam for the temperature")] = 3e-4
-    initial_temperature: Annotated[Positive, Field(description="weight of the entropy at first")] = 1.0
+    initial_temperature: Annotated[Positive, Field(description="initial weight of the entropy")] = 1.0
     target_entropy: Annotated[
         float | None,
-        Field(description="entropy that the temperature keeps, of actions in (-1, 1); null: by their number"),
+        Field(description="target entropy of the temperature, for actions in (-1, 1); null: by their number"),
     ] = None
-    tau: Annotated[Fraction, Field(description="how far the target critics move towards the critics in an update")] = (
-        0.005
-    )
-    buffer_steps: Annotated[Count, Field(description="steps of trials that are kept to learn from")] = 1_000_000
+    tau: Annotated[
+        Fraction, Field(description="share of the way that the target critics move to the critics in an update")
+    ] = 0.005
+    buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
     mapped_bytes: Annotated[
-        Count | None, Field(description="beyond this size what is kept is memory-mapped from a file; null: never")
+        Count | None, Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never")
     ] = None
 
 
@@ -94,7 +94,7 @@ def choice_log_probs(logits: Tensor) -> Tensor:
 
 
 class TwinMLP(nn.Module):
-    """Two networks of ReLU layers side by side, which are computed in one product for each layer.
+    """Two networks of ReLU layers, computed together in one product for each layer.
 
     Its inputs come in parts, so that what several calls have in common is multiplied once: `enter` multiplies a part,
     and `leave` goes on from the sum of all parts.
@@ -173,7 +173,7 @@ class SoftCritics(nn.Module, Generic[Critics]):
         self._tau = settings.tau
 
     def follow(self) -> None:
-        """Move the targets towards the critics by a fraction of the way, `tau`."""
+        """Move the targets toward the critics by a fraction of the way, `tau`."""
         with torch.no_grad():
             sources = [param.detach() for param in self.critic.parameters()]
             torch._foreach_lerp_(list(self.target.parameters()), sources, self._tau)

@@ -26,7 +26,7 @@ _NUM_UPDATES, _RETURN_SQUARE, _REWARD_VARIANCE = "num_updates", "return_square",
 _OBSERVED = "observed"
 # In checkpoints of earlier versions, the root mean square of the first batch's returns, which remained the unit.
 _VALUE_SCALE = "value_scale"
-# Trials that are computed side by side in one thread: a number that depends on neither cores nor batch.
+# Trials that are computed together in one thread: a number that depends on neither cores nor batch.
 _CHUNK = 64
 # Share of a batch in the running mean squares that losses are divided by.
 _SHARE = 0.1
@@ -38,24 +38,24 @@ class TrialPPOSettings(SettingsModel):
     learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 2e-4
     num_epochs: Annotated[Count, Field(description="passes through each batch")] = 5
     num_minibatches: Annotated[Count, Field(description="steps of Adam in each pass")] = 1
-    clip: Annotated[Positive, Field(description="how far the ratio of probabilities may leave 1 and still count")] = 0.1
+    clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.1
     value_coefficient: Annotated[float, Field(ge=0, description="weight of the values' squared error")] = 0.5
     value_lambda: Annotated[
         float | None,
-        Field(ge=0, le=1, description="lambda of what values are fitted to, 1 for returns; gae-lambda if null"),
+        Field(ge=0, le=1, description="lambda of the targets of the values, 1 for returns; null: gae-lambda"),
     ] = None
     entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.0
     anneal_over: Annotated[
         Count | None,
         Field(description="meta-updates in which step size and weight of the entropy fall evenly to zero; null: never"),
     ] = None
-    max_grad_norm: Annotated[Positive, Field(description="longer gradients are shortened to this length")] = 0.5
+    max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient; longer ones are clipped")] = 0.5
     normalize_observations: Annotated[
-        bool, Field(description="show the policy observed numbers of mean 0 and deviation 1, over all trials so far")
+        bool, Field(description="normalize observations to mean 0 and deviation 1, over all trials so far")
     ] = False
 
     def check_with(self, config: Config) -> None:
-        """Refuse a training that goes on after the step size has fallen to zero; see `SettingsModel.check_with`."""
+        """Refuse a training that continues after the step size has fallen to zero; see `SettingsModel.check_with`."""
         if self.anneal_over is not None and self.anneal_over < config.num_batches:
             raise config.error(
                 f"{config.algorithm} learns nothing after meta-update {self.anneal_over}, when its step size is "
@@ -127,7 +127,7 @@ class RunningMoments:
         return {"count": self._count, "mean": self._mean, "squares": self._squares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
 
 
@@ -144,7 +144,7 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """What a step of Adam has to know of the whole batch.
+    """What a step of Adam needs to know about the whole batch.
 
     Attributes:
         mean: of the advantages.
@@ -169,13 +169,13 @@ class _TrialProgram(Program):
         policy: what is unrolled.
         params: those of its parameters that are trained.
         num_observed: of how many of the numbers that the policy sees the moments are wanted.
-        see: what the policy sees of the observations (L, N, ...) of trials, computed once; None for these themselves.
+        see: computes, once, what the policy sees of the observations (L, N, ...); None for these themselves.
         settings: of the objective.
         gamma: discount per step.
         gae_lambda: of the advantages.
         reward_prediction: weight of the predicted rewards' squared error.
         num_minibatches: each has every so many-th task.
-        at_once: how many trials are unrolled side by side, at most.
+        at_once: how many trials are unrolled together, at most.
         device: where to compute.
     """
 
@@ -213,7 +213,7 @@ class _TrialChunk:
         self._targets: Tensor
 
     def anchor(self, workspace: Workspace) -> Answer:
-        """Keep what the policy does now.
+        """Store the present outputs of the policy.
 
         Returns:
             Real steps, and sums of returns, squared returns, and rewards, (4,); sums of observations, (D,).
@@ -243,7 +243,7 @@ class _TrialChunk:
     def estimate(
         self, known_unit: float, unit: float, mean_return: float, mean_reward: float, workspace: Workspace
     ) -> Answer:
-        """Keep advantages and what the values are to be.
+        """Store the advantages and the targets of the values.
 
         Args:
             known_unit: of the values so far.
@@ -337,8 +337,8 @@ class TrialPPO:
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
     root mean square of the returns, so that their loss neither drowns the policy's nor vanishes, whatever the first
     batch was like. With a `reward_prediction_coefficient` the policy predicts the reward of
-    every action from what it remembers, too: what a memory has to hold is then learned from each step's reward, not
-    from the policy's gradient alone.
+    every action from its memory, too: the memory then learns what to hold from each step's reward, not only from the
+    policy's gradient.
 
     Args:
         policy: what is unrolled and trained, with values or without.
@@ -349,8 +349,8 @@ class TrialPPO:
         device: where the computation runs.
         reward_prediction_coefficient: weight of the predicted rewards' squared error, in units of the rewards'
             variance; 0 for a policy that predicts none.
-        normalizing: the policy that normalizes its observations, if that is set; what it normalizes by stays as it is
-            while a batch is sampled and learned from, and is that of all steps so far in the next.
+        normalizing: the policy that normalizes its observations, if that is set. Its statistics are constant while a
+            batch is sampled and learned from; for the next batch they cover all steps so far.
         see: what `policy` sees of the observations (L, N, ...) of trials; None for these themselves.
 
     Attributes:
@@ -388,11 +388,11 @@ class TrialPPO:
 
     @property
     def trials_per_chunk(self) -> int:
-        """How many trials are computed with as one chunk, at most: what is efficient, of each minibatch."""
+        """The largest number of trials in a chunk: an efficient number for each minibatch."""
         return _CHUNK * self._settings.num_minibatches
 
     def update(self, hosts: Hosts) -> dict[str, Any]:
-        """Take the steps that one batch of trials is good for.
+        """Take all steps on one batch of trials.
 
         Returns:
             `loss/before`, the clipped objective and the values' error in the first pass; `loss/after`, in the last;
@@ -470,7 +470,7 @@ class TrialPPO:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         first = state.get(_VALUE_SCALE)
         self.return_square = RunningSquare(*state.get(_RETURN_SQUARE, (first**2, 1.0) if first else ()))
         self.reward_variance = RunningSquare(*state.get(_REWARD_VARIANCE, ()))
@@ -499,7 +499,7 @@ class TrialPPO:
         units = unit_before or unit, unit
         found = session.run("estimate", *units, of_returns / count, of_rewards / count, recorded=True).sums[0]
         of_advantages, left, spread, of_distances, *num_steps = found.tolist()
-        # Of returns that are all the same there is nothing to explain.
+        # If all returns are equal there is nothing to explain.
         explained = 1.0 - left / spread if spread > 0.0 else 0.0
         self.reward_variance.add(of_distances / count)
         mean = of_advantages / count

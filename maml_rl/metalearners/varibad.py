@@ -32,11 +32,11 @@ _MOST_CELLS = 10_000
 
 
 class VariBAD(MetaLearner):
-    """A recurrent encoder turns what happened in a trial into a belief about its task, on which the policy acts.
+    """A recurrent encoder turns the history of a trial into a belief about its task, on which the policy acts.
 
     The encoder is trained as that of a variational autoencoder: from the belief at every step of a trial a decoder
-    predicts the rewards (and, if wanted, the states) of all of its steps, past and future, and the belief must not move
-    further from that of the step before than this is worth. The trials are those of a replay. The policy sees the
+    predicts the rewards (and optionally the states) of all of its steps, past and future, and the loss penalizes the
+    divergence of each belief from that of the step before. The trials come from a replay buffer. The policy sees the
     observation and the belief, and PPO trains it; its gradient does not enter the encoder.
 
     Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
@@ -46,14 +46,14 @@ class VariBAD(MetaLearner):
         """Settings of VariBAD."""
 
         encoder_size: Annotated[Count, Field(description="units of the recurrent encoder")] = 64
-        latent_size: Annotated[Count, Field(description="numbers of the latent vector that stands for the task")] = 5
+        latent_size: Annotated[Count, Field(description="numbers of the latent vector that represents the task")] = 5
         observation_embedding: Annotated[Count, Field(description="units of the encoder's layer for observations")] = 32
         action_embedding: Annotated[
             int, Field(ge=0, le=2**20, description="units of its layer for actions; 0: it does not see them")
         ] = 16
         reward_embedding: Annotated[Count, Field(description="units of its layer for rewards and ends of episodes")] = 8
         normalize_observations: Annotated[
-            bool, Field(description="show the policy (not the encoder) observations of mean 0 and deviation 1")
+            bool, Field(description="normalize the observations of the policy (not of the encoder)")
         ] = True
         reward_decoder: Annotated[
             Literal["cells", "network"],
@@ -76,11 +76,13 @@ class VariBAD(MetaLearner):
         ] = 0.1
         belief_learning_rate: Annotated[Positive, Field(description="step size of Adam for encoder and decoder")] = 1e-3
         belief_updates: Annotated[Count, Field(description="steps of Adam for them in each meta-update")] = 3
-        belief_trials: Annotated[Count, Field(description="trials for each of these steps, from the replay")] = 25
+        belief_trials: Annotated[Count, Field(description="trials for each of these steps, from the replay buffer")] = (
+            25
+        )
         belief_steps: Annotated[
             Count | None, Field(description="steps of each trial whose beliefs are decoded, at random; null: all")
         ] = None
-        replay_steps: Annotated[Count, Field(description="steps that the replay keeps")] = 1_000_000
+        replay_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
 
     columns = "episode"
     whole_trials = True
@@ -209,7 +211,7 @@ class VariBAD(MetaLearner):
         return super().state_dict() | self._ppo.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)
 
@@ -231,7 +233,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Knowing:
-    """Adds to observations (L, N, ...) the belief of a policy, as its encoder is."""
+    """Adds to observations (L, N, ...) the belief of a policy's present encoder."""
 
     policy: BeliefPolicy
 
@@ -243,7 +245,7 @@ class _OnBelief:
     """The part of a policy that PPO trains: it sees what `BeliefPolicy.know` returns.
 
     Args:
-        policy: whose encoder stays as it is.
+        policy: whose encoder is not trained here.
     """
 
     def __init__(self, policy: BeliefPolicy) -> None:

@@ -238,7 +238,7 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
     with torch.no_grad():
         posterior = learner.encoder(learner._transitions(context), context.mask)
         means, _ = learner.policy.under(states, posterior.mean)
-    # From the middle, the action under the posterior of a task goes towards the goal of this task.
+    # From the middle, the action under the posterior of a task goes toward the goal of this task.
     assert bool((torch.tanh(means) * goals > 0.1).all()), means
 
 
@@ -247,7 +247,10 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
     [
         ({"env_name": "TabularMDP-v0"}, "pearl needs vectors and actions in a bounded Box"),
         ({"method": "pretrain"}, "'method'.*pearl adapts without gradient steps"),
-        ({"settings": {"buffer-steps": 5}}, "a replay of 5 steps has no room for an episode of 10; use at least 10"),
+        (
+            {"settings": {"buffer-steps": 5}},
+            "a replay buffer of 5 steps has no room for an episode of 10; use at least 10",
+        ),
         ({"settings": {"prior-rounds": 2}}, "'num-steps'.*leave none to the posterior after 2 from the prior; raise"),
         (
             {"settings": {"context-reward": "sparse_reward"}},

@@ -327,7 +327,7 @@ def config_for(**values: Any) -> Any:
         ({"observe_last": False}, "rsac learns from the last action and reward; add 'observe-last: true'"),
         (
             {"algorithm_settings": {"buffer-steps": 7}},
-            "a replay of 7 steps has no room for a trial of 40; use at least 40",
+            "a replay buffer of 7 steps has no room for a trial of 40; use at least 40",
         ),
         (
             {"algorithm_settings": {"cell": "transformer", "hidden-size": 20}},

@@ -55,7 +55,7 @@ def test_reptile_refuses_what_is_not_finite_and_training_without_inner_steps() -
     with pytest.raises(NonFiniteError, match="use a smaller fast-lr"):
         Reptile(policy, 0.3).update(Batch([*train_episodes, valid]))
     assert all(torch.equal(param, before[name]) for name, param in copy_of(policy).items())
-    assert "reptile learns from inner steps alone, and pretrain takes none" in message_of(
+    assert "reptile learns only from inner steps, and pretrain takes none" in message_of(
         algorithm="reptile", method="pretrain"
     )
 

@@ -203,7 +203,7 @@ def test_belief_learns_where_the_goal_is_and_the_policy_goes_there() -> None:
     ("settings", "values", "message"),
     [
         ({}, {"observe-last": False}, "'algorithm' in .*varibad learns from the last action and reward; add 'observe-"),
-        ({"replay-steps": 7}, {}, "a replay of 7 steps has no room for a trial of 8"),
+        ({"replay-steps": 7}, {}, "a replay buffer of 7 steps has no room for a trial of 8"),
         (
             {"reward-decoder": "cells"},
             {"env-name": "2DNavigation-v0", "env-kwargs": {}},
