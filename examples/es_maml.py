@@ -1,6 +1,6 @@
 """ES-MAML: meta-learning without derivatives: adaptation is an evolution strategy, too.
 
-Meta-parameters are perturbed, each perturbation is adapted to its own task, and the meta-parameters move towards
+Meta-parameters are perturbed, each perturbation is adapted to its own task, and the meta-parameters move toward
 the perturbations with higher returns after adaptation. Adaptation perturbs once more. All perturbations of all
 perturbations act in one population: what would be two nested loops is two calls of `evaluate`.
 

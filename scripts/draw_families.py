@@ -80,7 +80,7 @@ def _task(name: str, seed: int) -> dict[str, Any]:
 
 
 def _walk(name: str, task: dict[str, Any], num_steps: int) -> np.ndarray:
-    """Return the picture of the state after some steps: towards the goal, or at random."""
+    """Return the picture of the state after some steps: toward the goal, or at random."""
     env = gymnasium.make(name, task=task, render_mode="rgb_array")
     observation, _ = env.reset(seed=3)
     env.action_space.seed(3)

@@ -34,7 +34,7 @@ from maml_rl.task_distributions.task_files import save_tasks
 
 logger = logging.getLogger(__name__)
 
-# How often slots that wait side by side are looked at.
+# How often slots that wait concurrently are looked at.
 _WATCH_SECONDS = 1.0
 
 OnIteration = Callable[[Metrics], None]

@@ -226,7 +226,7 @@ def _shortened(name: str) -> str:
 
 
 def _thinned(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Average neighbours, where there are more points than can be told apart."""
+    """Average neighbors, where there are more points than can be told apart."""
     group = -(-len(xs) // _MOST_POINTS)
     if group <= 1:
         return xs, ys

@@ -32,7 +32,7 @@ def weights(*numbers: float) -> np.ndarray:
     [
         ([8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0], 4.5),
         ([0.0, 0.0, 10.0, 1000.0], 5.0),
-        # Of five values the middle half is the third, and three quarters of each of its neighbours.
+        # Of five values the middle half is the third, and three quarters of each of its neighbors.
         ([-99.0, 0.0, 4.0, 10.0, 99.0], (0.75 * 0.0 + 4.0 + 0.75 * 10.0) / 2.5),
         ([3.0], 3.0),
         ([1.0, 2.0], 1.5),
