@@ -132,7 +132,7 @@ class AntVelVectorEnv(VelocityTasks, AntFamily):
 
 
 class AntDirVectorEnv(DirectionTasks, AntFamily):
-    """Walk forwards or backwards: direction * v and the terms common to all ants; see `DirectionTasks`."""
+    """Walk forward or backward: direction * v and the terms common to all ants; see `DirectionTasks`."""
 
     task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
 

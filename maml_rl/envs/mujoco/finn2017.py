@@ -111,7 +111,7 @@ class Finn2017HalfCheetahVelVectorEnv(VelocityTasks, Finn2017HalfCheetahFamily):
 
 
 class Finn2017HalfCheetahDirVectorEnv(DirectionTasks, Finn2017HalfCheetahFamily):
-    """Run forwards or backwards: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
+    """Run forward or backward: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
 
 
 class Finn2017AntVelVectorEnv(Finn2017AntFamily, AntVelVectorEnv):
@@ -119,7 +119,7 @@ class Finn2017AntVelVectorEnv(Finn2017AntFamily, AntVelVectorEnv):
 
 
 class Finn2017AntDirVectorEnv(Finn2017AntFamily, AntDirVectorEnv):
-    """Walk forwards or backwards: direction * v and the terms common to all ants; see `DirectionTasks`."""
+    """Walk forward or backward: direction * v and the terms common to all ants; see `DirectionTasks`."""
 
 
 class Finn2017AntPosVectorEnv(Finn2017AntFamily, AntPosVectorEnv):

@@ -72,7 +72,7 @@ class HalfCheetahVelVectorEnv(VelocityTasks, HalfCheetahFamily):
 
 
 class HalfCheetahDirVectorEnv(DirectionTasks, HalfCheetahFamily):
-    """Run forwards or backwards: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
+    """Run forward or backward: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
 
 
 class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):

@@ -50,7 +50,7 @@ class VelocityTasks(MujocoFamily):
 
 
 class DirectionTasks(MujocoFamily):
-    """Run forwards or backwards, as the task says: the body's reward for a velocity v is direction * v.
+    """Run forward or backward, as the task says: the body's reward for a velocity v is direction * v.
 
     Args:
         num_envs: number of slots.

@@ -120,7 +120,7 @@ class HopperVelVectorEnv(VelocityTasks, HopperFamily):
 
 
 class Walker2DDirVectorEnv(DirectionTasks, Walker2DFamily):
-    """Walk forwards or backwards: direction * v + 1 - 0.001 |a|^2; see `DirectionTasks` for the arguments."""
+    """Walk forward or backward: direction * v + 1 - 0.001 |a|^2; see `DirectionTasks` for the arguments."""
 
     task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
 
