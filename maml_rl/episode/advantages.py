@@ -13,7 +13,7 @@ from maml_rl.errors import NonFiniteError
 class Baseline(Protocol):
     """Predicts the return from a state; fitted to the returns of the same episodes.
 
-    One that is a `TaskwiseBaseline` besides is fitted to chunks of tasks side by side.
+    A `TaskwiseBaseline` is fitted to chunks of tasks in parallel.
     """
 
     def fit(self, episodes: Any) -> Any:
@@ -28,7 +28,7 @@ class Baseline(Protocol):
 
 @runtime_checkable
 class TaskwiseBaseline(Baseline, Protocol):
-    """A baseline whose fit to one task depends on that task alone, so that tasks may be fitted apart."""
+    """A baseline whose fit to one task depends only on that task, so that tasks may be fitted separately."""
 
     def fit(self, episodes: Any, targets: Tensor | None = None) -> Any:
         """Fit to `targets` (..., T, B); None for `episodes.returns`."""
@@ -37,7 +37,7 @@ class TaskwiseBaseline(Baseline, Protocol):
         """Return a baseline of its own for some of the tasks, not fitted yet."""
 
     def join(self, parts: Sequence[Any]) -> None:
-        """Take over what the fits of `apart` have found, in the order of their tasks."""
+        """Join the fits of baselines from `apart`, in the order of their tasks."""
 
 
 def estimate_advantages(

@@ -1,7 +1,7 @@
-"""Learning histories: what learners of single tasks did from their first to their last episode, as data to learn from.
+"""Learning histories: what learners of single tasks did from their first to their last episode, as training data.
 
-A learner draws sequences of steps, as a policy with a memory would have seen them. What is drawn depends
-on the histories and on the generator that is passed in, and on nothing else.
+A learner draws sequences of steps, as a policy with a memory would have seen them. The draws depend only on the
+histories and on the generator that is passed in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.spaces import write_flat
 
-# Of observations that repeat, the different ones are kept once, and a number for each step.
+# If observations repeat, each different one is kept once, with an index for each step.
 _MOST_DIFFERENT = 2**16
 
 
@@ -203,10 +203,10 @@ class Histories:
         return np.split(of_episodes, np.cumsum(self.num_episodes)[:-1])
 
     def sequences(self, rng: np.random.Generator, batch_size: int, length: int, *, keep: int = 1) -> Sequences:
-        """Draw sequences that begin anywhere in histories, all histories alike, with replacement.
+        """Draw sequences that begin anywhere in histories, uniformly over histories, with replacement.
 
         Args:
-            rng: what is drawn depends on it.
+            rng: the source of randomness.
             batch_size: N.
             length: L, steps of a sequence.
             keep: leave out all except every keep-th episode, so that a sequence shows more progress; with which one to
@@ -262,7 +262,7 @@ class Histories:
             env = make_vector_env(self.env_id, self.env_kwargs, len(self)) if self.env_id else None
             if not isinstance(env, BatchedFamily) or type(env).optimal_actions is BatchedFamily.optimal_actions:
                 raise ValueError(
-                    f"{self.env_id or 'the family'} does not know its best actions, which are to be learned; a family "
+                    f"{self.env_id or 'the family'} does not know its best actions, which are the targets; a family "
                     "that does has a method optimal_actions"
                 )
             env.reset_task(self.tasks)

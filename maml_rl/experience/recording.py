@@ -38,7 +38,7 @@ _ARRAYS = ("lengths", "terminated", "truncated", "observations", "final_observat
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a recording is of, as JSON holds it; a recording is only continued with the same.
+    """The description of a recording, as JSON values; a recording is only continued with the same one.
 
     Attributes:
         env_id: of the family.
@@ -112,7 +112,7 @@ class Recording:
         return self._first == self.about.num_iterations
 
     def learner_state(self) -> dict[str, Tensor] | None:
-        """Return what the learners knew after the last iteration that is written; None where they have not begun.
+        """Return the state of the learners after the last written iteration; None if they have not started.
 
         Raises:
             CheckpointError: If it is damaged.
@@ -144,7 +144,7 @@ class Recording:
             self._segments.append(write_segment(self.folder, self._first, arrays_to_bytes(self._blocks)))
         self._blocks, self._first = {}, self.iteration
         is_over = self.iteration == self.about.num_iterations
-        # Learners that are done are not needed any more, and may be larger than what they did.
+        # Finished learners are no longer needed, and may be larger than their recordings.
         arrays = {} if is_over else {name: tensor.detach().numpy() for name, tensor in learner_state.items()}
         before, self._learner = self._learner, None
         if arrays:
@@ -213,7 +213,7 @@ class FinishedRecording:
         if index["iteration"] < about["num_iterations"]:
             raise ConfigError(
                 f"{self.folder} is half-written, {index['iteration']} of {about['num_iterations']} iterations; finish "
-                "it by the command that began it, with --resume"
+                "it by the command that started it, with --resume"
             )
         self.about = About(**about)
         self.observation_space, self.action_space = map(

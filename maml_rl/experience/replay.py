@@ -1,7 +1,7 @@
-"""A replay: the newest trials of all iterations, from which off-policy learners draw transitions and sequences.
+"""The replay buffer: the newest trials of all iterations; off-policy learners draw transitions and sequences from it.
 
-Trials are kept and dropped as wholes, the oldest first. What is drawn depends on the trials, their order and the
-generator that is passed in, never on where a trial is in memory: a resumed run draws the same.
+Trials are kept whole, and the oldest are dropped first. The draws depend on the trials, their order and the generator
+that is passed in, never on where a trial is in memory: a resumed run draws the same.
 """
 
 import json
@@ -33,7 +33,7 @@ from maml_rl.runs.segments import Segment, read_segment, write_segment
 
 _INFO = "info "
 _LENGTHS, _TASKS = "lengths of trials", "tasks of trials"
-# A segment is closed once it has this many bytes; until then the next checkpoint writes it anew, with what is new.
+# A segment is closed once it has this many bytes; until then each checkpoint writes it again, with the new trials.
 SEGMENT_BYTES = 2**20
 _NO_TASK = "null"
 
@@ -49,7 +49,7 @@ class Steps:
         next_observations: (..., *observation shape), seen after each action: the final one after an episode's last.
         terminations: (...) bool, whether a step led to a terminal state.
         truncations: (...) bool, whether the episode was cut off after a step.
-        mask: (...) float32, 1 for real steps; padding stands at the ends of sequences, and is zero.
+        mask: (...) float32, 1 for real steps; padding is at the ends of sequences, and is zero.
         infos: (...) float32 by name, those that the environments report at every step.
     """
 
@@ -71,7 +71,7 @@ class Steps:
 
 
 class Mark(NamedTuple):
-    """Which trials a replay held at some time: from number `first` up to, and without, `next`."""
+    """The trials of a replay buffer at some time: from number `first` up to, but not including, `next`."""
 
     first: int
     next: int
@@ -95,11 +95,11 @@ class _Part:
 class Replay:
     """The newest trials of a run, as one tensor for each field.
 
-    A learner appends in `update`. As part of its `experience` the replay is part of the run folder: trials are written
-    in segments, each with its hash, and a checkpoint costs only what is new since the one before.
+    A learner appends in `update`. As part of its `experience` the replay buffer is part of the run folder: trials are
+    written in segments, each with its hash, and a checkpoint writes only what is new since the previous one.
 
     Args:
-        capacity: steps that are kept; a trial that no longer fits is dropped whole, the oldest first.
+        capacity: largest number of steps; when it is full, whole trials are dropped, the oldest first.
         memory_bytes: beyond this size the tensors are memory-mapped from a file: in the run folder, or before there is
             one in the folder of temporary files. None keeps them in memory.
 
@@ -120,7 +120,7 @@ class Replay:
         self._forget()
 
     def _forget(self) -> None:
-        """Be empty, and have written nothing."""
+        """Empty the buffer, with nothing written."""
         # Of every trial, oldest first: its first row, its number of steps, its task as JSON.
         self._starts = self._lengths = np.zeros(0, np.int64)
         # Of every trial, the number of its first step with a reward; its length where no step has one.

@@ -1,4 +1,4 @@
-"""What the metrics of an iteration say of its batch, asked of the hosts that have the episodes."""
+"""The metrics of an iteration's batch, computed on the hosts that have the episodes."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
 
     Args:
         policy: as it is, before any adaptation.
-        hosts: of the episodes; the first episode of each task before adaptation is where the policy is looked at.
+        hosts: of the episodes; the metrics use the first episode of each task before adaptation.
 
     Returns:
         "policy/entropy", in nats, and "policy/std", the mean over the entries of an action; without what the policy's

@@ -42,9 +42,9 @@ from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
-# Ways of collecting, which are for training alone.
+# Ways of collecting, which are for training only.
 _MODES = ("inference", "num_groups", "recv_timeout", "update")
-# What may be the cause of an error when a sampler is made.
+# Settings that may cause an error when a sampler is made.
 _CAUSES = (
     *(*_MODES, "stepping", "stepping_threads"),
     *("ray_num_cpus", "ray_resources", "ray_placement_group", "backend"),
@@ -55,14 +55,14 @@ _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autor
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What a config describes.
+    """The experiment that a config describes.
 
     Attributes:
         config: the settings, with all of the algorithm's written out.
         metalearner: with the initial parameters of its policy, which depend only on the config's seed.
         baseline: fits the policy's observations.
         device: where the policy is.
-        episode_bytes: what a recorded episode takes at least.
+        episode_bytes: least size of a recorded episode in bytes.
         in_child: whether the environment must not be made in this process.
         task_distribution: which tasks are drawn; None for the family's own distribution.
     """
@@ -139,7 +139,7 @@ class Experiment:
         return None if rule is None else rule.replace(halve=self.config.halve_step_size)
 
     def restore(self, checkpoint: str | Path | int, run: Path) -> None:
-        """Load what was trained.
+        """Load the trained parameters.
 
         Args:
             checkpoint: see `find_checkpoint`.
@@ -153,7 +153,7 @@ class Experiment:
         self.take_fixed_tasks(run)
 
     def take_fixed_tasks(self, run: Path) -> None:
-        """Have the task distribution use the sets of tasks that a run has drawn once and for all, if it has any.
+        """Give the task distribution the sets of tasks that a run has drawn once, if it has any.
 
         Raises:
             ConfigError: If they cannot be read.
@@ -166,7 +166,7 @@ class Experiment:
                 self.task_distribution.take_fixed_tasks(sets)
 
     def fixed_tasks(self, split: TaskSplit) -> list[Task] | None:
-        """Return the tasks of training or test that were drawn once and for all; None where they are drawn anew."""
+        """Return the training or test tasks if they were drawn once and for all; else None."""
         return None if self.task_distribution is None else self.task_distribution.fixed_tasks().get(split)
 
     def make_env(self) -> MetaVectorEnv:
@@ -197,7 +197,7 @@ class Experiment:
         return tasks
 
     def refuse_learned_tasks(self, tasks: Sequence[Task]) -> None:
-        """Refuse tasks for a test that recorded data are of which the policy has learned from.
+        """Refuse test tasks that are in the recorded data from which the policy has learned.
 
         Raises:
             ConfigError: If there is one; in one line, which names it.
@@ -211,7 +211,7 @@ class Experiment:
             )
 
     def open_data(self) -> None:
-        """Have a learner of recorded data open them.
+        """Let a learner of recorded data open them.
 
         Raises:
             ConfigError: If they cannot be read, are of another family, or the config asks for what such a learner
@@ -229,7 +229,7 @@ class Experiment:
 
     @property
     def env_maker(self) -> EnvMaker:
-        """What the policy acts in: the config's family, which shows an oracle its tasks."""
+        """The environment of the policy: the config's family, which shows an oracle its tasks."""
         return _env_maker(self.config)
 
     def make_sampler(
@@ -242,12 +242,12 @@ class Experiment:
     ) -> MultiTaskSampler:
         """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments, of which the config has more.
 
-        An evaluation is sampled in the default mode, whatever the config says. With `prefetch` the sampler has a
-        policy of its own, since the experiment's changes meanwhile. An evaluation has a baseline of its own, since a
+        An evaluation is sampled in the default mode, whatever the config says. With `prefetch` the sampler has its own
+        policy, because the experiment's policy changes meanwhile. An evaluation has its own baseline, because a
         baseline is fitted to every batch.
 
         Raises:
-            ConfigError: If the config's way of collecting makes no sense.
+            ConfigError: If the config combines ways of collecting that exclude each other.
         """
         config = self.config
         placement = self._placement(evaluation)
@@ -310,14 +310,14 @@ def _is_chosen(config: Config, name: str) -> bool:
 
 
 def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_workers: int | None = 0) -> Experiment:
-    """Make what a config describes, having tried its environment.
+    """Make the experiment that a config describes, after trying its environment.
 
     Args:
         config: the experiment.
         device: where the policy is.
-        num_workers: of the sampler to come. With 0 the environment is tried in this process; otherwise in a worker, as
-            it may hold what must not be in the parent. The families of this package hold nothing of the kind, and are
-            always tried here.
+        num_workers: of the later sampler. With 0 the environment is tried in this process; otherwise in a worker,
+            because it may hold what must not be in the parent. The families of this package hold no such thing, and
+            are always tried here.
 
     Raises:
         ConfigError: If the environment is not registered, is not a task family, or refuses its arguments, or if the
@@ -380,7 +380,7 @@ def _not_made(config: Config, error: BaseException) -> ConfigError:
 
 
 def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDistribution | None, Config]:
-    """Make what the section `tasks` describes, and return it with the config in which all its settings stand."""
+    """Make what the section `tasks` describes, and return it with the config that has all its settings."""
     if config.tasks is None:
         return None, config
     name = config.tasks.get("distribution")
@@ -469,7 +469,7 @@ def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
 
 
 def _remedy(config: Config) -> str:
-    """Say what to do about arguments that are left from the family that the config was written for."""
+    """Say what to do about arguments of the family for which the config was written."""
     if not config.env_kwargs or not config.replaces("env-name") or config.replaces("env-kwargs"):
         return ""
     return "; 'env-name' was replaced and 'env-kwargs' was not: give --env-kwargs, too, '{}' for none"

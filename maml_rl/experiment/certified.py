@@ -1,7 +1,7 @@
 """Certified benchmarks: held-out tasks that are part of the package, and how a policy is measured on them.
 
 A benchmark fixes the family, the length of an episode, the tasks, how many episodes of a task come before the ones that
-count, and how often each task is adapted to. Its tasks are a file whose SHA-256 stands in `certified/benchmarks.json`.
+count, and how often each task is adapted to. Its tasks are a file whose SHA-256 is in `certified/benchmarks.json`.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"
 REGISTRY = FOLDER / "benchmarks.json"
-# Of the form of submissions; a reader of another number must not guess.
+# Version of the format of submissions; a reader of another version must not guess.
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Tasks and rules by which policies are compared.
+    """Tasks and rules for comparing policies.
 
     Attributes:
         name: ends with its version; another task or rule is another version.
@@ -48,9 +48,9 @@ class Benchmark:
         env_name: the family.
         env_kwargs: of its environments.
         max_episode_steps: the length of an episode.
-        episodes_before: most episodes of a task before those that count, which are the ones after the last step of
-            adaptation, or the last of a trial.
-        repetitions: how often each task is adapted to, from the beginning on.
+        episodes_before: largest number of episodes of a task before those that count, which are the episodes after the
+            last step of adaptation, or the last episode of a trial.
+        repetitions: how often each task is adapted to, each time from the start.
         sha256: of the file of tasks.
     """
 
@@ -88,7 +88,7 @@ class Benchmark:
         return read_tasks(self.file, self.env_name)
 
     def tasks_for(self, experiment: Experiment) -> list[Task]:
-        """Return the tasks, none of which a policy was trained on that had a fixed set of training tasks.
+        """Return the tasks, after checking that none is in the policy's fixed set of training tasks.
 
         Raises:
             ConfigError: If one is among them; see also `tasks`.
@@ -182,8 +182,8 @@ def measure(
 ) -> Evaluation:
     """Measure a policy of any other package on a benchmark.
 
-    Its trials go through all tasks side by side, in this process. What the policy keeps from episode to episode of a
-    trial is its own affair: `reset` tells it when trials begin.
+    It runs one trial of every task, all in parallel, in this process. The policy manages its own state from episode to
+    episode of a trial: `reset` marks the start of trials.
 
     Args:
         policy: has `reset(num_tasks)` and `act(observations, rewards, dones)`, see `ForeignPolicy`; or a `Policy` that
@@ -220,7 +220,7 @@ def submission(
     policy: Mapping[str, Any],
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Return what a table of results needs to know, as JSON can write it.
+    """Return what a table of results needs, as JSON values.
 
     Args:
         benchmark: that was measured.

@@ -47,11 +47,11 @@ REPETITIONS = 3
 # Repetitions of an adaptation, so far apart in the iterations of the random streams, share none.
 _BETWEEN_REPETITIONS = 2**20
 _MOST_REPETITIONS = 2**12 - 1
-# What the best checkpoint is chosen by must be no part of later tests: it has a range of iterations of its own.
+# Evaluations that choose the best checkpoint must be no part of later tests: they have their own range of iterations.
 _VALIDATION = _MOST_REPETITIONS * _BETWEEN_REPETITIONS
-# Intervals of returns with such a skewness cover the truth in about nine of ten cases.
+# At this skewness of the returns, intervals cover the truth in about nine of ten cases.
 _SKEWED = 3.0
-# The smallest numbers of float32 are about so many halvings below 1.
+# The smallest numbers of float32 are about this many halvings below 1.
 _MOST_HALVINGS = 126
 
 
@@ -70,8 +70,8 @@ class Evaluation:
         infos: (N, K + 1, R * B) by name, one number of each recorded info for every episode: the mean over its steps,
             or that at its end.
         repetitions: R, how often each task was adapted to, from the first step on.
-        columns: a noun for what the second axis counts: a gradient "step", or as the learner says, as an "episode" of a
-            trial.
+        columns: a noun for what the second axis counts: a gradient "step", or the learner's own, such as an "episode"
+            of a trial.
     """
 
     env_name: str
@@ -131,7 +131,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def scope(self) -> str:
-        """Return what the intervals are about."""
+        """Return what the intervals are for."""
         return interval_scope([self])
 
     def save(self, path: str | Path) -> None:
@@ -184,14 +184,14 @@ def evaluate(
 
     Args:
         experiment: its policy is evaluated, and left as it is.
-        num_batches: batches of tasks; without meaning where a set of tasks was drawn once, all of which are taken.
+        num_batches: batches of tasks; ignored if a set of tasks was drawn once, all of which are used.
         meta_batch_size: tasks in each.
         num_steps: inner steps; None for the config's.
         rule: the inner loop; None for the metalearner's, with the config's schedule of step sizes.
-        tasks: what to measure on, each once, in batches of `meta_batch_size`; None to draw `num_batches` new ones.
+        tasks: the tasks, each used once, in batches of `meta_batch_size`; None to draw `num_batches` new batches.
         training_tasks: draw new tasks as training does, where training and evaluations draw from different ones.
-        repetitions: how often each task is adapted to, each time from the meta-policy on and with new episodes. The
-            first is the same for any number of repetitions.
+        repetitions: how often each task is adapted to, each time from the meta-policy and with new episodes. The first
+            repetition is the same for any number of repetitions.
         validation: draw tasks and episodes from streams that no other evaluation draws from, for choosing a checkpoint;
             the tasks as in training where test tasks are kept apart.
         num_workers: instead of the config's; see `MultiTaskSampler`.
@@ -294,22 +294,22 @@ def evaluate_trials(
     num_workers: int = 0,
     **settings: Any,
 ) -> Evaluation:
-    """Measure a policy of any other package, one that calls a language model say, in trials of several episodes.
+    """Measure a policy of any other package, such as one that calls a language model, in trials of several episodes.
 
-    What the policy keeps from episode to episode of a trial is its own affair: `reset` tells it when trials begin.
+    The policy manages its own state from episode to episode of a trial: `reset` marks the start of trials.
 
     Args:
         policy: has `reset(num_tasks)` and `act(observations, rewards, dones)`, see `ForeignPolicy`; or a `Policy` that
             observes the last step, as the classical ones do.
         env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
-        tasks: what to measure on, or how many to draw from the streams of evaluations.
+        tasks: the tasks, or how many to draw from the streams of evaluations.
         num_episodes: of a trial.
         env_kwargs: of the environment.
         max_episode_steps: of an episode; None for the environment's own.
         repetitions: trials of each task.
         seed: of tasks and episodes.
         num_workers: processes, each of which has a copy of the policy and its share of the tasks; 0 for none.
-        **settings: further arguments of `MultiTaskSampler`, as `stepping`.
+        **settings: further arguments of `MultiTaskSampler`, such as `stepping`.
 
     Returns:
         Returns of every episode of the trials.
@@ -403,7 +403,7 @@ def difference_interval(
 ) -> NDArray[np.float64]:
     """Return by how much the mean of some policies is above that of others, and its 95 % interval, (3,).
 
-    What counts is the return of the last step, or of the last episode of a trial. On the same tasks the policies are
+    The return of the last step counts, or of the last episode of a trial. On the same tasks the policies are
     compared task by task, which leaves out how hard the tasks are: the interval is then often much narrower than those
     of the two means.
 
@@ -550,7 +550,7 @@ def _caution(evaluations: Sequence[Evaluation]) -> list[str]:
     if len(tasks) < ENOUGH_TASKS:
         return [f"{len(tasks)} tasks are too few for an interval of the returns; use {ENOUGH_TASKS} or more"]
     if np.isnan(pooled_intervals(evaluations)[-1, 1]):
-        return ["the returns of most tasks are equal, which tells no interval; use more tasks"]
+        return ["the returns of most tasks are equal, which gives no interval; use more tasks"]
     skew = float(np.mean(((tasks - tasks.mean()) / (spread or 1.0)) ** 3))
     if abs(skew) > _SKEWED and _two_values(evaluations, None) is None:
         return [f"with returns this skewed (skewness {skew:.1f}) they cover the truth in fewer cases; use more tasks"]
@@ -567,7 +567,7 @@ def _scope(evaluations: Sequence[Evaluation]) -> str:
     if first.repetitions > 1:
         times = first.repetitions
         return f"the intervals are for this policy on {tasks}, and include the adaptation, repeated {times} times"
-    return f"one adaptation to each of fixed tasks tells no interval; --repetitions {REPETITIONS} does"
+    return f"one adaptation to each fixed task gives no interval; --repetitions {REPETITIONS} gives one"
 
 
 def _fixed(evaluations: Sequence[Evaluation]) -> bool:

@@ -27,7 +27,7 @@ from maml_rl.samplers import MultiTaskSampler
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a policy comes from, which is not part of what it is: copies share it, and it is not pickled.
+    """Where a policy comes from, which is not part of its state: copies share it, and it is not pickled.
 
     Attributes:
         config: of the run.
@@ -64,8 +64,8 @@ def load_policy(
         checkpoint: "last"; "best", by the evaluations of the run if it has any, otherwise by its returns in training; a
             number of iterations; or the folder of a checkpoint.
         device: where the policy goes.
-        trust: whether to import modules that the run names, though they are neither installed nor known from training
-            on this machine. To import a module is to execute it.
+        trust: whether to import modules that the run names even if they are neither installed nor known from training
+            on this machine. Importing a module executes it.
 
     Returns:
         The policy; its attribute `trained_with` is the config of the run, and `origin` has the learner by which
@@ -109,28 +109,28 @@ def adapt_to_task(
 ) -> Policy:
     """Adapt a policy to one task as its learner does: by gradient steps with new episodes before each, or by a memory.
 
-    A policy of no run takes gradient steps, or, if it has a memory, goes through a trial.
+    A policy without a run takes gradient steps, or, if it has a memory, goes through a trial.
 
-    What is None is taken from the config of the run that the policy was loaded from; for a policy of no run, from the
-    defaults of `Config`.
+    Arguments that are None are taken from the config of the run that the policy was loaded from; for a policy without
+    a run, from the defaults of `Config`.
 
     Args:
         policy: where to start; it is left as it is.
         env_name: registered id, "module:id", or a callable that makes a `gymnasium.Env`.
         task: of that family.
         num_steps: of adaptation; a learner that does not adapt in steps ignores it.
-        env_kwargs: keyword arguments of the environment; None for those of the run, where it was of this family.
+        env_kwargs: keyword arguments of the environment; None for those of the run, if it was of this family.
         step_size: of each gradient step, instead of the rule's.
         rule: the inner loop, for a learner that takes gradient steps.
         num_episodes: sampled before each step, or in the trial.
-        max_episode_steps: time limit; None for the run's, where it was of this family, or the environment's own.
+        max_episode_steps: time limit; None for the run's, if it was of this family, or the environment's own.
         gamma: discount in [0, 1].
         gae_lambda: in [0, 1].
         seed: of the episodes.
         num_workers: worker processes; 0 samples in this process.
 
     Returns:
-        An adapted copy of the policy, ready to act; if a memory is what adapts, its trials begin with that memory.
+        An adapted copy of the policy, ready to act; if its memory adapts, its trials start with that memory.
 
     Raises:
         ConfigError: If the policy is an oracle, or of an algorithm that does not adapt, or if a step size or rule is
@@ -143,7 +143,7 @@ def adapt_to_task(
     config = Config.model_validate({"env-name": "none"}) if origin is None else origin.config
     if config.method == "oracle":
         raise ConfigError(
-            "the policy is an oracle, which observes its task and has nothing to adapt to; load that of another run"
+            "the policy is an oracle, which observes its task and needs no adaptation; load that of another run"
         )
     by_trials = policy.has_memory if origin is None else origin.learner.whole_trials
     by_gradients = not policy.has_memory if origin is None else origin.learner.rule is not None

@@ -1,4 +1,4 @@
-"""Recording: learners of single tasks, all side by side, and what each did from its first to its last episode."""
+"""Recording: learners of single tasks, all in parallel, and what each did from its first to its last episode."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ from maml_rl.task_distributions import TaskDistribution
 
 # (what the episodes returned, in words; how many iterations are recorded; of how many).
 OnIteration = Callable[[str, int, int], None]
-# What stands for the learner of a config while its environment and tasks are tried; nothing of it is used.
+# A substitute for the learner of a config while its environment and tasks are tried; nothing of it is used.
 _PLAIN = {
     "algorithm": "maml-vpg",
     "method": "maml",
@@ -86,15 +86,15 @@ def record(
     credits: Credits = Credits(),  # noqa: B008 - frozen
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
-    """Train a learner of each task from its first episode on, all side by side, and write down all that they do.
+    """Train one learner for each task, all in parallel, and record everything that they do from the first episode on.
 
     The content is bit-identical for any number of workers, and after any number of kills with `resume`: the segments of
     the recording, and the file of episodes of the data set.
 
     Args:
-        config: the family and its arguments, what learners of a network have (hidden-sizes, baseline, gamma, ...), and
-            fast-batch-size, the episodes between two updates, or of a trial of a classical algorithm. Tasks are those
-            of its training: of a distribution `fixed` its training tasks, again and again with other learners.
+        config: the family and its arguments, settings of learners with a network (hidden-sizes, baseline, gamma, ...),
+            and fast-batch-size, the episodes between two updates, or of a trial of a classical algorithm. Tasks are
+            those of its training; with a distribution `fixed`, its training tasks are repeated with other learners.
         output: folder of data sets; this one is in `maml_rl/FAMILY/LEARNER-v0` there.
         num_tasks: M, learners and histories.
         learner: one of `LEARNERS`: "ppo", "q-learning", or a classical algorithm for bandits or tabular processes.
@@ -102,10 +102,10 @@ def record(
         num_iterations: batches of each learner; None for the config's num-batches. A classical algorithm has one.
         num_workers: instead of the config's.
         resume: continue a recording that was interrupted.
-        minari: write the data set of Minari; without, there is what `load_histories` reads alone.
+        minari: write the data set of Minari; otherwise only what `load_histories` reads.
         credits: for the metadata of the data set.
-        on_iteration: is given, after each iteration, what its episodes returned, in words, how many iterations are
-            recorded, and of how many.
+        on_iteration: called after each iteration with its returns in words, the number of recorded iterations, and
+            their total number.
 
     Raises:
         ConfigError: If the config, the learner or a setting is wrong, Minari is missing, or `output` holds another
@@ -186,10 +186,10 @@ def record_run(
     trust: bool = False,
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
-    """Write down what the policy of a meta-training did in each task, from its first checkpoint to its last.
+    """Record what the policy of a meta-training did in each task, from its first checkpoint to its last.
 
-    An iteration is a checkpoint that the run has kept (`keep-checkpoints`). Its policy acts as it is, before any
-    gradient step; one with a memory goes through a trial.
+    An iteration is a checkpoint that the run has kept (`keep-checkpoints`). Its policy acts before any gradient step;
+    a policy with a memory goes through a trial.
 
     Args:
         run: folder of a training run.

@@ -1,17 +1,17 @@
 """Uncertainty: the mean and the interquartile mean with their 95 % intervals, also for few seeds.
 
-Each thing that chance chose, such as policies and tasks, makes an interval reach so far below the statistic and so far
-above it; the squares of what independent sources reach add up. How far one source reaches depends on what it is:
+Each source of chance, such as policies and tasks, widens the interval below and above the statistic; the squares of the
+half-widths of independent sources add up. The half-width of a source depends on its kind:
 
 - policies, repetitions, and interquartile means: Student's t with the variance of the jackknife, which leaves out one
-  unit at a time and sees how much the statistic moves. For the mean of policies this is the textbook t interval.
+  unit at a time and measures how much the statistic moves. For the mean of policies this is the textbook t interval.
   A percentile bootstrap would be too narrow: over three seeds its 95 % interval covers the truth in about 75 % of
   all cases, because a resample of three values is hardly ever as spread as what they were drawn from;
 - the mean of drawn tasks, whose returns may be skewed: whichever reaches farther of the t interval and the studentized
   bootstrap. From 20 tasks on, the two together cover the mean of lognormal returns in 93 to 96 % of all cases, the t
   interval alone in 87 %. Below 20 tasks no method does, and there is no interval;
-- rates of success: Wilson's interval for as many independent episodes as their variance tells, and Newcombe's for
-  the difference of two rates on the same tasks;
+- rates of success: Wilson's interval for the effective number of independent episodes, by their variance, and
+  Newcombe's for the difference of two rates on the same tasks;
 - performance profiles and probabilities of improvement: the jackknife over whole trainings and over tasks. The
   stratified bootstrap of Agarwal et al. draws the trainings of each task by themselves, as suits games that are trained
   one by one. Here one training is measured on all tasks, so that its luck is in all of them: with three trainings of
@@ -42,7 +42,7 @@ ENOUGH_TASKS = 20
 _CONFIDENCE = 0.95
 # Of the bootstrap; beyond so many tasks, which it would need much memory for, the t interval is as good.
 _RESAMPLES, _MOST_RESAMPLED = 2_000, 1_000
-# Beyond so many degrees of freedom Student's distribution is the normal one, to three digits.
+# Beyond this many degrees of freedom Student's distribution equals the normal one to three digits.
 _MOST_DEGREES = 1_000.0
 
 

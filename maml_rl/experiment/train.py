@@ -34,7 +34,7 @@ from maml_rl.task_distributions.task_files import save_tasks
 
 logger = logging.getLogger(__name__)
 
-# How often slots that wait concurrently are looked at.
+# How often the progress of slots that wait concurrently is reported.
 _WATCH_SECONDS = 1.0
 
 OnIteration = Callable[[Metrics], None]
@@ -61,9 +61,9 @@ def train(
     A KeyboardInterrupt or SystemExit ends it, once a checkpoint holds the state after the last finished iteration.
 
     The same config gives bit-identical parameters and metrics (except times), for any number of workers, after any
-    worker has been replaced, and however often the run is killed and resumed. With `recv-timeout` this does not hold:
-    what is sampled then depends on timing. Evaluations (`evaluate-every`) have tasks, random streams and
-    workers of their own: without them the parameters would be the same.
+    worker has been replaced, and however often the run is killed and resumed. With `recv-timeout` this does not hold,
+    because the samples then depend on timing. Evaluations (`evaluate-every`) have their own tasks, random streams and
+    workers: the parameters are the same with and without them.
 
     Args:
         config: the experiment.
@@ -73,8 +73,8 @@ def train(
         resume: continue from the newest intact checkpoint in `folder`.
         overwrite: replace the run that is in `folder`.
         profile: add each stage's share of the time to the metrics.
-        on_iteration: is given the metrics of every iteration.
-        on_slots: is given what the slots of slow environments are doing, every second, by a thread of its own.
+        on_iteration: called with the metrics of every iteration.
+        on_slots: called every second, by its own thread, with what the slots of slow environments are doing.
         stop: once it is set, by `on_iteration` or by another thread, training ends after the present iteration with a
             checkpoint, from which it can be resumed.
 
@@ -185,7 +185,7 @@ def _evaluating(
 
 @contextmanager
 def _watching(sampler: MultiTaskSampler, on_slots: Callable[[SlotCounts], object] | None) -> Iterator[None]:
-    """Tell what the slots are doing, as long as some of them wait."""
+    """Report what the slots are doing, as long as some of them wait."""
     if on_slots is None:
         yield
         return
@@ -208,7 +208,7 @@ def _watching(sampler: MultiTaskSampler, on_slots: Callable[[SlotCounts], object
 
 @contextmanager
 def _saving_when_interrupted(run: RunFolder) -> Iterator[None]:
-    """Write down the last finished iteration when Ctrl-C, or a signal handler that exits, ends the training."""
+    """Save the last finished iteration when Ctrl-C, or a signal handler that exits, ends the training."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -226,11 +226,11 @@ class _Collected:
     Attributes:
         batch: the episodes.
         version: number of meta-updates of the parameters that it was collected with.
-        seconds: that it took.
+        seconds: that the collection took.
         stages: seconds of each stage, if they are measured.
         means: of quantities, if they are measured.
-        task_state: what the task distribution keeps, having been told of this batch.
-        task_metrics: what it then says of itself.
+        task_state: state of the task distribution after this batch.
+        task_metrics: its metrics after this batch.
     """
 
     batch: Batch
@@ -316,7 +316,7 @@ def _keep_fixed_tasks(experiment: Experiment, run: RunFolder) -> None:
 
 
 def _resume_tasks(experiment: Experiment, run: RunFolder) -> None:
-    """Give the task distribution what it kept when the run was interrupted."""
+    """Restore the state of the task distribution from before the interruption."""
     if experiment.task_distribution is None or run.task_state is None:
         return
     try:
@@ -328,7 +328,7 @@ def _resume_tasks(experiment: Experiment, run: RunFolder) -> None:
 def _iterate(
     iteration: int, experiment: Experiment, next_batch: Callable[[], _Collected]
 ) -> tuple[Metrics, dict[str, Any] | None]:
-    """Do one meta-update, and return its metrics, and what the task distribution keeps after its batch."""
+    """Do one meta-update, and return its metrics, and the state of the task distribution after its batch."""
     metalearner = experiment.metalearner
     started = perf_counter()
     collected = next_batch()

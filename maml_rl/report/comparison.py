@@ -1,4 +1,4 @@
-"""Returns after each gradient step on new tasks: of one policy, or of several and what they are compared with."""
+"""Returns after each gradient step on new tasks: of one policy, or of several policies and their baselines."""
 
 from collections.abc import Sequence
 
@@ -91,7 +91,7 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     drawn = "Bands" if many else "Bars"
     note = f"{_which_tasks(lines)} {drawn} are 95 % intervals{'; of two seeds, the table has them' * any(two_seeds)}."
     if sources:
-        note += " What was learned from are the learners of the histories, on tasks of their own, from their first on."
+        note += " The recorded learners are those of the histories, on their own tasks, from their first episode on."
     title = f"Return by {counted}" if counted else "Return after each gradient step"
     return figure(title, note, legend(entries), plot.svg())
 
@@ -179,9 +179,9 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
     head = element("tr", element("th"), [element("th", label) for label in heads])
     how = "task by task" if shared else "on different tasks"
     note = (
-        f"After adaptation, {how}. In brackets are 95 % intervals: one of the difference that excludes 0 tells the two "
-        "apart, even where the intervals of their means overlap, as does one of the probability that excludes 50 %. "
-        f"An interval that is missing is unknown; it takes {ENOUGH_TASKS} tasks, or several adaptations to fixed tasks."
+        f"After adaptation, {how}. In brackets are 95 % intervals. Two experiments differ if the interval of the "
+        "difference excludes 0, even if the intervals of their means overlap, or if that of the probability excludes "
+        f"50 %. A missing interval is unknown; it needs {ENOUGH_TASKS} tasks, or several adaptations to fixed tasks."
     )
     return figure(title, note, scrolling(title, element("table", head, rows, class_="facts numbers")), css="wide")
 
@@ -226,7 +226,7 @@ def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
         unit=" %",
     )
     note = (
-        f"{_which_tasks(lines)} A line above another one is better at every return; a steep one has tasks of like "
+        f"{_which_tasks(lines)} A line above another one is better at every return; a steep one has tasks of similar "
         f"returns. Bands are 95 % intervals: {interval_scope(lines[0][2])}."
     )
     return figure("Performance profiles", note, legend([(css, name) for css, name, _ in lines]), plot.svg())

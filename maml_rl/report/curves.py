@@ -344,13 +344,13 @@ def divergence(groups: Sequence[RunGroup]) -> Markup | None:
 
 
 def prediction(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return how well actions of recorded histories are predicted, for learners that predict them."""
+    """Return the chart of how well a learner predicts the actions of recorded histories."""
     return _single_metric(
         groups,
         "loss",
         "Loss on histories",
         "loss",
-        "Mean negative log-probability, in nats, of the actions that are to be predicted, on what is learned from.",
+        "Mean negative log-probability, in nats, of the actions to predict, on the training data.",
         zero=False,
     )
 

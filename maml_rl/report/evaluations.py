@@ -55,7 +55,7 @@ class SampledEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What is known of how a group's policies adapt.
+    """Evaluations of a group's policies.
 
     Attributes:
         group: the runs.
@@ -81,14 +81,14 @@ def evaluate_group(
     trust: bool = False,
     on_run: Callable[[], object] = lambda: None,
 ) -> tuple[GroupResult, list[str]]:
-    """Adapt the policies of a group to new tasks; what `test.py` has left in a run's folder is taken as it is.
+    """Adapt the policies of a group to new tasks; use the results of `test.py` in a run's folder if there are any.
 
     Args:
         group: of runs.
         num_tasks: new tasks to try; 0 for none.
         num_workers: worker processes; see `MultiTaskSampler`.
         placement: see `write_report`.
-        task_file: the tasks to try instead; what `test.py` has measured on others is passed over.
+        task_file: the tasks to try instead; results of `test.py` on other tasks are ignored.
         with_untrained: whether to try the initial policy, too, unless it is an oracle's.
         trust: whether to import modules that the runs name; without it, their policies are not tried.
         on_run: is called when a run is about to be tried.
@@ -185,7 +185,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
             # What is read is compared with its checksum. An entry with an altered name would look like a missing one.
             for name in arrays:
                 arrays[name]
-    # What zipfile, zlib and NumPy raise is as different as the damage.
+    # zipfile, zlib and NumPy raise something different for each kind of damage.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return None, [f"{path} cannot be read ({reason}); `test.py --overwrite --output {path}` writes it again."]

@@ -1,4 +1,4 @@
-"""The runs that a report is about: read from their folders, grouped by experiment, their faults put into words."""
+"""The runs of a report: read from their folders, grouped by experiment, with a sentence for each fault."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -29,7 +29,7 @@ _DEFAULT_FPS = 20
 _WIDTH = 640
 # A picture takes 50 ms to draw where there is no graphics card: of longer episodes only every second one is drawn.
 _MOST_PICTURES = 101
-# An episode that is over before the other one stays on its last picture, darker.
+# A shorter episode stays on its last picture, darker.
 _OVER = 0.55
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def replay(sampled: SampledEvaluation, phase: int, task: int) -> tuple[Frames, i
     if not np.isclose(total, expected, rtol=1e-3, atol=1e-3):
         raise MamlRLError(
             f"{sampled.config.env_name} does not repeat an episode that is stepped again (return {total:.3f} instead "
-            f"of {expected:.3f}); it must draw from its own np_random alone"
+            f"of {expected:.3f}); it must draw only from its own np_random"
         )
     return np.stack(frames), fps
 
@@ -166,7 +166,7 @@ def _make_env(config: Config) -> MetaVectorEnv:
 def _draw(env: MetaVectorEnv) -> Frames:
     pictures = env.render()
     if not pictures:
-        raise MamlRLError("the environment has the render mode rgb_array, but draws nothing")
+        raise MamlRLError("the environment has the render mode rgb_array, but renders nothing")
     return np.asarray(pictures[0], np.uint8)
 
 

@@ -61,9 +61,9 @@ def write_report(
         placement: other settings of a config that say where its episodes are sampled: "backend", "num-workers",
             "ray-address", "strict", and others that begin with "ray-".
         trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
-            Without it nothing of the kind is imported, be it installed or not; such policies are shown as far as their
-            files tell, and not tried.
-        on_part: is given what is about to be done, and how many of how many parts are done: a run is a part, and a
+            Without it no such module is imported, whether installed or not; such policies are shown from their files
+            only, and not tried.
+        on_part: called with the next part, the number of finished parts and their total; a run is a part, and so is a
             video.
 
     Returns:

@@ -52,7 +52,7 @@ def _temporary(path: Path) -> Path:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Make sure that a file can be written, before the work is done that ends in it; leave what is there as it is.
+    """Make sure that a file can be written, before the work for it is done; do not change an existing file.
 
     Args:
         path: of the file.
@@ -79,7 +79,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def check_creatable(folder: Path, option: str) -> None:
-    """Make sure that a folder can be made and written to, before the work is done that fills it; leave none behind.
+    """Make sure that a folder can be made and written to, before the work for it is done; leave no folder behind.
 
     Raises:
         ConfigError: If the file system refuses; `option` is the command's, with which to choose another folder.
@@ -109,7 +109,7 @@ def check_creatable(folder: Path, option: str) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file or a folder; killed half way, what is left does not look like it any more.
+    """Remove a file or a folder; if the process is killed half way, the rest no longer looks like one.
 
     Of a link only the link is removed.
     """
@@ -131,7 +131,7 @@ def remove(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left half written or half removed in `folder`."""
+    """Remove half-written and half-removed files of killed processes in `folder`."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():

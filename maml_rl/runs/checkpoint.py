@@ -30,9 +30,9 @@ from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, syn
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 _FORMAT = 1
-# Before the names of the tensors that the metalearner keeps; those of the policy stand as they are.
+# Prefix of the names of the metalearner's tensors; those of the policy have none.
 _LEARNER = "learner/"
-# Before the tensors of earlier iterations, with which batches are sampled ahead of time.
+# Prefix of the tensors of earlier iterations, with which batches are sampled ahead of time.
 _EARLIER = "earlier/"
 _NAME = re.compile(r"iteration-(\d{6,})")
 
@@ -46,9 +46,9 @@ class Checkpoint:
     Attributes:
         iteration: number of iterations that are finished.
         tensors: the policy's parameters by name.
-        score: what the best checkpoint is best in, or None.
-        state: everything else, as JSON holds it.
-        learner: what the metalearner keeps beside its policy, under flat names: tensors, and what JSON holds.
+        score: the number by which the best checkpoint is chosen, or None.
+        state: everything else, as JSON values.
+        learner: state of the metalearner besides its policy, under flat names: tensors and JSON values.
         evaluated: whether the score is that of an evaluation, which counts more than any of training.
         earlier: tensors of earlier iterations, by iteration and name, with which batches are sampled ahead of time.
     """
@@ -91,7 +91,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint's folder (or a file in it), checking every byte.
 
     Raises:
-        CheckpointError: If it is missing, truncated, altered, or no checkpoint; the message names file and reason.
+        CheckpointError: If it is missing, truncated, altered, or not a checkpoint; the message names file and reason.
     """
     path = Path(path)
     folder = path.parent if path.is_file() else path
@@ -212,7 +212,7 @@ def _path_of(folder: Path, iteration: int) -> Path:
 
 
 class Experience(Protocol):
-    """What grows as a run goes on, and is written in segments beside the checkpoints."""
+    """Data that grow during a run, and are written in segments beside the checkpoints."""
 
     def attach(self, folder: Path) -> None:
         """Keep the segments in a folder, which need not exist yet."""
@@ -221,10 +221,10 @@ class Experience(Protocol):
         """Return what is there now, for `save`."""
 
     def save(self, mark: Any) -> dict[str, Any]:
-        """Write what is not in a segment yet; return what a checkpoint keeps: see `runs.segments`."""
+        """Write what is not in a segment yet; return the state for a checkpoint: see `runs.segments`."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `save` returned; raises CheckpointError if a segment is missing or damaged."""
+        """Restore what `save` returned; raise CheckpointError if a segment is missing or damaged."""
 
 
 class Learner(Protocol):
@@ -301,7 +301,7 @@ def _write(checkpoint: Checkpoint, target: Path) -> None:
     """Write a checkpoint beside its place, and move it there."""
     if target.exists():
         if _is_intact(target):
-            raise FileExistsError("an intact one is there already")
+            raise FileExistsError("an intact one exists already")
         discard(target)
     temporary = target.with_name(f"{TEMPORARY}{target.name}")
     os.makedirs(temporary)

@@ -41,8 +41,8 @@ class MetricsLog:
 
     Args:
         path: of the file.
-        finished: number of iterations whose lines are kept; what an interrupted run wrote beyond them is dropped, so
-            that no iteration stands twice.
+        finished: number of iterations whose lines are kept; later lines of an interrupted run are dropped, so that no
+            iteration appears twice.
 
     Raises:
         CheckpointError: If the file is there but lacks one of the finished iterations.

@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def numbered(path: Path) -> dict[int, Path]:
-    """Return what there is of `path`, `path`-2, `path`-3 ..., by number; the number stands before a file's ending."""
+    """Return which of `path`, `path`-2, `path`-3 ... exist, by number; the number precedes a file's ending."""
     name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?{re.escape(path.suffix)}")
     siblings = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
     return {int(match[1] or 1): sibling for sibling in siblings if (match := name.fullmatch(sibling.name))}
 
 
 def next_path(path: Path) -> Path:
-    """Return `path`, or the next of `path`-2, `path`-3 ... that is higher than all that there are."""
+    """Return `path`, or the first of `path`-2, `path`-3 ... after all that exist."""
     number = max(numbered(path), default=0) + 1
     return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 

@@ -91,8 +91,8 @@ class RunFolder:
     Args:
         folder: the run's own.
         config: what is run.
-        learner: checkpoints are taken of it, and a resumed run restores it.
-        resume: continue from the newest intact checkpoint; where no run has begun yet, begin it.
+        learner: saved in checkpoints, and restored by a resumed run.
+        resume: continue from the newest intact checkpoint; start the run if there is none yet.
         overwrite: remove the run that is there.
 
     Attributes:
@@ -164,14 +164,14 @@ class RunFolder:
         try:
             self._events.close()
         except CheckpointError:
-            # What has ended the run says more.
+            # The error that ended the run says more.
             if error is None:
                 raise
         finally:
             os.close(self._lock)
 
     def record(self, metrics: Metrics) -> None:
-        """Write down one more finished iteration."""
+        """Record one more finished iteration."""
         self._metrics.write(metrics)
         self._events.write(metrics)
         self.iteration, self.env_steps = metrics["iteration"] + 1, metrics["env_steps"]
@@ -187,14 +187,14 @@ class RunFolder:
         """Copy the state after the finished iterations, so that `save` can write it in the middle of the next one.
 
         Args:
-            score: what the best checkpoint is best in.
+            score: the number by which the best checkpoint is chosen.
             evaluated: whether the score is that of an evaluation.
             task_state: what the task distribution keeps after these iterations.
             earlier: tensors of earlier iterations, which do not change any more; see `Checkpoint`.
         """
         self.task_state = task_state
         self._kept = replace(copy.deepcopy(self._checkpoint(score, evaluated)), earlier=dict(earlier))
-        # Experience is too large for a copy; what was there can be written as long as it is known what it was.
+        # Experience is too large for a copy; noting its extent is enough to write it later.
         self._marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
 
     def save(self) -> None:
@@ -337,7 +337,7 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def _warn_of_ray_job(folder: Path) -> None:
-    """Say that a folder is in the copy of the working directory that a Ray job runs in, which Ray removes."""
+    """Warn that a folder is in a Ray job's copy of the working directory, which Ray removes."""
     if _RAY_JOB.issubset(folder.resolve().parts):
         logger.warning(
             "the run folder %s is in the temporary working directory of a Ray job, and is lost with it; give an "

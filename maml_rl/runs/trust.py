@@ -1,9 +1,9 @@
 """Whose code a run names: modules that are not installed are imported only for a run that the user trusts.
 
-A run that somebody else made may name any module, and to import a module is to execute it. What is trusted without a
-word is code that is installed, and code that this user has trained with before. Training writes that down below the
-user's home folder, where no run can write: which module it was, and from which file it came. So a module of the same
-name in a folder that came with the run is other code.
+Somebody else's run may name any module, and importing a module executes it. Two kinds of code are trusted without a
+question: installed code, and code that this user has trained with before. Training records such a module and its file
+below the user's home folder, where no run can write. So a module of the same name in a folder that came with the run
+counts as other code.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
 
 
 def remember_code(config: Config) -> None:
-    """Write down that this user trains with the code that a config names: from now on it is trusted."""
+    """Record that this user trains with the code that a config names: from now on it is trusted."""
     for key, value in _named(config).items():
         entry = _entry(key, value)
         if entry is None or _is_known(key, value):
@@ -73,7 +73,7 @@ def remember_code(config: Config) -> None:
             replace_file(file, entry.encode())
         except OSError as error:
             logger.warning(
-                "cannot write %s (%s), so this run will be loaded, tested and resumed only if it is said to be trusted",
+                "cannot write %s (%s), so this run can be loaded, tested and resumed only with --trust",
                 file,
                 error.strerror,
             )
@@ -97,7 +97,7 @@ def _is_known(key: str, value: str) -> bool:
 
 
 def _entry(key: str, value: str) -> str | None:
-    """Return what is written down of a module, a cluster or a runtime_env; None of a module that is not found."""
+    """Return the record of a module, a cluster or a runtime_env; None for a module that is not found."""
     if key in (_CLUSTER, _RUNTIME_ENV):
         return json.dumps({key: value})
     module = value.partition(":")[0]

@@ -256,5 +256,5 @@ def test_what_cannot_be_written_down_is_said(
     (place / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "file"))
     remember_code(config_of(policy="evil:make"))
-    assert "only if it is said to be trusted" in caplog.text
+    assert "only with --trust" in caplog.text
     assert not (place / "executed").exists()

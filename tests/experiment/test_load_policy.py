@@ -64,7 +64,7 @@ def test_oracle_is_loaded_and_not_adapted(tmp_path: Path) -> None:
     env.reset_task([GOAL])
     action, _ = policy.choose(env.reset(seed=0)[0][0])
     assert np.shape(action) == (2,)
-    with pytest.raises(ConfigError, match="an oracle, which observes its task and has nothing to adapt to"):
+    with pytest.raises(ConfigError, match="an oracle, which observes its task and needs no adaptation"):
         maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
 
 

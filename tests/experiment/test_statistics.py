@@ -199,7 +199,7 @@ def test_rate_without_a_success_has_an_interval_and_equal_returns_have_none() ->
     # Wilson 1927: z^2 / (n + z^2).
     assert [low, high] == pytest.approx([0.0, 1.96**2 / (30 + 1.96**2)], abs=1e-4)
     assert np.isnan(evaluation.intervals()[:, 1:]).all()
-    assert "the returns of most tasks are equal, which tells no interval" in interval_scope([evaluation])
+    assert "the returns of most tasks are equal, which gives no interval" in interval_scope([evaluation])
 
 
 def test_returns_of_two_values_have_the_interval_of_a_rate() -> None:

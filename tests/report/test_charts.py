@@ -204,7 +204,7 @@ def test_table_of_a_file_of_tasks_says_that_they_stay(compared: list[GroupResult
         for result in compared
     ]
     assert "20 tasks of a file" in words(read(step_table(fixed)))
-    assert "tells no interval" in words(read(step_table(fixed)))
+    assert "gives no interval" in words(read(step_table(fixed)))
 
 
 def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: list[GroupResult]) -> None:

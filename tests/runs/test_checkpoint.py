@@ -195,7 +195,7 @@ def test_no_intact_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> N
 
 def test_broken_checkpoint_is_replaced_and_an_intact_one_never(tmp_path: Path) -> None:
     path = save_checkpoint(checkpoint_at(1), tmp_path)
-    with pytest.raises(CheckpointError, match="intact one is there already"):
+    with pytest.raises(CheckpointError, match="intact one exists already"):
         save_checkpoint(checkpoint_at(1, size=5), tmp_path)
     assert_same(load_checkpoint(path), checkpoint_at(1))
     (path / "SHA256SUMS").write_bytes(b"")
