@@ -5,10 +5,10 @@
     python -m benchmarks.cluster --whole --json whole.json
 
 "speed" compares two actors with two child processes. "fixed" samples next to nothing. "scaling" has environments that
-wait instead of computing, so that a few cores can stand for many. "kills" ends actors and nodes at random moments, half
-of them while episodes are on their way, and compares all digests with those of one process. "model" measures what the
-driver does for each unit, byte and step, and says what follows for more cores than there are here. "whole" (--whole
-alone) does the same for an iteration whose update is in the actors. "memory" has many tasks in such an iteration.
+wait instead of computing, so that a few cores can simulate many. "kills" ends actors and nodes at random moments, half
+of them while episodes are on their way, and compares all digests with those of one process. "model" measures the cost
+of each unit, byte and step in the driver, and extrapolates to more cores than there are here. "whole" (only by --whole)
+does the same for an iteration whose update is in the actors. "memory" has many tasks in such an iteration.
 """
 
 import argparse
@@ -54,7 +54,7 @@ CHILDREN, ACTORS = "2 child processes", "2 Ray actors"
 STORE = 200 * 2**20
 # A phase that takes longer has hung.
 _HANG_SECONDS = 180.0
-# How many actors start side by side, and how long one may take.
+# How many actors start at once, and how long one may take.
 _START_AT_ONCE = 4
 _START_SECONDS = 180.0
 # What each actor samples in a phase of "scaling": tasks, episodes, steps.
@@ -66,8 +66,8 @@ _STEP_SECONDS = 0.002
 class WaitingFamily(BatchedFamily):
     """Waits for 2 ms for every step of every slot, of all slots at once.
 
-    One wait for each slot would wake a process 500 times a second, and with it Python and its caches: what 32 of them
-    need for that alone is more than two cores have.
+    One wait for each slot would wake a process 500 times a second, and with it Python and its caches: 32 such processes
+    would need more than two cores for that alone.
     """
 
     task_description = "number: one that means nothing, uniform in [0, 1]"
@@ -161,7 +161,7 @@ def _fields(workload: Workload) -> dict[str, Any]:
 
 
 def speed(options: argparse.Namespace, report: Report) -> None:
-    """Compare two actors with two child processes, in turns."""
+    """Compare two actors with two child processes, interleaved."""
     sizes = (4, 2, 5) if options.quick else (40, 20, 100)
     workload = Workload("HalfCheetahDir-v5", *sizes, seed=options.seed, num_workers=2)
 
@@ -196,7 +196,7 @@ def fixed(options: argparse.Namespace, report: Report) -> None:
 
 
 def scaling(options: argparse.Namespace, report: Report) -> None:
-    """Sample environments that wait, as many for each actor, on few and on many actors in turns."""
+    """Sample waiting environments, equally many for each actor, on few and on many actors, interleaved."""
     numbers = [1, 2] if options.quick else options.actors
     tasks_per_actor, episodes, steps = (2, 1, 5) if options.quick else _SHARE
     policy = NormalMLPPolicy(2, 1, (8,))

@@ -1,8 +1,8 @@
-"""What more iterations of conjugate gradients bring: `python -m benchmarks.directions`, tables of docs/performance.md.
+"""The effect of more iterations of conjugate gradients: `python -m benchmarks.directions`, tables of docs/notes.
 
 A trust-region step is computed from the episodes of one batch of tasks, and its loss and divergence are measured on
-them and on the episodes of another batch, sampled with the same parameters. What a step gains on its own episodes
-alone, it has learned from their noise.
+them and on the episodes of another batch, sampled with the same parameters. A gain only on its own episodes is learned
+from their noise.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def _steps(learner: MAMLTRPO, own_batch: Batch, other_batch: Batch, dampings: Se
 
 
 def _directions(objective: MetaObjective, gradient: Tensor, damping: float, max_kl: float) -> list[Tensor]:
-    """Return the step of every number of iterations; they begin alike, so that all take the products of the longest."""
+    """Return the step of every number of iterations; they start alike, so all use the products of the longest."""
     images: list[Tensor] = []
 
     def of(iterations: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Fair measurements on a machine that is never quite quiet: systems take turns, ratios are taken round by round."""
+"""Fair measurements on a machine that is never quite idle: systems are interleaved, ratios are taken round by round."""
 
 import importlib.metadata
 import os
@@ -19,7 +19,7 @@ Measurements = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A system, or another participant that takes turns.
+    """A system, or another participant of interleaved rounds.
 
     Attributes:
         name: for progress messages.
@@ -76,7 +76,7 @@ def take_turns(
 ) -> dict[str, Samples]:
     """Let every participant take one turn in each of `warmup + repeats` rounds; warm-up rounds do not count.
 
-    A round begins with another participant than the round before, so that none always follows the same neighbor.
+    Each round starts with another participant than the previous one, so that none always follows the same neighbor.
 
     Args:
         participants: at least one.
@@ -110,7 +110,7 @@ def take_turns(
 
 
 def ratios(numerator: Samples, denominator: Samples) -> Samples:
-    """Return the ratio of every round; what slows a whole round down cancels."""
+    """Return the ratio of every round; a slowdown of a whole round cancels."""
     return Samples([above / below for above, below in zip(numerator.values, denominator.values, strict=True)])
 
 

@@ -5,7 +5,7 @@
     python -m benchmarks.memory_tables --rows bandit-100-50 --algorithms greedy --trials 8000 --csv more.csv
     python -m benchmarks.memory_tables --rows --runs runs/rl2/bandit  # the column of RL2, from trained runs
 
-Every algorithm meets the same 1,000 tasks. Where an algorithm has a setting, the best value of a grid is chosen on
+Every algorithm is tested on the same 1,000 tasks. If an algorithm has a setting, the best value of a grid is chosen on
 other tasks.
 
 Source: Duan et al. 2016, tables 1 and 2, https://arxiv.org/abs/1611.02779
@@ -85,7 +85,7 @@ class Algorithm:
 
     Attributes:
         make: the policy for a problem and a value of the setting.
-        setting: its name; without a grid, what is said of the algorithm.
+        setting: its name; without a grid, a remark about the algorithm.
         grid: values to choose from.
     """
 
@@ -101,7 +101,7 @@ class Result:
     Attributes:
         problem: its name.
         algorithm: its name.
-        setting: chosen from the grid, or what is said of the algorithm.
+        setting: chosen from the grid, or a remark about the algorithm.
         trials: how many, each of another task.
         seed: of the tasks and the trials.
         mean: of the total reward of a trial.
@@ -145,7 +145,7 @@ _MDP_ALGORITHMS = {
     "epsilon-greedy": Algorithm(lambda problem, epsilon: TabularEpsilonGreedy(*_SIZES, epsilon), "epsilon", _TENTHS),
     "greedy": Algorithm(lambda problem, _: TabularEpsilonGreedy(*_SIZES)),
 }
-# What explains differences: the same algorithms with one thing changed, by the problems in which it tells.
+# Explanations of differences: the same algorithms with one change, by the problems in which it shows.
 _TRUE_PRIOR = (1.0, 1.0)
 VARIANTS: dict[str, tuple[tuple[str, ...], Algorithm]] = {
     "greedy, ties at random": (
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the CSV file lacks, and write the tables."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", metavar="ROW", default=list(PROBLEMS), help="to measure (default: all)")
-    parser.add_argument("--trials", type=int, default=1000, help="tasks that each algorithm meets (default: 1000)")
+    parser.add_argument("--trials", type=int, default=1000, help="tasks for each algorithm (default: 1000)")
     parser.add_argument("--tuning-trials", type=int, default=300, help="tasks of each value of a grid (default: 300)")
     parser.add_argument("--seed", type=int, default=0, help="of tasks and trials (default: 0)")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """How fast memories learn: `python -m benchmarks.recall` prints the tables of docs/notes/recurrent-memory.md.
 
 A layer sees trials of tabular processes in which every action is random, and predicts each step's reward from what it
-has seen and the action. Nothing is controlled: what is left of the error is what the memory does not hold. Of the
-variance 2 of a reward, 1 is noise, so that 0.5 is the most that could be explained.
+has seen and the action. There is no policy to learn: the remaining error is what the memory does not hold. Of a
+reward's variance of 2, 1 is noise, so at most 0.5 of it can be explained.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python -m benchmarks.sampling --json sampling.json --chart sampling.svg
 
-Every system collects M tasks x B episodes x T steps under a policy with parameters of its own for every task, from the
+Every system collects M tasks x B episodes x T steps under a policy with separate parameters for every task, from the
 reset of the environments to the finished arrays of observations, actions and rewards. Those with one process or object
 per environment hold 160 of them and collect in waves of whole tasks, which suits them best; the slowest collect one
 wave only, since more would take longer and show nothing else.
@@ -35,7 +35,7 @@ TIMES = "How many times as fast as others, HalfCheetah"
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A system that ours is compared with.
+    """A system to compare with ours.
 
     Attributes:
         name: of its row.
@@ -82,7 +82,7 @@ OTHERS = (
 
 @dataclass(slots=True)
 class Plan:
-    """Who takes turns, and what is to be said about it.
+    """The participants, and the remarks about them.
 
     Attributes:
         participants: in the order of the table.

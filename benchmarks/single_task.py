@@ -1,10 +1,10 @@
-"""Learners of single tasks side by side, against one PPO of Stable-Baselines3 after the other: steps per second.
+"""Learners of single tasks in parallel, against one PPO of Stable-Baselines3 after another: steps per second.
 
     python -m benchmarks.single_task --tasks 500
 
-Both learn dark rooms with the same networks, batches, epochs and step size, updates included, on one core. Processor
-time is what counts, so that other work on the machine does not. The learners of Stable-Baselines3 follow each other, so
-that one of them tells the speed of all. Its values come from a second network, ours from a linear baseline.
+Both learn dark rooms with the same networks, batches, epochs and step size, updates included, on one core. Only
+processor time counts, so other work on the machine does not. The learners of Stable-Baselines3 run one after another,
+so one of them gives the speed of all. Its values come from a second network, ours from a linear baseline.
 """
 
 import time
@@ -23,7 +23,7 @@ ENV, HORIZON, EPISODES = "DarkRoom-v0", 20, 5
 
 
 def side_by_side(num_tasks: int, num_iterations: int) -> Participant:
-    """Return what trains learners of `num_tasks` tasks side by side."""
+    """Return the function that trains learners of `num_tasks` tasks in parallel."""
     env = gymnasium.make(ENV)
     learner = SingleTaskPPO(
         env,
@@ -46,7 +46,7 @@ def side_by_side(num_tasks: int, num_iterations: int) -> Participant:
 
 
 def one_after_another(num_steps: int) -> Participant:
-    """Return what trains one PPO for `num_steps` steps, of another task each time."""
+    """Return the function that trains one PPO for `num_steps` steps, on a different task each time."""
     from stable_baselines3 import PPO
 
     settings = SingleTaskPPOSettings()

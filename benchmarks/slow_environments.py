@@ -1,9 +1,9 @@
-"""What slots that wait side by side cost: wall time against the longest wait of one slot, memory, equal episodes.
+"""The cost of slots that wait concurrently: wall time against the longest wait of one slot, memory, equal episodes.
 
     python -m benchmarks.slow_environments --json slow.json
 
-Every call of the environment sleeps for half a second, 50 % more or less, as for a service. No sampler can be faster
-than the slot whose own waits are longest: that is the limit. `--faults` kills workers and raises `Retry` at random
+Every call of the environment sleeps for half a second, 50 % more or less, like a service. No sampler can be faster than
+the slot with the longest total wait: that is the limit. `--faults` kills workers and raises `Retry` at random
 moments instead, and compares the episodes with undisturbed ones.
 """
 
@@ -36,7 +36,7 @@ _CHANCE = random.SystemRandom()
 
 
 class SleepingEnv(gymnasium.Env[Any, Any]):
-    """A point that takes its time.
+    """A point whose calls take time.
 
     Args:
         folder: each slot notes there for how long it has waited, or what went wrong.
@@ -158,7 +158,7 @@ def _measure(report: Report, options: argparse.Namespace) -> None:
 
 
 def _survive(report: Report, options: argparse.Namespace) -> None:
-    """Have workers killed and `Retry` raised until both have happened often enough."""
+    """Let workers be killed and `Retry` be raised until both have happened often enough."""
     size, wait = min(options.slots), 0.002
     undisturbed, *_ = _sample(SleepingEnv, size, options, wait=0.0, num_workers=0)
     before = set(psutil.Process().children(recursive=True))

@@ -3,11 +3,10 @@
     python -m benchmarks.soak --minutes 60
     python -m benchmarks.soak --kills 1000
 
-The same short training runs of several families are repeated over and over, the policy acting in the workers and in
-the parent in turns. Digests of all episodes and of the
-parameters after every update are compared with those of an undisturbed run in one process. With --kills, workers are
-only killed, one after the other, and the time from each kill to sampling again is measured. The exit code is 1 if
-anything went wrong.
+It repeats the same short training runs of several families; the policy acts alternately in the workers and in the
+parent. It compares the digests of all episodes, and of the parameters after every update, with those of an undisturbed
+run in one process. With --kills it only kills workers, one after the other, and measures the time from each kill to
+sampling again. The exit code is 1 if anything went wrong.
 """
 
 import argparse
@@ -39,7 +38,7 @@ FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
 FOUND = "What was found"
 RECOVERY = "From a kill to sampling again"
 GROWTH = "Growth from the first runs to the last"
-# More than any number of kills: here it is wanted that workers die again and again.
+# More than any number of kills: here workers are meant to die again and again.
 _MAX_RESTARTS = 1_000_000
 
 

@@ -1,8 +1,8 @@
-"""Returns of MAML-TRPO's meta-updates on new episodes: `python -m benchmarks.stale_episodes`, in docs/algorithms.md.
+"""Returns of MAML-TRPO's meta-updates on new episodes: `python -m benchmarks.stale_episodes`, for docs/notes.
 
-A meta-update is computed from episodes of the old policy. Its new policy adapts here to further episodes of the old
-one, as the surrogate supposes, and to episodes of its own, as it will have to. The training goes on with one inner loss
-or the other, and both take a step from the same parameters and episodes wherever it is looked at.
+A meta-update is computed from episodes of the old policy. Here its new policy adapts to further episodes of the old
+one, as the surrogate assumes, and to its own episodes, as in practice. The training continues with one of the inner
+losses; at the inspected meta-updates both take a step from the same parameters and episodes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.maml_trpo import INNER_LOSSES
 from maml_rl.samplers import MultiTaskSampler
 
-# Of which returns are means.
+# Draws over which returns are averaged.
 _DRAWS = 4
 
 

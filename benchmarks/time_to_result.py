@@ -1,7 +1,7 @@
-"""How long meta-training needs until a result, and what shortens it: `python -m benchmarks.time_to_result --train`.
+"""How long meta-training takes to reach a result, and what makes it faster: `benchmarks.time_to_result --train`.
 
-The trainings are run as those of `benchmarks.learning`; tables and charts are in docs/performance.md. A result
-is a return after one step, on 40 held-out tasks, that two evaluations in a row reach; there a training ends.
+The trainings run like those of `benchmarks.learning`; tables and charts are in docs/performance.md. A result is a
+return after one step, on 40 held-out tasks, in two evaluations in a row; then the training ends.
 """
 
 from collections.abc import Sequence

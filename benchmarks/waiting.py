@@ -1,18 +1,18 @@
-"""Is it worth while not to wait for all workers? Every way of waiting, on the same code.
+"""Is it worthwhile not to wait for all workers? Every way of waiting, on the same code.
 
     python -m benchmarks.waiting --json waiting.json --chart waiting.svg
     python -m benchmarks.waiting --horizons 250 40 10 --repeats 2 --json waiting.json --chart waiting.svg
 
 The second takes minutes where the first takes an hour.
 
-Repeats a published experiment: 8 processes, 160 to 32,000 environments, a parent that waits for all workers, or for at
-most so many seconds and then acts for those that have answered; with a small and a large network. Next to that the
-other ways of collecting: two groups of workers that take turns, policies that act within the workers, and a policy on
-an accelerator where there is one.
+It repeats a published experiment: 8 processes, 160 to 32,000 environments, a parent that waits for all workers, or for
+a given number of seconds at most and then acts for those that have answered; with a small and a large network. It adds
+the other ways of collecting: two groups of workers that take turns, policies that act within the workers, and a policy
+on an accelerator if there is one.
 
-Collecting ahead makes no step faster: it does something else meanwhile. So its gain is measured in whole training
-iterations, at the fewest environments and with the first network, next to training that collects when it needs to. What
-populations cost is the question of `benchmarks.population`.
+Collecting ahead makes no step faster, but overlaps with the update. So its gain is measured in whole training
+iterations, at the fewest environments and with the first network, beside training that collects on demand.
+`benchmarks.population` measures the cost of populations.
 """
 
 import argparse

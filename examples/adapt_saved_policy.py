@@ -19,8 +19,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="folder of a run")
     parser.add_argument("task", type=json.loads, help="as JSON")
-    parser.add_argument("--num-steps", type=int, default=3, help="gradient steps at most (default: 3)")
-    parser.add_argument("--num-episodes", type=int, default=10, help="to average the return over (default: 10)")
+    parser.add_argument("--num-steps", type=int, default=3, help="maximum number of gradient steps (default: 3)")
+    parser.add_argument(
+        "--num-episodes", type=int, default=10, help="episodes to average the return over (default: 10)"
+    )
     options = parser.parse_args(arguments)
 
     policy = maml_rl.load_policy(options.run)

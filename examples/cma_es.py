@@ -20,7 +20,7 @@ from maml_rl import PopulationEvaluator
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Search for weights, and print the returns of every generation, and what the search has brought."""
+    """Search for weights, and print the returns of every generation, and those before and after the search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="HalfCheetahDir-v5", help="id of a family (default: HalfCheetahDir-v5)")
     parser.add_argument("--task", type=json.loads, help="as JSON (default: one that the family draws)")

@@ -1,8 +1,8 @@
-"""ES-MAML: meta-learning without derivatives: adaptation is an evolution strategy, too.
+"""ES-MAML: meta-learning without derivatives, in which adaptation is also an evolution strategy.
 
 Meta-parameters are perturbed, each perturbation is adapted to its own task, and the meta-parameters move toward
 the perturbations with higher returns after adaptation. Adaptation perturbs once more. All perturbations of all
-perturbations act in one population: what would be two nested loops is two calls of `evaluate`.
+perturbations act in one population, so two calls of `evaluate` replace two nested loops.
 
     python examples/es_maml.py
 
@@ -25,7 +25,7 @@ class ESMAML:
     """Zeroth-order ES-MAML with antithetic perturbations.
 
     Args:
-        evaluator: says what weights are worth in tasks.
+        evaluator: returns the value of weights in tasks.
         num_pairs: K, pairs of perturbations that one adaptation tries.
         inner_step: alpha, step size of adaptation.
         outer_step: beta, step size of the meta-update.
@@ -74,7 +74,7 @@ class ESMAML:
         adapted, before = self.adapt(centers, [*tasks, *tasks])
         after = self.worth(adapted, [*tasks, *tasks])
         gains = after[: len(tasks)] - after[len(tasks) :]
-        # In units of what returns differ by, so that one step size fits most families.
+        # In units of the returns' deviation, so that one step size fits most families.
         gradient = gains @ directions / (len(tasks) * (gains.std() + 1e-8))
         return weights + self.outer_step * gradient, float(before.mean()), float(after.mean())
 

@@ -1,4 +1,4 @@
-"""A slow environment behind HTTP: its slots wait side by side, and an episode begins anew when the service is busy.
+"""A slow environment behind HTTP: its slots wait concurrently, and an episode restarts when the service is busy.
 
 The service here is a small server on this machine, which takes its time and now and then answers 503. Yours may be a
 simulator, a robot or a language model; only `HeaterEnv` has to know how to talk to it.
@@ -27,7 +27,7 @@ from maml_rl.envs import MetaEnv, Retry, Task
 class HeaterEnv(MetaEnv):
     """Keep a room at a temperature, which is the task; the room is at the other end of a connection."""
 
-    stepping = "threads"  # The slots of a worker wait side by side, unless a sampler is told otherwise.
+    stepping = "threads"  # The slots of a worker wait concurrently, unless a sampler is told otherwise.
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
@@ -43,7 +43,7 @@ class HeaterEnv(MetaEnv):
         self._target = float(task["target"])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Ask for a room that is determined by the seed: then an episode that begins anew is the same episode."""
+        """Ask for a room that is determined by the seed, so that a restarted episode is the same episode."""
         super().reset(seed=seed)
         self._room = self._ask("open", {"seed": int(self.np_random.integers(2**32))})
         return np.array([self._room["temperature"]], np.float32), {}
@@ -99,7 +99,7 @@ class Server(ThreadingHTTPServer):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Sample with and without waiting side by side, and compare the times and the episodes."""
+    """Sample with and without concurrent waiting, and compare the times and the episodes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=4, help="of a batch (default: 4)")
     parser.add_argument("--episodes", type=int, default=4, help="of each task (default: 4)")

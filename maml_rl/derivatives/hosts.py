@@ -101,7 +101,7 @@ class Program(ABC):
 
 
 def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
-    """Group chunks into blocks, each of which answers with one sum, and is in one place.
+    """Group chunks into blocks; each block is in one place and answers with one sum.
 
     How many there are depends on neither the length of the episodes nor the number of hosts.
 
@@ -129,7 +129,7 @@ class Session(ABC):
 
     @abstractmethod
     def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """Have an operation done on all chunks.
+        """Run an operation on all chunks.
 
         Args:
             operation: name of a method of the chunks' state.
@@ -156,7 +156,7 @@ class Hosts(ABC):
     def ask(
         self, question: Question[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> list[Result]:
-        """Return what a question finds about each chunk, in their order.
+        """Return the results of a question for all chunks, in their order.
 
         Args:
             question: maps the phases of a chunk to something small. Another process must be able to import it.
@@ -166,7 +166,7 @@ class Hosts(ABC):
 
     @abstractmethod
     def start(self, program: Program) -> Session:
-        """Have a program work on the chunks."""
+        """Start a program on the chunks."""
 
     @abstractmethod
     def fetch(self) -> list[TaskEpisodes]:
@@ -257,14 +257,14 @@ class ThreadSession(Session):
         self._states = []
 
     def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """Do an operation on all chunks, in threads; see `Session.run`."""
+        """Run an operation on all chunks, in threads; see `Session.run`."""
         if self._workers is None:
             with ChunkWorkers(self._device) as workers:
                 return self.run_in(workers, operation, *arguments).in_float64()
         return self.run_in(self._workers, operation, *arguments).in_float64()
 
     def run_in(self, workers: ChunkWorkers, operation: str, *arguments: Any) -> Answer:
-        """Have an operation done by given threads; its sums are as a chunk has them, where there is only one."""
+        """Run an operation in given threads; with a single chunk, the sums are those of the chunk."""
 
         def of_chunk(state: Any, workspace: Workspace) -> Answer:
             answer: Answer = getattr(state, operation)(*arguments, workspace=workspace)

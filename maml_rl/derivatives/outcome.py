@@ -1,4 +1,4 @@
-"""What a policy does on the samples of a phase: all that a loss may be computed from."""
+"""The outcome of a policy on the samples of a phase: everything that a loss may use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PhaseOutcome:
 
     @classmethod
     def of(cls, policy: Policy, samples: Samples, params: Params) -> PhaseOutcome:
-        """Compute what a policy does on samples of k tasks under `params` {name: (k, ...)}; differentiable by torch."""
+        """Compute the outcome of a policy on samples of k tasks under `params` {name: (k, ...)}, differentiably."""
         distribution = policy.of_episodes(samples.observations, params)
         log_probs = policy.distributions.log_prob(distribution, samples.actions)
         return cls(policy, samples, params, distribution, log_probs)
@@ -49,7 +49,7 @@ class PhaseOutcome:
         return self.policy.distributions.entropy(self.distribution).expand_as(self.log_probs)
 
     def submodule(self, name: str) -> Tensor:
-        """Return what a part of the policy, say a critic, computes of the observations under each task's parameters.
+        """Return the output of a part of the policy, such as a critic, for the observations of each task.
 
         Args:
             name: of the module within the policy, as in `nn.Module.get_submodule`; it maps observations (N, ...) to

@@ -38,9 +38,9 @@ class Workspace:
 class ChunkWorkers:
     """Threads that work on chunks of tasks, as many as torch may use in the caller's thread.
 
-    Inside the `with` block torch computes every operation on one core, and the chunks run side by side: that is faster
-    than cutting every operation in two, and makes the results independent of the number of cores. The caller's
-    number of threads is put back on leaving.
+    Inside the `with` block torch computes every operation on one core, and the chunks run in parallel: that is faster
+    than cutting every operation in two, and makes the results independent of the number of cores. On leaving, the
+    caller's number of threads is restored.
 
     Args:
         device: where the computation runs; on an accelerator there is nothing to share out, and no thread is started.

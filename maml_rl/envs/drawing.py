@@ -34,7 +34,7 @@ def draw_grid(
 
 
 class Canvas:
-    """A white square picture of the plane, y upwards.
+    """A white square picture of the plane, y upward.
 
     Args:
         size: pixels along each side.

@@ -1,4 +1,4 @@
-"""Dark rooms: grids in which nothing is seen but one's own place. A memory has to find out what is where.
+"""Dark rooms: grids in which an agent sees only its own cell. A memory must find out what is where.
 
 Source: Laskin et al. 2022, section 4, https://arxiv.org/abs/2210.14215
 """
@@ -27,9 +27,9 @@ _MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
 
 
 class DarkFamily(BatchedFamily):
-    """A walker on a square grid that sees its own cell, as a one-hot vector, and nothing else.
+    """An agent on a square grid that sees only its own cell, as a one-hot vector.
 
-    Actions are to stay, and to go up, down, left or right; a wall is where one stays.
+    Actions are to stay, and to go up, down, left or right; a move into a wall leaves the agent where it is.
 
     Args:
         num_envs: number of slots.
@@ -93,7 +93,7 @@ class DarkFamily(BatchedFamily):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[Floats, bool]:
-        # Who is not stepped stays, and finds nothing new.
+        # A slot that is not stepped stays, and finds nothing new.
         self._cells = np.clip(self._cells + _MOVES[actions], 0, self.size - 1)
         rewards, success = self._arrive()
         self._reward_terms = {"reward_found": rewards, "success": success.astype(np.float64)}
@@ -114,7 +114,7 @@ class DarkFamily(BatchedFamily):
 class DarkRoomVectorEnv(DarkFamily):
     """Find a hidden goal, and stay: the reward is 1 in every step that ends there. The start is the middle.
 
-    The info `success`, which is recorded at the end of an episode, tells whether the walker is then at the goal.
+    The info `success`, which is recorded at the end of an episode, says whether the agent is then at the goal.
 
     Args:
         num_envs: number of slots.
@@ -143,9 +143,9 @@ class DarkRoomVectorEnv(DarkFamily):
 
 
 class DarkKeyDoorVectorEnv(DarkFamily):
-    """Find a hidden key, then a hidden door: each pays 1, once an episode. The start is anywhere.
+    """Find a hidden key, then a hidden door: the reward is 1 for each, once an episode. The start is anywhere.
 
-    The info `success`, which is recorded at the end of an episode, tells whether the door has been opened.
+    The info `success`, which is recorded at the end of an episode, says whether the door has been opened.
 
     Args:
         num_envs: number of slots.

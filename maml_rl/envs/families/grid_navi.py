@@ -1,4 +1,4 @@
-"""Grid navigation: a walker that sees its own cell must find a hidden goal, and come back to it in later episodes.
+"""Grid navigation: an agent that sees its own cell must find a hidden goal, and return to it in later episodes.
 
 Source: Zintgraf et al. 2020, section 5.1, https://arxiv.org/abs/1910.08348
 """
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 # Stay, up, right, down, left; along x and y.
 MOVES = np.array([[0, 0], [0, 1], [1, 0], [0, -1], [-1, 0]])
-# What a step pays that ends on the goal, and what any other does.
+# Reward of a step that ends on the goal, and of any other step.
 ON_GOAL, ELSEWHERE = 1.0, -0.1
 # Goals are not within this many cells, along each axis, of the start (0, 0).
 _NEAR = 2
@@ -72,11 +72,11 @@ class CellTaskSpace(TaskSpace):
 
 
 class GridNaviVectorEnv(BatchedFamily):
-    """Find a hidden goal, and stay: a step that ends there pays 1, any other -0.1. The start is the cell (0, 0).
+    """Find a hidden goal, and stay: the reward is 1 for a step that ends there, else -0.1. The start is cell (0, 0).
 
-    The observation is the walker's cell (x, y). Actions are to stay, and to go up, right, down or left; a wall is where
-    one stays. The info `success`, which is recorded at the end of an episode, tells whether the walker is then at the
-    goal.
+    The observation is the agent's cell (x, y). Actions are to stay, and to go up, right, down or left; a move into a
+    wall leaves the agent where it is. The info `success`, which is recorded at the end of an episode, says whether the
+    agent is then at the goal.
 
     Args:
         num_envs: number of slots.

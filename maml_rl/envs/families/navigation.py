@@ -1,4 +1,4 @@
-"""2D navigation: a point learns to walk to a goal that it cannot see.
+"""2D navigation: a point learns to walk to a goal that it does not observe.
 
 Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 """
@@ -21,7 +21,7 @@ from maml_rl.seeding import SlotStreams
 
 _STEP = 0.1
 _ARRIVED = 0.01
-# Of a picture of the room, along each side; and how far the point's light reaches, in pixels.
+# Pixels along each side of a picture of the room; and how far the point's light reaches, in pixels.
 _PIXELS, _RADIUS = 32, 2.5
 
 START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
@@ -133,11 +133,11 @@ class Navigation2DVectorEnv(BatchedFamily):
 
 
 class PixelNavigationVectorEnv(Navigation2DVectorEnv):
-    """2D navigation seen from above: the observation is a picture of the point, in which the goal is not drawn.
+    """2D navigation seen from above: the observation is a picture of the point, which does not show the goal.
 
-    The picture is 32 x 32 pixels of gray, one byte each. It shows the room [-1, 1] x [-1, 1], y upwards, whose walls
-    stop the point. The point is a blot of light that fades to black within 2.5 pixels along each axis, so that its
-    place can be told to a fraction of a pixel.
+    The picture is 32 x 32 pixels of gray, one byte each. It shows the room [-1, 1] x [-1, 1], y upward, whose walls
+    stop the point. The point is a spot of light that fades to black within 2.5 pixels along each axis, so that its
+    position is visible to a fraction of a pixel.
 
     Args:
         num_envs: number of slots.

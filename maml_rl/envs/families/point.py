@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 class PointFamily(BatchedFamily):
     """A point that moves by its action; the observation is its position, the task a goal that it does not see.
 
-    The info `success`, which is recorded at the end of an episode, tells whether the point is then within `radius` of
+    The info `success`, which is recorded at the end of an episode, says whether the point is then within `radius` of
     the goal.
 
     Args:
@@ -174,16 +174,16 @@ class SparsePointGoalVectorEnv(PointFamily):
         return self._nearness()
 
 
-# What `SemiCircle-v0` pays within the radius, and everywhere.
+# Rewards of `SemiCircle-v0` within the radius, and everywhere.
 _SemiCircleReward = Literal["indicator", "nearness", "distance"]
 _SemiCircleStart = Literal["anywhere", "origin"]
 
 
 class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
-    """Goals lie on the half-circle around the origin; where a point starts and what it is paid are settings.
+    """Goals are on the half-circle around the origin; the start and the reward of a point are settings.
 
-    With `reward="distance"` the reward is dense, and what `"nearness"` would pay is recorded with the episodes, at
-    every step, as the info `sparse_reward`: for learners that train on the one and adapt by the other.
+    With `reward="distance"` the reward is dense, and the reward of `"nearness"` is recorded with the episodes, at
+    every step, as the info `sparse_reward`: for learners that train on one reward and adapt by the other.
 
     Args:
         num_envs: number of slots.
@@ -242,8 +242,8 @@ _TARGET = np.array([0.0, 1.0])
 class WindVectorEnv(PointFamily):
     """A wind, always the same within a task, is added to every move; the goal (0, 1) is always the same.
 
-    The reward is 1 within 0.03 of the goal, else 0, so that one has to stand against the wind there. Nothing but the
-    moves themselves shows the wind.
+    The reward is 1 within 0.03 of the goal, else 0, so the point must move against the wind to stay there. Only the
+    effect of the moves shows the wind.
 
     Args:
         num_envs: number of slots.
@@ -281,8 +281,8 @@ _CORNERS = np.array([[-2.0, -2.0], [2.0, -2.0], [-2.0, 2.0], [2.0, 2.0]])
 class PointCornerVectorEnv(PointFamily):
     """The goal is one of four corners; the reward is minus the distance to it, or sparse.
 
-    A sparse reward is how much nearer the step came to the goal, and only where a point is at least 0.5 (in the L1
-    norm) from the origin and nearer to its goal than to any other corner; elsewhere it is 0.
+    A sparse reward is how much closer the step came to the goal, but only where a point is at least 0.5 (in the L1
+    norm) from the origin and closer to its goal than to any other corner; elsewhere it is 0.
 
     Args:
         num_envs: number of slots.

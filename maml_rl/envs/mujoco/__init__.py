@@ -10,6 +10,6 @@ except Exception as error:
     remedy = (
         f"MUJOCO_GL is {chosen!r}: unset it, as nothing needs it but drawing, or run scripts/install-system-packages"
         if chosen
-        else "install it anew: pip install mujoco"
+        else "install it again: pip install mujoco"
     )
     raise ImportError(f"cannot import MuJoCo ({type(error).__name__}: {error}); {remedy}") from error

@@ -63,7 +63,7 @@ class AntFamily(MujocoFamily):
 
     @abstractmethod
     def _task_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for velocities (N, 2) in m/s, forwards and sideways, or for the place after the step."""
+        """Return rewards (N,) for velocities (N, 2) in m/s, forward and sideways, or for the place after the step."""
 
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         super()._reset_slots(mask, streams)
@@ -88,14 +88,14 @@ class AntFamily(MujocoFamily):
         return task + self.survive_reward + control + contact, ~self._is_healthy() & self.terminates
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        """Take the step and return the velocities (N, 2) of the reward in m/s, forwards and sideways."""
+        """Take the step and return the velocities (N, 2) of the reward in m/s, forward and sideways."""
         before = self._torso_position[:, :2].copy()
         self._simulate(controls, active)
         velocity: Floats = (self._torso_position[:, :2] - before) / self.dt
         return velocity
 
     def _place(self) -> Floats:
-        """Return the places (N, 2) in the plane that a reward for a place is about."""
+        """Return the positions (N, 2) in the plane for a reward by position."""
         place: Floats = self._torso_position[:, :2]
         return place
 
@@ -134,7 +134,7 @@ class AntVelVectorEnv(VelocityTasks, AntFamily):
 class AntDirVectorEnv(DirectionTasks, AntFamily):
     """Walk forward or backward: direction * v and the terms common to all ants; see `DirectionTasks`."""
 
-    task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
+    task_description = "direction: 1 to walk forward, -1 to walk backward, each with probability 1/2"
 
     def _task_reward(self, velocity: Floats) -> Floats:
         return self._forward_reward(velocity[:, 0])
@@ -206,7 +206,7 @@ class AntDir2DVectorEnv(AntFamily):
 class AntGoalVectorEnv(AntFamily):
     """Go to the place of the task: the reward is minus the L1 distance to it, - 0.1 |a|^2 and minus the contact cost.
 
-    An episode never terminates: with rewards below zero, its end would be worth going for.
+    An episode never terminates: with negative rewards, ending it early would be rewarding.
 
     Args:
         num_envs: number of slots.
@@ -242,7 +242,7 @@ class AntGoalVectorEnv(AntFamily):
 
 
 class AntRandParamsVectorEnv(RandomParameters, AntFamily):
-    """Walk forwards on a body of the task's making: the reward is that of Gymnasium's Ant-v5.
+    """Walk forward on a body that the task determines: the reward is that of Gymnasium's Ant-v5.
 
     It is v + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped contact forces. See
     `RandomParameters` for the tasks, and for the arguments.

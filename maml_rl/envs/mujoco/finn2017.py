@@ -21,7 +21,7 @@ from maml_rl.seeding import SlotStreams
 
 
 class RllabBody(MujocoFamily):
-    """To be put before the family of a body: its start states, velocities and observations as rllab has them.
+    """Mixin before the family of a body: start states, velocities and observations as in rllab.
 
     A step is one substep. Start states are those of `_start_positions` with 0.01 N(0, 1) added to the positions and
     0.1 N(0, 1) to the velocities. The velocity in the reward is that of the whole body's center of mass at the end of

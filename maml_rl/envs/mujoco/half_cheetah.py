@@ -76,7 +76,7 @@ class HalfCheetahDirVectorEnv(DirectionTasks, HalfCheetahFamily):
 
 
 class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):
-    """Run forwards on a body of the task's making: the reward is v - 0.1 |a|^2, as that of Gymnasium's HalfCheetah-v5.
+    """Run forward on a body that the task determines: the reward is v - 0.1 |a|^2, as in Gymnasium's HalfCheetah-v5.
 
     See `RandomParameters` for the tasks, and for the arguments.
     """

@@ -14,8 +14,8 @@ _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 def load_model(xml_name: str, *, contact_forces: bool = False, center_of_mass_velocity: bool = False) -> mujoco.MjModel:
     """Return one of Gymnasium's models; every call in a process returns the same object, so do not write to it.
 
-    It equals what MuJoCo makes of the file, but for two things: a state that is not finite stays so, where MuJoCo would
-    go on from the model's initial state; and there are the sensors that the other arguments need.
+    It equals MuJoCo's model of the file, except for two things: a state that is not finite stays so, where MuJoCo would
+    continue from the model's initial state; and there are the sensors that the other arguments need.
 
     Args:
         xml_name: file name, as "ant.xml".

@@ -44,7 +44,7 @@ class MujocoFamily(BatchedFamily):
 
     Args:
         num_envs: number of slots.
-        model: the compiled model, whose first body is the one whose way counts.
+        model: the compiled model; the position of its first body counts.
         observation_size: numbers in an observation.
         entries: what its tasks look like.
         task: the task of all slots; by default one drawn with a fixed seed.

@@ -20,7 +20,7 @@ _BASES = {"body_mass": 1.5, "body_inertia": 1.5, "geom_friction": 1.5, "dof_damp
 
 
 class RandomParameters(MujocoFamily):
-    """To be put before the family of a body: every task has factors for the parameters of its model.
+    """Mixin before the family of a body: every task has factors for the parameters of its model.
 
     The factors are 1.5^U(-3, 3) for each mass, principal moment of inertia and coefficient of friction, and
     1.3^U(-3, 3) for the damping of each joint, all drawn by themselves. What MuJoCo derives from them follows.

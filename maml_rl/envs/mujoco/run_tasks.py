@@ -57,7 +57,7 @@ class DirectionTasks(MujocoFamily):
         **options: see `MujocoFamily`; the task is `{"direction": -1 or 1}`.
     """
 
-    task_description = "direction: 1 to run forwards, -1 to run backwards, each with probability 1/2"
+    task_description = "direction: 1 to run forward, -1 to run backward, each with probability 1/2"
     task_space = TaskSpace.of_numbers(direction=TaskParameter.choice(-1.0, 1.0))
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:

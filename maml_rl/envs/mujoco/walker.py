@@ -104,11 +104,11 @@ class HopperFamily(PlanarWalkerFamily):
 
 
 class Walker2DRandParamsVectorEnv(RandomParameters, Walker2DFamily):
-    """Walk forwards on a body of the task's making; see `RandomParameters` for the tasks, and for the arguments."""
+    """Walk forward on a body that the task determines; see `RandomParameters` for the tasks, and for the arguments."""
 
 
 class HopperRandParamsVectorEnv(RandomParameters, HopperFamily):
-    """Hop forwards on a body of the task's making; see `RandomParameters` for the tasks, and for the arguments."""
+    """Hop forward on a body that the task determines; see `RandomParameters` for the tasks, and for the arguments."""
 
 
 class Walker2DVelVectorEnv(VelocityTasks, Walker2DFamily):
@@ -122,7 +122,7 @@ class HopperVelVectorEnv(VelocityTasks, HopperFamily):
 class Walker2DDirVectorEnv(DirectionTasks, Walker2DFamily):
     """Walk forward or backward: direction * v + 1 - 0.001 |a|^2; see `DirectionTasks` for the arguments."""
 
-    task_description = "direction: 1 to walk forwards, -1 to walk backwards, each with probability 1/2"
+    task_description = "direction: 1 to walk forward, -1 to walk backward, each with probability 1/2"
 
 
 class Walker2DRandParamsEnv(BatchOfOne):

@@ -1,4 +1,4 @@
-"""The base of policies that count what they have seen, and choose a discrete action by it."""
+"""The base of policies that count what they have seen, and choose discrete actions by their counts."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ Ties = Literal["random", "first"]
 
 
 class CountingPolicy(MemoryPolicy):
-    """A policy with nothing to learn but what it counts. Its sampler has `observe_last=True`.
+    """A policy that learns only by counting. Its sampler has `observe_last=True`.
 
     Args:
         num_actions: K.

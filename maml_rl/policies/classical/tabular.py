@@ -175,8 +175,8 @@ class TabularEpsilonGreedy(TabularPolicy):
         num_actions: A.
         horizon: H.
         epsilon: in [0, 1]; 0 is the greedy algorithm.
-        reward_prior: see `TabularPolicy`; by default next to nothing, so that the means are those of what was seen.
-        transition_prior: see `TabularPolicy`; by default next to nothing.
+        reward_prior: see `TabularPolicy`; by default almost none, so that the means are those of the observed rewards.
+        transition_prior: see `TabularPolicy`; by default almost none.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -319,7 +319,7 @@ class UCRL2(TabularPolicy):
 
 
 class BEB(TabularPolicy):
-    """Plans with the posterior means, and with bonuses for what is little known (Bayesian exploration bonus).
+    """Plans with the posterior means, and with bonuses for rarely visited pairs (Bayesian exploration bonus).
 
     A reward is raised by 1 / (1 + visits). As transitions are not known either, the value of an action is raised by
     `beta` / (1 + n) for every step that follows. Visits and n, of transitions, count the prior's.

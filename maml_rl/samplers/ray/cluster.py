@@ -171,7 +171,7 @@ class RayCluster:
             # Without any CPU, nodes are still to come; otherwise others like these would come.
             raise ConfigError(
                 f"no node of the Ray cluster at {self.address} has {describe_asked(self._asked)}, which each actor "
-                "asks for; lower ray_num_cpus or ray_resources, or start a node that has it, with --num-cpus and "
+                "requests; lower ray_num_cpus or ray_resources, or start a node that has it, with --num-cpus and "
                 "--resources of `ray start`"
             )
         if layout is None:
