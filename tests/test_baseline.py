@@ -199,7 +199,7 @@ def test_bootstrapping_at_a_limit_common_to_all_episodes_changes_little():
     assert off.abs().max() < 1e-2
 
 
-def test_episode_cut_early_bootstraps_with_what_the_others_still_earned():
+def test_episode_cut_early_bootstraps_with_what_the_others_still_received():
     # Terminated episodes last 50 steps; the one cut at 10 is worth as much to the policy that plays it.
     lengths = [[50] * 8 + [10]]
     truncated = np.array([[False] * 8 + [True]])

@@ -20,14 +20,14 @@ def caught(call: Any, *arguments: Any) -> BaseException:
     return error.value.with_traceback(trace)
 
 
-def test_bare_assert_is_told_by_its_line(tmp_path: Path) -> None:
+def test_bare_assert_is_reported_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bare.py"
     path.write_text("def fail():\n    assert 1 > 2\n")
     told = explain(caught(runpy.run_path(str(path))["fail"]))
     assert told == f"AssertionError in {path}, line 2: assert 1 > 2"
 
 
-def test_error_of_a_library_is_told_by_its_message_or_else_by_its_place() -> None:
+def test_error_of_a_library_is_reported_by_its_message_or_else_by_its_place() -> None:
     error = caught(json.loads, 3)
     assert explain(error).startswith("TypeError: the JSON object must be str")
     error.args = ()

@@ -134,7 +134,7 @@ def test_key_out_of_range_is_refused_by_name(entry: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, WORD, True, 1.0, "1", None, np.float64(2)])
-def test_seed_that_is_no_32_bit_integer_is_refused(seed: Any) -> None:
+def test_seed_that_is_not_a_32_bit_integer_is_refused(seed: Any) -> None:
     with pytest.raises(ValueError, match=r"a seed must be an integer in \[0, 2\*\*32\), got"):
         check_seed(seed)
 
@@ -264,7 +264,7 @@ def test_masked_draws_advance_the_masked_slots_alone(draws: list[tuple[list[bool
         assert np.array_equal(numbers, np.array(expected).reshape(-1, size))
 
 
-def test_reseeded_slots_start_afresh_and_the_others_go_on() -> None:
+def test_reseeded_slots_start_afresh_and_the_others_continue() -> None:
     streams, undisturbed = SlotStreams([1, 2, 3]), SlotStreams([1, 2, 3])
     first = streams.normal(4)
     undisturbed.normal(4)

@@ -69,7 +69,7 @@ def test_unsupported_observations_are_refused_by_name(space: Any, message: str) 
         flat_observation_space(space)
 
 
-def test_actions_of_several_kinds_are_no_array() -> None:
+def test_actions_of_several_kinds_are_not_an_array() -> None:
     with pytest.raises(TypeError, match=r"unsupported space Tuple.*MultiDiscrete or MultiBinary"):
         array_layout(spaces.Tuple([spaces.Discrete(2)]))
     assert array_layout(spaces.MultiDiscrete([2, 3])) == ((2,), np.int64)

@@ -58,7 +58,7 @@ def test_killed_process_is_dead_and_the_clock_runs_until_others_have_sampled(vic
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("weights", [(0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
-def test_stopped_process_is_stopped_and_goes_on_when_chaos_ends(victim, weights):
+def test_stopped_process_is_stopped_and_continues_when_chaos_ends(victim, weights):
     chaos = disturb(RecoveryClock(), lambda: [victim.pid], weights)
     chaos.start()
     process = psutil.Process(victim.pid)

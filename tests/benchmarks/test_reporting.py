@@ -28,7 +28,7 @@ def test_text_has_median_minimum_and_maximum_and_one_number_for_one_value(report
     assert text.endswith("somebody was left out")
 
 
-def test_busy_machine_is_told_to_the_reader(report):
+def test_busy_machine_is_reported_to_the_reader(report):
     report.machine["load_before"] = 3.0
 
     assert "expect noise" in report.as_text()

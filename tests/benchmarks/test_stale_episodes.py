@@ -8,7 +8,7 @@ from maml_rl.config import load_config
 from tests.benchmarks.test_directions import TINY
 
 
-def test_both_inner_losses_take_a_step_and_the_training_goes_on_as_if_nobody_had_looked() -> None:
+def test_both_inner_losses_take_a_step_and_the_training_continues_as_if_nobody_had_looked() -> None:
     config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override(TINY)
     looked = list(stale_episodes.outcomes(config, [0, 2]))
     assert [(one.update, one.inner_loss) for one in looked] == [

@@ -24,7 +24,7 @@ def test_list_with_closed_streams_ends_in_order(streams: str, tmp_path: Path) ->
 
 
 @pytest.mark.timeout(120)
-def test_error_with_closed_output_is_still_told(tmp_path: Path) -> None:
+def test_error_with_closed_output_is_still_reported(tmp_path: Path) -> None:
     result = run("train --gamma 2 --output-folder run", ">&-", tmp_path)
     assert result.returncode == 2
     assert "gamma" in result.stderr

@@ -209,14 +209,14 @@ def test_family_of_ones_own_is_checked_from_the_current_folder(
     assert f"{name} is a task family; MultiTaskSampler({argument}, ...)" in capsys.readouterr().out
 
 
-def test_family_that_forgets_its_task_is_told_so(coins: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_family_that_forgets_its_task_is_reported(coins: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("check-env", "coins:ForgetfulEnv") == 1
     error = capsys.readouterr().err
     assert "coins:ForgetfulEnv:" in error
     assert "reset" in error
 
 
-def test_environment_that_is_no_family_is_told_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_that_is_not_a_family_is_reported_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("check-env", "CartPole-v1") == 1
     error = capsys.readouterr().err
     assert "sample_tasks" in error

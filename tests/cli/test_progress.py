@@ -116,7 +116,7 @@ def test_profile_ranks_the_stages() -> None:
     assert [line.split() for line in progress.profile().splitlines()] == [["outer", "50.0%"], ["inner", "25.0%"]]
 
 
-def test_lines_are_logged_now_and_then_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_logged_now_and_then_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with TrainingProgress(500, "seed 3", seconds_between_lines=0.0) as progress:
         progress(metrics_of(122, -171.26, -158.04))

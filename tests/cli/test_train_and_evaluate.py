@@ -236,7 +236,7 @@ def test_unfinished_run_is_tested_with_its_newest_checkpoint(
     assert "there is no intact checkpoint in" in capsys.readouterr().err
 
 
-def test_training_without_tensorboard_says_so_once_and_goes_on(
+def test_training_without_tensorboard_says_so_once_and_continues(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -400,7 +400,7 @@ def test_full_disk_while_results_are_written_names_the_file(
     assert snapshot(tmp_path) == before
 
 
-def test_full_disk_while_metrics_are_written_names_the_file_and_how_to_go_on(
+def test_full_disk_while_metrics_are_written_names_the_file_and_how_to_continue(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"

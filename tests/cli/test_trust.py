@@ -186,7 +186,7 @@ def test_installed_modules_are_trusted(place: Path, module: str, trusted: bool) 
     assert is_trusted(config_of(**{"env-name": f"{module}:Thing-v0"})) is trusted
 
 
-def test_folder_of_a_run_is_no_installation_whatever_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_a_run_is_not_an_installation_whatever_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = place / "site-packages"
     theirs.mkdir()
     (theirs / "evil.py").write_text(EVIL)

@@ -33,7 +33,7 @@ def test_environment_that_draws_one_task_a_few_times_in_a_row_passes() -> None:
 
 
 @pytest.mark.parametrize("thing", [WalkEnv, 3, None, gymnasium.vector.SyncVectorEnv([WalkEnv])])
-def test_what_is_no_environment_is_refused(thing: Any) -> None:
+def test_what_is_not_an_environment_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="expected a gymnasium.Env, got"):  # noqa: RUF043
         check_meta_env(thing)
 
@@ -225,7 +225,7 @@ class RefusesItsOwnRange(WalkEnv):
         (RefusesItsOwnRange, "reset_task must take a task within task_space, as {'slope': .*too steep"),
     ],
 )
-def test_misbehavior_is_told_in_plain_words(env_class: Any, message: str) -> None:
+def test_misbehavior_is_reported_in_plain_words(env_class: Any, message: str) -> None:
     state = random.getstate()
     with pytest.raises(AssertionError, match=message):
         check_meta_env(env_class(), make_another=env_class)
@@ -275,7 +275,7 @@ def test_sparse_rewards_that_were_not_found_are_a_remark() -> None:
 
 
 @pytest.mark.parametrize("flag", ["no", float("nan")])
-def test_end_of_an_episode_that_is_no_flag_is_refused(flag: Any) -> None:
+def test_end_of_an_episode_that_is_not_a_flag_is_refused(flag: Any) -> None:
     class Unclear(WalkEnv):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             observation, reward, _, truncated, info = super().step(action)

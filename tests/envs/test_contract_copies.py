@@ -44,7 +44,7 @@ def go_on(env: Any, actions: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_copy_of_a_single_environment_goes_on_bit_identically(
+def test_copy_of_a_single_environment_continues_bit_identically(
     family: tuple[str, dict[str, Any]], copied: Callable[[Any], Any]
 ) -> None:
     env_id, physics_kwargs = family
@@ -67,7 +67,7 @@ def test_copy_of_a_single_environment_goes_on_bit_identically(
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_copy_of_a_batch_goes_on_bit_identically(
+def test_copy_of_a_batch_continues_bit_identically(
     family: tuple[str, dict[str, Any]], copied: Callable[[Any], Any]
 ) -> None:
     env_id, physics_kwargs = family

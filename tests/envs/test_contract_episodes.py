@@ -49,7 +49,7 @@ def test_seed_zero_is_a_seed(vector_env: MetaVectorEnv) -> None:
     assert_same_tasks(tasks, vector_env.sample_tasks(2))
 
 
-def test_integer_seed_stands_for_consecutive_seeds(vector_env: MetaVectorEnv) -> None:
+def test_integer_seed_means_consecutive_seeds(vector_env: MetaVectorEnv) -> None:
     first = play(vector_env, 5)
     assert same(first, play(vector_env, [5, 6, 7, 8]))
     assert same(first, play(vector_env, np.arange(5, 9)))
@@ -67,7 +67,7 @@ def test_reset_buffers_is_reset_without_copies(vector_env: MetaVectorEnv) -> Non
     assert same(expected, history)
 
 
-def test_unseeded_reset_goes_on_from_the_seeded_one(vector_env: MetaVectorEnv) -> None:
+def test_unseeded_reset_continues_from_the_seeded_one(vector_env: MetaVectorEnv) -> None:
     first = [play(vector_env, 4), play(vector_env, None)]
     second = [play(vector_env, 4), play(vector_env, None)]
     assert same(first[0], second[0])
@@ -130,7 +130,7 @@ def test_reset_mask_resets_the_masked_slots_alone(env_id: str) -> None:
             np.testing.assert_array_equal(result[mask], new[mask])
 
 
-def test_slot_that_waits_frozen_goes_on_as_if_it_had_not_waited(env_id: str) -> None:
+def test_slot_that_waits_frozen_continues_as_if_it_had_not_waited(env_id: str) -> None:
     """Unseeded resets go on with a slot's own stream, which steps of other slots must not move."""
     alone, together = (make_vector_env(env_id, {}, 8, max_episode_steps=2) for _ in range(2))
     waiting = np.arange(8) >= 4

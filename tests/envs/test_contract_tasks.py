@@ -23,7 +23,7 @@ def test_single_and_batched_environment_draw_the_same_tasks(env_id: str, vector_
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
-def test_seeded_sample_tasks_repeats_and_unseeded_goes_on(vector_env: MetaVectorEnv, seed: int) -> None:
+def test_seeded_sample_tasks_repeats_and_unseeded_continues(vector_env: MetaVectorEnv, seed: int) -> None:
     tasks = vector_env.sample_tasks(30, seed=seed)
     following = vector_env.sample_tasks(30)
     assert_same_tasks(vector_env.sample_tasks(30, seed=seed), tasks)

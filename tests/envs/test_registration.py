@@ -127,7 +127,7 @@ def test_unknown_id_is_refused_with_the_closest(env_id: str, message: str) -> No
 
 
 @pytest.mark.parametrize(("old", "new"), [("HalfCheetahDir-v1", "HalfCheetahDir-v5"), ("AntVel-v0", "AntVel-v5")])
-def test_id_of_an_earlier_version_stands_for_the_family_with_a_warning(old: str, new: str) -> None:
+def test_id_of_an_earlier_version_means_the_family_with_a_warning(old: str, new: str) -> None:
     with pytest.warns(FutureWarning, match=f"{old} is an earlier version of {new}"):
         assert find_spec(old).id == new
     with pytest.warns(FutureWarning, match=old):
@@ -150,7 +150,7 @@ def test_third_party_id_becomes_serial_with_its_arguments(registered: Any) -> No
     assert make_vector_env("Walk-v0", max_episode_steps=9).max_episode_steps == 9
 
 
-def test_vector_entry_point_that_is_no_family_is_not_used(registered: Any) -> None:
+def test_vector_entry_point_that_is_not_a_family_is_not_used(registered: Any) -> None:
     class OtherVectorEnv(gymnasium.vector.VectorEnv):
         def __init__(self, **kwargs: Any) -> None:
             raise AssertionError("this family was not asked for")
@@ -192,7 +192,7 @@ def test_single_environments_of_a_family_behave_like_the_family() -> None:
     np.testing.assert_array_equal(*histories)
 
 
-def test_third_party_environment_that_is_no_family_is_refused(registered: Any) -> None:
+def test_third_party_environment_that_is_not_a_family_is_refused(registered: Any) -> None:
     registered("NoTask-v0", entry_point=NoTaskEnv)
     for env in ("NoTask-v0", NoTaskEnv):
         with pytest.raises(TypeError, match="NoTaskEnv is not a task family"):

@@ -248,7 +248,7 @@ def test_environment_that_will_not_close_costs_a_warning(caplog: pytest.LogCaptu
     assert all("OSError in " in text and text.endswith("will not close") for text in caplog.messages)
 
 
-def test_environment_that_is_no_family_is_refused_by_name() -> None:
+def test_environment_that_is_not_a_family_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="NoTaskEnv is not a task family: it lacks sample_tasks"):
         SerialVectorEnv(NoTaskEnv)
 
@@ -274,7 +274,7 @@ def test_wrong_number_of_sampled_tasks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("task", [0.5, ("slope", 0.5), None, "steep"])
-def test_task_that_is_no_dict_is_refused_where_it_is_drawn(task: Any) -> None:
+def test_task_that_is_not_a_dict_is_refused_where_it_is_drawn(task: Any) -> None:
     class DrawsNoDicts(WalkEnv):
         def sample_tasks(self, num_tasks: int) -> Any:
             return [task] * num_tasks
@@ -325,7 +325,7 @@ class FlaggedEnv(WalkEnv):
 
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 @pytest.mark.parametrize("flag", ["no", float("nan"), 0.0, None, 2, -1, [True, False], np.array([0, 1])])
-def test_end_of_an_episode_that_is_no_flag_is_refused(name: str, flag: Any) -> None:
+def test_end_of_an_episode_that_is_not_a_flag_is_refused(name: str, flag: Any) -> None:
     vector_env = walks(1, partial(FlaggedEnv, **{name: flag}))
     vector_env.reset(seed=0)
     with pytest.raises(TypeError, match=f"returned {name}=.*; return True or False") as caught:

@@ -130,7 +130,7 @@ class EmptyEnv(WalkEnv):
         (EmptyEnv, r"a dict of numbers and arrays can be observed, got \{\}"),
     ],
 )
-def test_tasks_that_are_no_numbers_are_refused(env: Any, message: str) -> None:
+def test_tasks_that_are_not_numbers_are_refused(env: Any, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         make_vector_env(ObservedTask(env))
 

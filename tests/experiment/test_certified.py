@@ -239,7 +239,7 @@ def test_a_trial_of_another_package_goes_through_episodes() -> None:
         (type("Half", (), {"reset": lambda self, n: None})(), "Half has no method act"),
     ],
 )
-def test_what_is_no_policy_is_refused(policy: Any, message: str) -> None:
+def test_what_is_not_a_policy_is_refused(policy: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         measure(policy, "bandit-k5-n10-v1")
 

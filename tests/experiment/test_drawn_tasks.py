@@ -107,7 +107,7 @@ def test_family_that_is_drawn_through_a_distribution_gives_the_tasks_of_the_fami
     assert drawn[0] == drawn[1]
 
 
-def test_curriculum_is_told_the_returns_and_they_change_what_is_drawn(tmp_path: Path) -> None:
+def test_curriculum_receives_the_returns_and_they_change_what_is_drawn(tmp_path: Path) -> None:
     config = config_of(tasks={**CURRICULUM, "uniform": 0.0}, meta_batch_size=12)
     train(config, tmp_path, num_workers=0)
     averages = latest_intact(tmp_path / "checkpoints")[1].state["tasks"]["averages"]
@@ -131,7 +131,7 @@ def test_curriculum_is_told_the_returns_and_they_change_what_is_drawn(tmp_path: 
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_distribution_is_told_of_every_batch_before_the_next_and_a_checkpoint_of_those_before_it(
+def test_distribution_receives_every_batch_before_the_next_and_a_checkpoint_of_those_before_it(
     tmp_path: Path, prefetch: int
 ) -> None:
     config = config_of(tasks={"distribution": f"{__name__}:Notebook"}, prefetch=prefetch)

@@ -74,7 +74,7 @@ def test_policy_is_loaded_from_the_checkpoint_that_is_named(run_folder: Path) ->
     assert maml_rl.load_policy(run_folder, "best").trained_with == first.trained_with
 
 
-def test_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run folder, it has no config\.json; give the --output-folder"):
         maml_rl.load_policy(tmp_path)
 

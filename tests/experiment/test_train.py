@@ -91,7 +91,7 @@ def test_oracle_learns_what_no_blind_policy_can(tmp_path: Path) -> None:
     assert reached["oracle"] > 0.65
 
 
-def test_oracle_of_tasks_that_are_no_numbers_is_refused_before_any_process_starts(
+def test_oracle_of_tasks_that_are_not_numbers_is_refused_before_any_process_starts(
     request: pytest.FixtureRequest,
 ) -> None:
     gymnasium.register("Words-v0", WordEnv)
@@ -251,7 +251,7 @@ def test_wrong_argument_of_an_environment_is_refused(tmp_path: Path, kwargs: dic
 
 
 @pytest.mark.parametrize("env_name", ["CartPole-v1", "no_such_module:Env-v0"])
-def test_environment_that_is_no_family_is_refused(tmp_path: Path, env_name: str) -> None:
+def test_environment_that_is_not_a_family_is_refused(tmp_path: Path, env_name: str) -> None:
     with pytest.raises(ConfigError, match="'env-name' in"):
         train(config_of(env_name=env_name), tmp_path / "run", num_workers=0)
     assert list(tmp_path.iterdir()) == []

@@ -69,7 +69,7 @@ def test_update_of_ppo_is_that_of_a_network_and_an_optimizer_for_each_task() -> 
             assert not torch.allclose(mine, before[name][task], atol=1e-4), name
 
 
-def test_saved_learners_go_on_with_the_same_bits() -> None:
+def test_saved_learners_continue_with_the_same_bits() -> None:
     one = ppo([1, 2, 3])
     one.update(sample(one))
     other = ppo([4, 5, 6])

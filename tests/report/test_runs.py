@@ -46,7 +46,7 @@ def test_runs_with_other_settings_are_groups_of_their_own(tmp_path: Path) -> Non
     assert [group.name for group in groups] == ["slow", "fast"]
 
 
-def test_groups_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+def test_groups_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "a" / "run", [1.0]), write_run(tmp_path / "b" / "run", [1.0], gamma=0.5)
     groups, _ = read_runs([first, second])
     assert [group.name for group in groups] == ["run", "run (2)"]
@@ -84,7 +84,7 @@ def test_interval_of_many_seeds_is_that_of_a_normal_mean(tmp_path: Path) -> None
     )
 
 
-def test_curve_goes_on_with_the_seeds_that_went_further(tmp_path: Path) -> None:
+def test_curve_continues_with_the_seeds_that_went_further(tmp_path: Path) -> None:
     for seed, returns in enumerate(([1.0, 1.0, 7.0], [3.0])):
         write_run(tmp_path / "study" / str(seed), returns, seed=seed, num_batches=3)
     (group,), notices = read_runs([tmp_path / "study"])
@@ -104,7 +104,7 @@ def test_totals_add_up_all_iterations(tmp_path: Path) -> None:
     assert run.total("absent") == 0.0
 
 
-def test_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+def test_unfinished_run_says_how_to_continue(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [1.0], num_batches=5)
     (group,), notices = read_runs([folder])
     assert group.runs[0].finished == 1
@@ -158,7 +158,7 @@ def test_run_without_metrics_is_read_with_a_notice(tmp_path: Path) -> None:
     assert "--resume" in notice
 
 
-def test_folder_that_is_no_run_is_passed_over_with_a_notice(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_is_passed_over_with_a_notice(tmp_path: Path) -> None:
     good = write_run(tmp_path / "run", [1.0])
     (tmp_path / "other").mkdir()
     groups, notices = read_runs([tmp_path / "other", good, tmp_path / "missing"])
@@ -178,7 +178,7 @@ def test_run_with_a_broken_config_is_passed_over_with_the_reason(tmp_path: Path)
     assert str(bad) in notice
 
 
-def test_nothing_but_folders_that_are_no_runs_is_an_error(tmp_path: Path) -> None:
+def test_nothing_but_folders_that_are_not_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run folder, it has no config\.json; give the --output-folder"):
         read_runs([tmp_path])
 

@@ -120,7 +120,7 @@ def test_long_episode_is_drawn_in_fewer_pictures_and_takes_as_long(
     assert fps == 7
 
 
-def test_environment_that_does_not_repeat_itself_is_no_video(
+def test_environment_that_does_not_repeat_itself_is_not_a_video(
     cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SampledEvaluation, "episode_seed", lambda self, phase, task, episode: 0)

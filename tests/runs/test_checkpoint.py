@@ -52,7 +52,7 @@ def test_saved_checkpoint_loads_bit_for_bit(tmp_path: Path, dtype: torch.dtype) 
     assert_same(load_checkpoint(save_checkpoint(wanted, tmp_path)), wanted)
 
 
-def test_file_of_a_checkpoint_stands_for_its_folder(tmp_path: Path) -> None:
+def test_file_of_a_checkpoint_means_its_folder(tmp_path: Path) -> None:
     path = save_checkpoint(checkpoint_at(1), tmp_path)
     assert_same(load_checkpoint(path / "tensors.safetensors"), checkpoint_at(1))
 
@@ -203,7 +203,7 @@ def test_broken_checkpoint_is_replaced_and_an_intact_one_never(tmp_path: Path) -
     assert_same(load_checkpoint(path), checkpoint_at(1, size=5))
 
 
-def test_state_that_is_no_json_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_state_that_is_not_json_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         save_checkpoint(Checkpoint(1, {}, float("nan")), tmp_path)
     assert iterations_in(tmp_path) == []

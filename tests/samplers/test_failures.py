@@ -104,7 +104,7 @@ def test_refused_task_stays_the_error_that_it_is() -> None:
         sampler.rollout(sampler.sample_tasks(1))
 
 
-def test_sampler_goes_on_after_an_error_in_this_process(tmp_path: Path) -> None:
+def test_sampler_continues_after_an_error_in_this_process(tmp_path: Path) -> None:
     with faulty_sampler({"fault": "raise_os", "place": 2, "marker": str(tmp_path / "once")}, num_workers=0) as sampler:
         tasks = sampler.sample_tasks(2)
         with pytest.raises(ChildEnvError):

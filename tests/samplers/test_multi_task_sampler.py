@@ -121,7 +121,7 @@ def test_evaluation_draws_the_test_tasks_of_a_family_that_keeps_them_apart() -> 
     assert test_of_workers == test
 
 
-def test_seek_goes_on_where_an_undisturbed_run_would_be(policy: NormalMLPPolicy) -> None:
+def test_seek_continues_where_an_undisturbed_run_would_be(policy: NormalMLPPolicy) -> None:
     with make_sampler(policy) as sampler:
         undisturbed = [sampler.rollout(sampler.sample_tasks(2)).digest() for _ in range(4)]
     with make_sampler(policy) as sampler:

@@ -340,7 +340,9 @@ def test_killed_child_is_replaced_and_the_returns_are_the_same(
 @pytest.mark.parametrize(
     ("fault", "error"), [("raise", ChildEnvError), ("hang", ChildEnvTimeout), ("nan", NonFiniteError)]
 )
-def test_fault_is_told_and_the_generation_can_be_repeated(fault: str, error: type[Exception], tmp_path: Path) -> None:
+def test_fault_is_reported_and_the_generation_can_be_repeated(
+    fault: str, error: type[Exception], tmp_path: Path
+) -> None:
     marker = tmp_path / "marker"
     if fault == "nan":
         marker.touch()

@@ -47,7 +47,7 @@ def test_episodes_are_bit_identical_after_a_death(
 
 
 @pytest.mark.parametrize(("fault", "error"), [("raise", ChildEnvError), ("hang", ChildEnvTimeout)])
-def test_sampler_can_be_used_after_an_error_and_goes_on_as_if_there_had_been_none(
+def test_sampler_can_be_used_after_an_error_and_continues_as_if_there_had_been_none(
     fault: str, error: type[Exception], undisturbed: list[str], tmp_path: Path
 ) -> None:
     faulty = {"fault": fault, "place": 3, "marker": str(tmp_path / "marker")}

@@ -222,7 +222,7 @@ class OnceEnv(SlowEnv):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(("env", "place"), [(SlowEnv, "_never_return"), (AwaitedEnv, "await asyncio.Event")])
-def test_a_call_that_never_returns_is_told_with_its_stack(env: Any, place: str, num_workers: int) -> None:
+def test_a_call_that_never_returns_is_reported_with_its_stack(env: Any, place: str, num_workers: int) -> None:
     started = time.monotonic()
     with pytest.raises(ChildEnvTimeout, match=rf"(?s)slot \d.*'goal': 0\.0.*more than 0\.3 s.*{place}"):
         digests(partial(env, hang=1), stepping="threads", num_workers=num_workers, step_timeout=0.3, inference="auto")

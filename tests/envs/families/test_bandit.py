@@ -55,7 +55,7 @@ def test_means_are_drawn_from_the_unit_interval(family: Any) -> None:
 
 
 @pytest.mark.parametrize("mean", [[0.5, 1.1], [-0.1, 0.5]])
-def test_mean_that_is_no_probability_is_refused(mean: list[float]) -> None:
+def test_mean_that_is_not_a_probability_is_refused(mean: list[float]) -> None:
     with pytest.raises(TaskError, match="'mean' of a task must be probabilities in"):
         BernoulliBanditVectorEnv(1, k=2, task={"mean": mean})
 

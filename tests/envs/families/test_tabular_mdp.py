@@ -75,7 +75,7 @@ def test_tasks_have_the_distribution_they_should() -> None:
 @pytest.mark.parametrize(
     "row", [[0.5, 0.4], [0.6, 0.6], [1.5, -0.5]], ids=["less than one", "more than one", "negative probability"]
 )
-def test_row_that_is_no_distribution_is_refused_by_name(row: list[float]) -> None:
+def test_row_that_is_not_a_distribution_is_refused_by_name(row: list[float]) -> None:
     task = {"transitions": [[[0.5, 0.5]], [row]], "rewards_mean": [[0.0], [0.0]]}
     with pytest.raises(TaskError, match="'transitions' of a task must be distributions"):
         TabularMDPVectorEnv(1, num_states=2, num_actions=1, task=task)

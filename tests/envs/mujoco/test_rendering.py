@@ -87,7 +87,7 @@ def test_environment_that_is_never_closed_ends_without_a_word(opengl):
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def test_missing_opengl_is_told_with_the_remedy(monkeypatch):
+def test_missing_opengl_is_reported_with_the_remedy(monkeypatch):
     def broken():
         raise AttributeError("'NoneType' object has no attribute 'eglQueryString'")
 
@@ -102,7 +102,7 @@ def test_missing_opengl_is_told_with_the_remedy(monkeypatch):
     env.close()
 
 
-def test_opengl_that_is_switched_off_is_told_with_the_remedy():
+def test_opengl_that_is_switched_off_is_reported_with_the_remedy():
     code = (
         "import gymnasium, maml_rl\n"
         "env = gymnasium.make('HalfCheetahDir-v5', render_mode='rgb_array')\n"

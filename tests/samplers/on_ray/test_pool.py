@@ -246,7 +246,7 @@ class Noted:
         self._values.append(1)
 
 
-def test_actors_and_losses_are_told_to_the_monitoring_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_and_losses_are_reported_to_the_monitoring_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("Counter", "Gauge"):
         monkeypatch.setattr(pool_metrics, kind, Noted)
     pool, cluster = pool_of({"1": 2}, monkeypatch)

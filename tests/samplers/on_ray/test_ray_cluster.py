@@ -380,7 +380,7 @@ def test_cluster_that_cannot_be_reached_ends_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_server_of_another_kind_is_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_of_another_kind_is_not_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -61,11 +61,11 @@ def test_shortened_text_keeps_both_ends() -> None:
         (None, "unknown reason"),
     ],
 )
-def test_cause_of_death_is_told(code: int | None, text: str) -> None:
+def test_cause_of_death_is_reported(code: int | None, text: str) -> None:
     assert text in describe_exit(code)
 
 
-def test_what_a_child_does_is_told() -> None:
+def test_what_a_child_does_is_reported() -> None:
     assert describe_command(commands.Step(1), 17) == "in step 17"
     assert describe_command(None, None) == "between commands"
     assert describe_command(commands.SendInfos(0), 3) == "in SendInfos"

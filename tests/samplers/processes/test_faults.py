@@ -85,7 +85,7 @@ def test_killed_child_is_replaced_under_every_start_method(start_method: str, pl
 
 
 @pytest.mark.parametrize(("fault", "cause"), [("segfault", "was killed by SIGSEGV"), ("exit", "exited with status 3")])
-def test_crashed_child_is_replaced_and_its_cause_of_death_told(
+def test_crashed_child_is_replaced_and_its_cause_of_death_reported(
     fault: str, cause: str, marker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with make_parallel(fault=fault, place=3, marker=marker) as vector_env:
@@ -200,7 +200,7 @@ def test_every_failing_child_is_reported() -> None:
         assert f"in slot {slot} " in str(caught.value)
 
 
-def test_failure_is_told_within_a_second_while_another_child_is_busy() -> None:
+def test_failure_is_reported_within_a_second_while_another_child_is_busy() -> None:
     goals = first_goals()
     vector_env = make_parallel(fault="raise", place=2, slot_task=goals[0], busy_task=goals[4])
     start = time.monotonic()
@@ -265,16 +265,14 @@ def test_hung_constructor_is_shown_and_killed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("place", ["make", "reset_task", "reset", 2])
-def test_slots_that_take_long_together_and_each_its_time_are_no_hang(
-    place: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_that_take_long_together_but_not_each_are_not_a_hang(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maml_rl.samplers.processes.startup._LEAST_MAKE_SECONDS", 0.0)
     # Five slots of one worker take 1 s.
     with make_parallel(1, options={"step_timeout": 0.6}, fault="work", place=place) as vector_env:
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
-def test_hang_is_told_with_its_deadline_and_what_else_would_help() -> None:
+def test_hang_is_reported_with_its_deadline_and_what_else_would_help() -> None:
     vector_env = make_parallel(
         1, options={"step_timeout": 0.6}, fault="hang", place="reset", slot_task=first_goals()[3]
     )

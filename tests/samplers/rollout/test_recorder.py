@@ -95,7 +95,7 @@ def test_missing_info_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.parametrize("value", ["bright", [1.0, 2.0], None, {}])
-def test_info_that_is_no_number_is_an_error(value: Any) -> None:
+def test_info_that_is_not_a_number_is_an_error(value: Any) -> None:
     with pytest.raises(
         ChildEnvError, match="'clock' in recorded_infos, so its info must have that number at every step"
     ):
@@ -168,7 +168,7 @@ def test_action_that_overflows_where_it_is_recorded_is_named() -> None:
         sampler.rollout(sampler.sample_tasks(2))
 
 
-def test_ends_of_a_batched_family_that_are_no_flags_are_refused() -> None:
+def test_ends_of_a_batched_family_that_are_not_flags_are_refused() -> None:
     class Unclear(BernoulliBanditVectorEnv):
         def _step_slots(self, *arguments: Any) -> Any:
             rewards, _ = super()._step_slots(*arguments)

@@ -104,7 +104,7 @@ def test_termination_and_truncation_stay_apart() -> None:
     assert not truncated.terminated.any()
 
 
-def test_horizon_truncates_an_episode_that_would_go_on() -> None:
+def test_horizon_truncates_an_episode_that_would_continue() -> None:
     episodes = sample(make_tasks([2, 5]), horizon=3)
     np.testing.assert_array_equal(episodes.lengths[:, 0], [2, 3])
     np.testing.assert_array_equal(episodes.terminated[:, 0], [True, False])
