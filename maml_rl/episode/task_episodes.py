@@ -297,7 +297,7 @@ class TaskEpisodes:
 
         Args:
             baseline: predicts values; None for zero everywhere.
-            gamma: discount per step, kept in `gamma`; by default the one that is there.
+            gamma: discount per step, kept in `gamma`; by default the present one.
             gae_lambda: in [0, 1].
             normalize: give the real steps of each task mean 0 and standard deviation 1.
             bootstrap: whether to add the value of the final observation where an episode was truncated.

@@ -209,7 +209,7 @@ class Replay:
         """Draw single steps uniformly, with replacement: a batch, or a context set for each task.
 
         Args:
-            rng: what is drawn depends on it, and on the trials.
+            rng: the draws depend on it, and on the trials.
             num: steps, of each task where tasks are given.
             tasks: M of those that have trials here; None draws from all trials alike.
             newest: draw from this many of the newest trials only (of each task); None draws from all.
@@ -218,7 +218,7 @@ class Replay:
             Steps (num, ...), or (M, num, ...).
 
         Raises:
-            ValueError: If the replay is empty, or has no trials of a task.
+            ValueError: If the replay buffer is empty, or has no trials of a task.
         """
         check_count("num", num)
         groups = [self._trials_of(task, newest) for task in ([None] if tasks is None else tasks)]
@@ -237,7 +237,7 @@ class Replay:
         """Draw trials uniformly, with replacement, or a window of each.
 
         Args:
-            rng: what is drawn depends on it, and on the trials.
+            rng: the draws depend on it, and on the trials.
             num: sequences, of each task where tasks are given.
             length: steps of a window, which begins anywhere that it fits; None draws whole trials.
             tasks: M of those that have trials here; None draws from all trials alike.
@@ -248,7 +248,7 @@ class Replay:
             Steps (L, N, ...), padded to the longest sequence; N is `num`, or M * num, task by task.
 
         Raises:
-            ValueError: If the replay is empty, or has no trials of a task.
+            ValueError: If the replay buffer is empty, or has no trials of a task.
         """
         check_count("num", num)
         groups = [self._trials_of(task, None) for task in ([None] if tasks is None else tasks)]
@@ -305,7 +305,7 @@ class Replay:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `save` returned, from the segments in the folder.
+        """Restore what `save` returned, from the segments in the folder.
 
         Raises:
             CheckpointError: If a segment is missing, truncated or altered, or does not fit this replay.
@@ -326,7 +326,7 @@ class Replay:
             if lengths[here].sum() + self.num_steps > self.capacity:
                 raise CheckpointError(
                     f"the experience {self._folder / segment.file} holds more than the {self.capacity:,} steps of this "
-                    "replay; resume with the run's own config"
+                    "replay buffer; resume with the run's own config"
                 )
             self._check_layout(rows)
             self._add(rows, lengths[here], keys[here])
@@ -336,11 +336,11 @@ class Replay:
         self._closed = parts
 
     def _check_lengths(self, lengths: NDArray[np.int64]) -> None:
-        """Refuse trials that are longer than the replay."""
+        """Refuse trials that are longer than the replay buffer."""
         if lengths.max() > self.capacity:
             raise ValueError(
-                f"the replay holds {self.capacity:,} steps, and a trial has {lengths.max():,}; give it a capacity of "
-                "at least one trial, better of many"
+                f"the replay buffer holds {self.capacity:,} steps, and a trial has {lengths.max():,}; give it a "
+                "capacity of at least one trial, better of many"
             )
 
     def _check_layout(self, rows: Mapping[str, NDArray[Any]]) -> None:
@@ -351,8 +351,8 @@ class Replay:
             one, other = (_layout(arrays.get(name)) for arrays in (self._fields, rows))
             if one != other:
                 raise ValueError(
-                    f"the replay keeps {name!r} as {one}, and these episodes have it as {other}; append episodes of "
-                    "one family, with the same infos"
+                    f"the replay buffer keeps {name!r} as {one}, and these episodes have it as {other}; append "
+                    "episodes of one family, with the same infos"
                 )
 
     def _make_room(self, num_steps: int) -> None:
@@ -395,7 +395,7 @@ class Replay:
 
     def _allocate(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         sizes = {name: self.capacity * prod(values.shape[1:]) * values.itemsize for name, values in rows.items()}
-        total, what = sum(sizes.values()), f"a replay of {self.capacity:,} steps"
+        total, what = sum(sizes.values()), f"a replay buffer of {self.capacity:,} steps"
         if self._memory_bytes is None or total <= self._memory_bytes:
             refuse_if_too_large(total, what, "keep fewer steps, or have it memory-mapped")
             return {name: np.zeros((self.capacity, *values.shape[1:]), values.dtype) for name, values in rows.items()}
@@ -425,14 +425,14 @@ class Replay:
     def _trials_of(self, task: Task | None, newest: int | None) -> NDArray[np.int64]:
         """Return the places of trials, of all tasks for None."""
         if not self.num_trials:
-            raise ValueError("the replay is empty; append trials before drawing from it")
+            raise ValueError("the replay buffer is empty; append trials before drawing from it")
         if task is None:
             places = np.arange(self.num_trials)
         else:
             found = self._trials_of_tasks().get(task_key(task))
             if found is None:
                 raise ValueError(
-                    f"the replay has no trials of the task {task_key(task)}; append some, or draw from others"
+                    f"the replay buffer has no trials of the task {task_key(task)}; append some, or draw from others"
                 )
             places = found
         return places if newest is None else places[-check_count("newest", newest) :]
@@ -507,7 +507,7 @@ def _parse(data: bytes, path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[np
         tasks = json.loads(header["__metadata__"][_TASKS])
         keys = [tasks[number] for number in numbers]
     except (SafetensorError, ValueError, KeyError, IndexError) as error:
-        raise CheckpointError(f"{path} is not a segment of a replay: {error}") from error
+        raise CheckpointError(f"{path} is not a segment of a replay buffer: {error}") from error
     return rows, lengths, keys
 
 

@@ -341,24 +341,26 @@ def test_trial_longer_than_the_replay_is_refused_in_one_line() -> None:
     episodes = make_batch(np.random.default_rng(0))
     longest = max(len(trial.steps) for trial in trials_of(episodes))
     replay = Replay(longest - 1)
-    with pytest.raises(ValueError, match=rf"the replay holds {longest - 1} steps, and a trial has {longest}; give it"):
+    with pytest.raises(
+        ValueError, match=rf"the replay buffer holds {longest - 1} steps, and a trial has {longest}; give it"
+    ):
         replay.append(episodes)
     assert replay.num_trials == 0
 
 
 def test_wrong_use_is_one_clear_error() -> None:
     replay, rng = Replay(100), np.random.default_rng(0)
-    with pytest.raises(ValueError, match="the replay is empty; append trials before drawing from it"):
+    with pytest.raises(ValueError, match="the replay buffer is empty; append trials before drawing from it"):
         replay.sample_transitions(rng, 1)
     with pytest.raises(ValueError, match="capacity must be an integer of at least 1, got 0"):
         Replay(0)
     episodes = make_batch(rng)
     replay.append(episodes)
-    with pytest.raises(ValueError, match=r'the replay has no trials of the task \{"goal": 3\}; append some'):
+    with pytest.raises(ValueError, match=r'the replay buffer has no trials of the task \{"goal": 3\}; append some'):
         replay.sample_sequences(rng, 1, tasks=[{"goal": 3}])
     del episodes.infos["sparse"]
     with pytest.raises(
-        ValueError, match=r"the replay keeps 'info sparse' as float32 .*, and these episodes .* nothing"
+        ValueError, match=r"the replay buffer keeps 'info sparse' as float32 .*, and these episodes .* nothing"
     ):
         replay.append(episodes)
 
