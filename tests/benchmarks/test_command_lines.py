@@ -155,6 +155,7 @@ def test_waiting_measures_what_prefetch_brings_to_training(files):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.nightly
 def test_updates_compares_every_algorithm_with_maml_trpo(files):
     _, rows = run(updates.main, files)
 

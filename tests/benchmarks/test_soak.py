@@ -34,6 +34,7 @@ def test_minute_of_faults_changes_no_result(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.nightly
 def test_kills_are_counted_and_timed(tmp_path):
     pytest.importorskip("matplotlib")
 

@@ -42,6 +42,7 @@ def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_p
     assert untimed(tmp_path) == untimed(undisturbed)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_settings_of_faults_reach_the_workers() -> None:
     with make_experiment(config_of(step_timeout=0.5)).make_sampler(num_workers=1) as sampler:
         sampler.prepare(2)

@@ -67,7 +67,10 @@ def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
     np.testing.assert_allclose(np.mean(found["task-returns"], axis=0), [mean for mean, _, _ in found["intervals"]])
 
 
-@pytest.mark.parametrize("name", FAST)
+# An evaluation of 100 episodes for each trial takes twenty seconds.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "ad/dark-room" else name for name in FAST]
+)
 def test_evaluation_of_a_fast_policy_can_be_made_again(name: str) -> None:
     found = evaluation_of(name)
     experiment = make_experiment(load_config(zoo()[name] / "config.json"))

@@ -65,6 +65,7 @@ def test_run_reserves_its_places_and_gives_them_back() -> None:
         sampled(ray_placement_group="STRICT_PACK")
 
 
+@pytest.mark.nightly
 def test_actors_of_a_process_in_a_placement_group_are_on_its_nodes() -> None:
     group = ray.util.placement_group([{"CPU": 1}] * 3, strategy="SPREAD")
     try:
@@ -78,6 +79,7 @@ def test_actors_of_a_process_in_a_placement_group_are_on_its_nodes() -> None:
     assert len(nodes) == 2
 
 
+@pytest.mark.nightly
 def test_tune_tries_step_sizes_with_the_actors_of_each_trial_in_its_group(
     connected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

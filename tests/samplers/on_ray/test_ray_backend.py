@@ -286,7 +286,8 @@ def test_episodes_are_bit_identical_after_an_actor_died(
     assert marker.exists()
 
 
-@pytest.mark.parametrize("fault", [nightly("hang"), "hang_with_gil", nightly("stop")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["hang", "hang_with_gil", "stop"])
 def test_episodes_are_bit_identical_after_an_actor_hung(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(marker)}, num_workers=1, step_timeout=2.0)

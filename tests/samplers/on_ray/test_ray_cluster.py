@@ -231,6 +231,7 @@ def test_other_versions_on_all_nodes_are_refused_with_both(cluster: Any, tmp_pat
         sample_in(paths, cluster)
 
 
+@pytest.mark.nightly
 def test_node_of_other_versions_that_joins_is_left_out_with_one_warning(
     cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,6 +309,7 @@ def test_episodes_that_the_object_store_cannot_hold_go_by_the_disk() -> None:
     assert found == large_digest(100, num_workers=0)
 
 
+@pytest.mark.nightly
 def test_full_object_store_on_a_full_disk_ends_with_the_remedy() -> None:
     settings = {"object_store_memory": 78 * 2**20, "_system_config": {"local_fs_capacity_threshold": 1e-6}}
     with (

@@ -51,7 +51,9 @@ def sampler(small_chunks: None) -> Iterator[MultiTaskSampler]:
         yield made
 
 
-@pytest.mark.parametrize("algorithm", PERCEPTRONS)
+@pytest.mark.parametrize(
+    "algorithm", ["maml-trpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in PERCEPTRONS[1:])]
+)
 def test_parameters_and_metrics_are_those_of_an_update_in_this_process(
     algorithm: str, sampler: MultiTaskSampler
 ) -> None:
