@@ -86,6 +86,8 @@ class VariBAD(MetaLearner):
 
     columns = "episode"
     whole_trials = True
+    # As the published code tests.
+    tests_without_noise = True
     updates_on_hosts = True
     settings: Settings
     policy: BeliefPolicy
