@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import maml_rl
+from maml_rl.policies import Policy
 
 PACKAGE = Path(maml_rl.__file__).parent
 # From the top to the ground floor: a room imports what stands after it.
@@ -168,3 +169,8 @@ def test_rooms_inside_of_a_room_do_not_import_each_other_in_a_circle(floor: str)
     inside = rooms_inside(floor, files())
     assert len(inside) > 3
     assert circle(inside) == []
+
+
+def test_contract_of_a_policy_stays_small() -> None:
+    methods = [name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")]
+    assert len(methods) <= 12, methods

@@ -10,7 +10,7 @@ from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.heads import DistributionParams
-from maml_rl.policies.policy import Policy
+from maml_rl.policies.policy import Policy, distributions_in_episodes
 
 
 class AutogradLinearization(Linearization):
@@ -28,7 +28,7 @@ class AutogradLinearization(Linearization):
         with torch.enable_grad():
             self._parameters = parameters.detach().requires_grad_()
             self._params = layout.views(self._parameters)
-            self._outputs = policy.of_episodes(samples.observations, self._params)
+            self._outputs = distributions_in_episodes(policy, samples.observations, self._params)
             self._log_probs = policy.distributions.log_prob(self._outputs, samples.actions)
         self.distribution = tuple(output.detach() for output in self._outputs)
         self.log_probs = self._log_probs.detach()

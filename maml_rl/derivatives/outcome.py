@@ -9,7 +9,7 @@ from torch import Tensor
 from maml_rl.derivatives.samples import Samples
 from maml_rl.policies.heads import DistributionParams, Params
 from maml_rl.policies.module_policy import call_submodule
-from maml_rl.policies.policy import Policy
+from maml_rl.policies.policy import Policy, distributions_in_episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PhaseOutcome:
     @classmethod
     def of(cls, policy: Policy, samples: Samples, params: Params) -> PhaseOutcome:
         """Compute the outcome of a policy on samples of k tasks under `params` {name: (k, ...)}, differentiably."""
-        distribution = policy.of_episodes(samples.observations, params)
+        distribution = distributions_in_episodes(policy, samples.observations, params)
         log_probs = policy.distributions.log_prob(distribution, samples.actions)
         return cls(policy, samples, params, distribution, log_probs)
 

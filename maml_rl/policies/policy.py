@@ -64,7 +64,7 @@ class Policy(nn.Module, ABC):
         reads_text: whether it takes and returns text as bytes; see `spaces.PackedSpace`.
         told_who_acts: whether the function that `actor` returns takes a fourth argument, (M, S) bool: which slots take
             a step. Only their actions count. A policy that keeps state of every slot is always called for all slots.
-        is_greedy: whether it is from `greedy`.
+        is_greedy: whether `greedy` has made it.
         origin: what `load_policy` knows about the run of the policy, above all its learner; None for other policies.
     """
 
@@ -141,20 +141,6 @@ class Policy(nn.Module, ABC):
         """
         return lambda observations, noise, memory: self.act(observations, noise, memory, params)
 
-    def greedy(self) -> "Policy":
-        """Return a policy on the same parameters that takes its most probable actions: for deterministic sampling.
-
-        Its `act` and `actor` get noise in the middle of its range, zeros or 0.5. Nothing else changes for a policy with
-        its own `act`.
-        """
-        shared = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
-        ready = copy.deepcopy(self, shared)
-        for module in ready.modules():
-            if isinstance(head := vars(module).get("distributions"), Head):
-                head.is_greedy = True
-        ready.is_greedy = True
-        return ready
-
     @property
     def has_memory(self) -> bool:
         """Whether the policy remembers anything from step to step."""
@@ -218,19 +204,6 @@ class Policy(nn.Module, ABC):
             tuple(torch.stack(kept) for kept in zip(*(each.memory for each in found), strict=True)),
             torch.stack(units) if units else None,
         )
-
-    def of_episodes(self, observations: Tensor, params: Params) -> DistributionParams:
-        """Return the distribution parameters at every step of episodes, under the parameters of each task.
-
-        A policy with a memory begins every episode with an empty one.
-
-        Args:
-            observations: (M, T, B, *observation shape).
-            params: {name: (M, ...)}.
-        """
-        if self.has_memory:
-            return self.unroll_tasks(observations, params).distribution
-        return self.distribution_parameters(observations, params)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse spaces that the policy does not fit; called before the first phase.
@@ -329,6 +302,36 @@ class Policy(nn.Module, ABC):
         own = dict(self.named_parameters())
         params = own if params is None else check_parameters(self, params)
         return {name: _stack(name, params[name], tuple(own[name].shape), num_tasks) for name in own}
+
+
+def greedy(policy: Policy) -> Policy:
+    """Return a policy on the same parameters that takes its most probable actions: for deterministic sampling.
+
+    Its `act` and `actor` get noise in the middle of its range, zeros or 0.5. Nothing else changes for a policy with
+    its own `act`.
+    """
+    shared = {id(tensor): tensor for tensor in (*policy.parameters(), *policy.buffers())}
+    ready = copy.deepcopy(policy, shared)
+    for module in ready.modules():
+        if isinstance(head := vars(module).get("distributions"), Head):
+            head.is_greedy = True
+    ready.is_greedy = True
+    return ready
+
+
+def distributions_in_episodes(policy: Policy, observations: Tensor, params: Params) -> DistributionParams:
+    """Return the distribution parameters at every step of episodes, under the parameters of each task.
+
+    A policy with a memory begins every episode with an empty one.
+
+    Args:
+        policy: that acts.
+        observations: (M, T, B, *observation shape).
+        params: {name: (M, ...)}.
+    """
+    if policy.has_memory:
+        return policy.unroll_tasks(observations, params).distribution
+    return policy.distribution_parameters(observations, params)
 
 
 def check_observations(policy: Policy, observations: Tensor | ArrayLike) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
 from maml_rl.policies import GRUPolicy, Policy, as_policy
+from maml_rl.policies.policy import distributions_in_episodes
 from maml_rl.policies.transformer_policy import TransformerPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -96,7 +97,7 @@ def test_first_and_second_derivatives_are_those_that_differences_show(name: str)
 
     def loss(*tensors: Tensor) -> Tensor:
         of_tasks = {**params, **dict(zip(names, tensors, strict=True))}
-        distribution = policy.of_episodes(observations, of_tasks)
+        distribution = distributions_in_episodes(policy, observations, of_tasks)
         return policy.distributions.log_prob(distribution, actions).sum()
 
     inputs = [params[key].detach().requires_grad_() for key in names]

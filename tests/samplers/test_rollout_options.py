@@ -11,6 +11,7 @@ from torch.distributions import Categorical, Independent, Laplace
 from maml_rl.envs import make_vector_env
 from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, MultiCategoricalMLPPolicy, Policy, get_policy_for_env
 from maml_rl.policies.module_policy import as_policy
+from maml_rl.policies.policy import greedy
 from maml_rl.samplers import MultiTaskSampler
 
 PLACEMENTS: dict[str, dict[str, Any]] = {
@@ -109,10 +110,10 @@ def test_greedy_policies_choose_modes_that_no_noise_changes() -> None:
             for param in policy.parameters():
                 param.mul_(3.0).add_(0.1)
         stacked = policy.stack_parameters(2)
-        actions, _ = policy.greedy().actor(stacked)(rows, torch.full((2, 3, size), 0.5), ())
+        actions, _ = greedy(policy).actor(stacked)(rows, torch.full((2, 3, size), 0.5), ())
         assert torch.equal(actions, policy(rows).mode)
         assert not policy.is_greedy
-        assert policy.greedy().get_parameter(next(iter(stacked))) is policy.get_parameter(next(iter(stacked)))
+        assert greedy(policy).get_parameter(next(iter(stacked))) is policy.get_parameter(next(iter(stacked)))
 
 
 class Counter(Policy):

@@ -15,6 +15,7 @@ from maml_rl.episode.trials import Trials
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.policies.distributions import middle_of
+from maml_rl.policies.policy import greedy
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 from maml_rl.samplers.rollout.recorder import SlotIndex
 from maml_rl.seeding import PhaseStreams
@@ -430,7 +431,7 @@ def memory_after(
     num_tasks, steps, num_episodes = episodes.rewards.shape
     rows = np.zeros((num_tasks * slots_per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)
     slots, running = slice(0, len(rows)), np.ones(len(rows), np.bool_)
-    policy = policy.greedy() if deterministic else policy
+    policy = greedy(policy) if deterministic else policy
     with torch.inference_mode(False), torch.no_grad(), intra_op_threads(1):
         actor = Actor(policy, params, rows, num_tasks, device, streams.first_task)
         for first in range(0, num_episodes, slots_per_task):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.machine import intra_op_threads
+from maml_rl.policies.policy import greedy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
@@ -91,7 +92,7 @@ def sample_phase(
     """
     policy, streams, num_tasks = phase.policy, phase.streams, len(phase.tasks)
     if phase.deterministic:
-        policy = policy.greedy()
+        policy = greedy(policy)
     recorder = EpisodeRecorder(arrays, streams.first_task)
     slots_per_task = vector_env.num_envs // num_tasks
     buffers, own = vector_env.buffers, vector_env.buffers.observations
