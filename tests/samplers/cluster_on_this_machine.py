@@ -10,6 +10,8 @@ import psutil
 
 # Ray reads these when it is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Workers of Ray make way for other processes by default; beside other tests they would start too late.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 from ray.cluster_utils import Cluster

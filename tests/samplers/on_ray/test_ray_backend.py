@@ -64,7 +64,8 @@ def undisturbed() -> list[str]:
 # The same episodes.
 
 
-@pytest.mark.parametrize("side_by_side", ["awaited", nightly("threads")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("side_by_side", ["awaited", "threads"])
 def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here(side_by_side: str) -> None:
     envs = {"awaited": slow_env.AwaitedEnv, "threads": slow_env.SlowEnv}
     found = []
@@ -103,6 +104,7 @@ def test_texts_are_the_bytes_of_one_process_here() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.nightly
 def test_recorded_histories_are_the_bytes_of_one_process_here(tmp_path: Path) -> None:
     for backend, num_workers in (("in-process", 0), ("ray", 2)):
         record_small(tmp_path / backend, learner="q-learning", backend=backend, num_workers=num_workers)
@@ -153,7 +155,7 @@ def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
 def test_digests_are_those_of_the_backend_in_this_process(num_workers: int, caplog: pytest.LogCaptureFixture) -> None:
     timer = StageTimer()
     assert navigation("ray", num_workers, timer=timer) == navigation("in-process", 0)
-    message = r"num_workers=9, but the Ray cluster at \S+ has places for 3 actors with 1 CPU each; it goes on"
+    message = r"num_workers=9, but the Ray cluster at \S+ has places for 3 actors with 1 CPU each; it continues"
     assert bool(re.search(message, caplog.text)) == (num_workers == 9)
     seconds = timer.take()
     assert all(seconds[stage] > 0.0 for stage in ("physics", "inference", "assembly", "waiting"))
@@ -334,7 +336,7 @@ def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_pat
         with pytest.raises(ChildEnvError, match=r"UnpicklableError|RuntimeError|SystemExit") as raised:
             sampler.rollout(tasks)
         assert len(str(raised.value)) < 20_000
-        # It goes on as if nothing had happened.
+        # It continues as if nothing had happened.
         assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
 
 

@@ -61,7 +61,7 @@ def test_parameters_and_metrics_are_those_of_an_update_in_this_process(
     assert learn(experiment, sampler, 3, on_hosts=True) == learned_here(algorithm, 3)
 
 
-@pytest.mark.parametrize("algorithm", ["cavia", "rl2"])
+@pytest.mark.parametrize("algorithm", [pytest.param("cavia", marks=pytest.mark.nightly), "rl2"])
 def test_learners_whose_policies_are_not_perceptrons_have_the_same_bytes(algorithm: str) -> None:
     experiment = make_experiment(config_of(algorithm, **IN_WORKERS))
     with experiment.make_sampler(num_workers=2) as made:
