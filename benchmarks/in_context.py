@@ -132,7 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, default=40, help="held-out tasks; of a fixed set all are taken")
     parser.add_argument("--repetitions", type=int, default=1, help="trials of each task, not of bandits")
     parser.add_argument("--last", type=int, default=10, help="episodes at the end of a trial whose returns are shown")
-    parser.add_argument("--training-tasks", action="store_true", help="measure on those of training, not of bandits")
+    parser.add_argument(
+        "--training-tasks", action="store_true", help="measure on the tasks of training instead; not of bandits"
+    )
     parser.add_argument("--training", type=Path, help="CSV file of the training that is written")
     parser.add_argument("--trials", type=Path, help="CSV file of the returns of all episodes that is written")
     options = parser.parse_args(arguments)

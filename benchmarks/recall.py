@@ -22,6 +22,7 @@ from maml_rl.policies.sequence_policy import SequencePolicy
 
 FAMILY, EPISODES, SPAN = "TabularMDP-v0", 10, 100
 Layer = Literal["gru", "lstm", "transformer", "transformer, token shift"]
+TITLES = {"gru": "GRU", "lstm": "LSTM"}
 LAYERS: tuple[tuple[Layer, int, float], ...] = (
     ("gru", 64, 4e-3),
     ("gru", 64, 1e-2),
@@ -89,12 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seed=options.seed,
         )
         means = [statistics.fmean(shares[max(0, count - options.last) : count]) for count in options.batches]
-        cells = [
-            name.upper() if len(name) < 5 else name,
-            str(hidden_size),
-            f"{learning_rate:g}",
-            *(f"{mean:.3f}" for mean in means),
-        ]
+        cells = [TITLES.get(name, name), str(hidden_size), f"{learning_rate:g}", *(f"{mean:.3f}" for mean in means)]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -23,8 +23,6 @@ from benchmarks.learning.plan import (
     named,
 )
 
-ON_POLICY = ("maml-trpo", "promp", "rl2", "rl2-control", "pretrain", "oracle", "random")
-
 
 # What HalfCheetahDir learns fastest with; a whole training of a family of physics then takes minutes.
 def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
@@ -37,25 +35,24 @@ def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
             "rl2": RL2_OF_400_EPISODES,
             "rl2-control": {"env-kwargs": env_kwargs},
         },
-        "methods": ON_POLICY,
     }
 
 
 def _at_horizon_200(**env_kwargs: float) -> dict[str, Any]:
     """Return what the protocol of two episodes of 200 steps changes, in an environment of these arguments."""
     plain = _as_halfcheetah_dir(**env_kwargs)
-    # Learners of memory, belief and experience have noise as large as the actuators' range.
+    # As RL2, learners of belief and experience have noise as large as the actuators' range.
     own = {"env-kwargs": env_kwargs}
     scaled = {"env-kwargs": {**env_kwargs, "normalization_scale": 10.0}}
     return {
         "changes": {**plain["changes"], **scaled, "max-episode-steps": 200},
-        "algorithm_changes": {**plain["algorithm_changes"], "varibad": own, "pearl": own, "rl2-control": own},
+        "algorithm_changes": {**plain["algorithm_changes"], "varibad": own, "pearl": own},
     }
 
 
 _STEP_OF_NAVIGATION = {"promp": {"algorithm-settings": {"learning-rate": 1e-2}}}
 FAMILIES = (
-    replace(NAVIGATION, steps=10_000_000, methods=ON_POLICY),
+    replace(NAVIGATION, steps=10_000_000),
     Family(
         "sparse-point-goal",
         "Sparse point goals",
@@ -67,9 +64,8 @@ FAMILIES = (
             "maml-trpo": {"fast-lr": 0.3},
             "pretrain": {},
         },
-        methods=ON_POLICY,
     ),
-    replace(HALFCHEETAH_DIR, steps=20_000_000, evaluations=20, methods=ON_POLICY),
+    replace(HALFCHEETAH_DIR, steps=20_000_000, evaluations=20),
     Family(
         "halfcheetah-vel",
         "HalfCheetahVel, horizon 100",
@@ -79,14 +75,27 @@ FAMILIES = (
         **_as_halfcheetah_dir(low=0.0, high=2.0),
     ),
     Family("ant-dir", "AntDir, horizon 100", "ant-dir.yaml", 10_000_000, **_as_halfcheetah_dir()),
+    Family("tabular-mdp", "Tabular MDPs", "tabular-mdp.yaml", 20_000_000, algorithm_changes=_STEP_OF_NAVIGATION),
     Family(
-        "tabular-mdp",
-        "Tabular MDPs",
-        "tabular-mdp.yaml",
-        20_000_000,
-        algorithm_changes=_STEP_OF_NAVIGATION,
-        methods=ON_POLICY,
+        "walker2d-rand-params",
+        "Walker2D with random parameters, horizon 200",
+        "walker2d-rand-params.yaml",
+        5_000_000,
+        **_as_halfcheetah_dir(),
     ),
+    *(
+        Family(
+            f"ml1-{name}",
+            f"Meta-World ML1 {name}",
+            "../metaworld/ml1-reach.yaml",
+            2_000_000,
+            changes={"env-name": f"MetaWorld/ML1-{name}-v3"},
+        )
+        for name in ("reach", "push", "pick-place")
+    ),
+)
+# Learners of belief and experience take part, too.
+AT_HORIZON_200 = (
     Family(
         "halfcheetah-dir-2x200",
         "HalfCheetahDir, horizon 200",
@@ -102,24 +111,6 @@ FAMILIES = (
         20_000_000,
         evaluations=20,
         **_at_horizon_200(low=0.0, high=3.0),
-    ),
-    Family(
-        "walker2d-rand-params",
-        "Walker2D with random parameters, horizon 200",
-        "walker2d-rand-params.yaml",
-        5_000_000,
-        **_as_halfcheetah_dir(),
-    ),
-    *(
-        Family(
-            f"ml1-{name}",
-            f"Meta-World ML1 {name}",
-            "../metaworld/ml1-reach.yaml",
-            2_000_000,
-            changes={"env-name": f"MetaWorld/ML1-{name}-v3"},
-            methods=ON_POLICY,
-        )
-        for name in ("reach", "push", "pick-place")
     ),
 )
 # Trials of two episodes: as many episodes of training as the others have with 20 tasks.
@@ -166,11 +157,15 @@ _RL2_CONTROL = Method(
 # Belief and experience: batches as in their configs, whatever those of a gradient step are.
 _VARIBAD = Method("varibad", "varibad", {"meta-batch-size": 16, "fast-batch-size": 2})
 _PEARL = Method("pearl", "pearl", {"meta-batch-size": 5, "fast-batch-size": 1, "evaluate-every": None}, steps=1_000_000)
+_ON_POLICY = (TRPO, Method("promp", "promp"), _RL2, _RL2_CONTROL)
+_REFERENCES = (PRETRAIN, ORACLE, RANDOM)
+_IN_ALL_FAMILIES = tuple(method.name for method in (*_ON_POLICY, *_REFERENCES))
+_FAMILIES = named(*(replace(family, methods=_IN_ALL_FAMILIES) for family in FAMILIES), *AT_HORIZON_200)
 SUITE = Plan(
     ROOT / "docs" / "suite.md",
-    named(*FAMILIES),
-    named(TRPO, Method("promp", "promp"), _RL2, _RL2_CONTROL, _VARIBAD, _PEARL, PRETRAIN, ORACLE, RANDOM),
-    {family.name: (0, 1, 2) for family in FAMILIES},
+    _FAMILIES,
+    named(*_ON_POLICY, _VARIBAD, _PEARL, *_REFERENCES),
+    dict.fromkeys(_FAMILIES, (0, 1, 2)),
 )
 
 

@@ -89,11 +89,8 @@ class Method:
 
     def _changed(self, family: Family) -> Config:
         of_maml = ROOT / "configs" / "maml" / family.config
-        path = ROOT / "configs" / self.configs / of_maml.name
-        if self.configs == "maml" or path.is_file():
-            config = load_config(of_maml if self.configs == "maml" else path)
-        else:
-            config = load_config(of_maml).override({"algorithm": self.configs})
+        own = of_maml if self.configs == "maml" else ROOT / "configs" / self.configs / of_maml.name
+        config = load_config(own) if own.is_file() else load_config(of_maml).override({"algorithm": self.configs})
         return config.override(
             {
                 **family.changes,

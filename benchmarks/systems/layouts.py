@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def slots(self) -> int:
-        """Episodes, M * B; each has an environment of its own, but with an `algorithm`."""
+        """Episodes, M * B: as many environments, or with an `algorithm` M, each with all episodes of a task."""
         return self.num_tasks * self.episodes_per_task
 
     def __str__(self) -> str:

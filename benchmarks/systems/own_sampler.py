@@ -63,12 +63,15 @@ class OwnSampler:
         sampler = self.sampler
         streams = PhaseStreams(sampler.seed, sampler.iteration, sampler.phase)
         start = time.perf_counter()
-        episodes = sampler.rollout(self.tasks, self.params)
+        episodes = self._roll_out()
         return episodes, streams, time.perf_counter() - start
 
     def close(self) -> None:
         """End the sampler's workers."""
         self.sampler.close()
+
+    def _roll_out(self) -> TaskEpisodes:
+        return self.sampler.rollout(self.tasks, self.params)
 
     def _adapted(self) -> dict[str, torch.Tensor]:
         """Return what one gradient step for every task leads to."""
@@ -85,7 +88,7 @@ class OwnSampler:
             return {name: value + 0.01 * torch.randn(value.shape, generator=random) for name, value in stacked.items()}
 
 
-class LearnersSampler:
+class LearnersSampler(OwnSampler):
     """Samples the trials, or the episodes, of a learner with its default settings, always of the same tasks.
 
     Args:
@@ -104,23 +107,13 @@ class LearnersSampler:
             "seed": workload.seed,
         }
         config = Config.from_mapping(Mapping("the workload", values))
-        whole_trials = find_metalearner(workload.algorithm).whole_trials
-        seen = {"observe-last": True} if whole_trials else {"slots-per-task": 1}
-        self._rolls_out_trials = whole_trials
+        self._whole_trials = find_metalearner(workload.algorithm).whole_trials
+        seen = {"observe-last": True} if self._whole_trials else {"slots-per-task": 1}
         self.sampler = make_experiment(config.override(seen)).make_sampler(num_workers=workload.num_workers)
         self.tasks = self.sampler.sample_tasks(workload.num_tasks)
 
-    def sample(self) -> tuple[TaskEpisodes, PhaseStreams, float]:
-        """Sample one phase; see `OwnSampler.sample`."""
-        sampler = self.sampler
-        streams = PhaseStreams(sampler.seed, sampler.iteration, sampler.phase)
-        start = time.perf_counter()
-        episodes = sampler.rollout_trials(self.tasks) if self._rolls_out_trials else sampler.rollout(self.tasks)
-        return episodes, streams, time.perf_counter() - start
-
-    def close(self) -> None:
-        """End the sampler's workers."""
-        self.sampler.close()
+    def _roll_out(self) -> TaskEpisodes:
+        return (self.sampler.rollout_trials if self._whole_trials else self.sampler.rollout)(self.tasks)
 
 
 class SamplerAndReplay:
@@ -189,9 +182,7 @@ class SamplerAndReplay:
         return seconds, cpu
 
 
-def trajectories_of(
-    own: OwnSampler | LearnersSampler, episodes: TaskEpisodes, streams: PhaseStreams
-) -> tuple[Trajectories, Any, int]:
+def trajectories_of(own: OwnSampler, episodes: TaskEpisodes, streams: PhaseStreams) -> tuple[Trajectories, Any, int]:
     """Return initial states and applied controls of episodes, the family's model, and its physics steps per step.
 
     The initial states come from the family itself, reset once more with the seeds of the phase.

@@ -29,6 +29,7 @@ def test_regret_is_what_the_best_arm_would_have_paid_more() -> None:
     assert in_context.regrets(episodes) == pytest.approx([0.3, 0.0])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_bandits_are_measured_by_their_regret_beside_thompson_sampling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,14 +47,15 @@ def test_bandits_are_measured_by_their_regret_beside_thompson_sampling(
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "2"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_trials_are_measured_episode_by_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(env_name="DarkRoom-v0", max_episode_steps=2, fast_batch_size=3, observe_last=True)
     tasks = {"distribution": "fixed", "train": 4, "test": 2, "seed": 0}
     config = config.override({"algorithm": "ad", "algorithm-settings": SMALL, "tasks": tasks})
-    csv = tmp_path / "trials.csv"
-    in_context.measure_trials(in_context.make_experiment(config), 2, repetitions=2, last=1, path=csv)
+    csv, experiment = tmp_path / "trials.csv", in_context.make_experiment(config)
+    in_context.measure_trials(experiment, 2, repetitions=2, last=1, path=csv)
     assert len(capsys.readouterr().out.splitlines()) == 1 + 2 + 1
-    in_context.measure_trials(in_context.make_experiment(config), 2, last=1, training_tasks=True)
+    in_context.measure_trials(experiment, 2, last=1, training_tasks=True)
     assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 1
     header, *rows = csv.read_text().splitlines()
     assert header.startswith("episode,mean,goal ")
