@@ -1,4 +1,4 @@
-"""Episodes as tensors: of a batch of tasks, and of one task; and the advantages of their steps."""
+"""Episodes as tensors, of one task or of a batch of tasks, and their advantages."""
 
 from maml_rl.episode.batch_episodes import BatchEpisodes
 from maml_rl.episode.task_episodes import TaskEpisodes

@@ -1,4 +1,4 @@
-"""From rewards and a baseline to advantages; the same for one task and for a batch of tasks."""
+"""Computes advantages from rewards and a baseline, for one task or for a batch of tasks."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from maml_rl.errors import NonFiniteError
 
 
 class Baseline(Protocol):
-    """Predicts the return from a state; fitted to the returns of the same episodes.
+    """Predicts the return from a state; it is fitted to the returns of the same episodes.
 
     A `TaskwiseBaseline` is fitted to chunks of tasks in parallel.
     """
@@ -23,7 +23,7 @@ class Baseline(Protocol):
         """Return the value (..., T, B) of the state before each step."""
 
     def final_values(self, episodes: Any) -> Tensor:
-        """Return the value (..., B) of the state after the last step; asked for only when bootstrapping."""
+        """Return the value (..., B) of the state after the last step; called only when bootstrapping."""
 
 
 @runtime_checkable
@@ -34,10 +34,10 @@ class TaskwiseBaseline(Baseline, Protocol):
         """Fit to `targets` (..., T, B); None for `episodes.returns`."""
 
     def apart(self) -> Any:
-        """Return a baseline of its own for some of the tasks, not fitted yet."""
+        """Return a new, unfitted baseline for some of the tasks."""
 
     def join(self, parts: Sequence[Any]) -> None:
-        """Join the fits of baselines from `apart`, in the order of their tasks."""
+        """Combine the fits of the baselines that `apart` returned, in the order of their tasks."""
 
 
 def estimate_advantages(
@@ -62,11 +62,11 @@ def advantages_from_values(
     Args:
         episodes: see `estimate_advantages`.
         values: (..., T, B) of the state before each step; None for zero.
-        final_values: (..., B) of the state after the last, which counts where an episode was truncated; None for zero.
+        final_values: (..., B) of the state after the last step, used where an episode was truncated; None for zero.
         gamma: discount in [0, 1].
         gae_lambda: in [0, 1].
     """
-    # In float64 the recursion neither loses digits nor overflows.
+    # In float64 the recursion neither loses precision nor overflows.
     rewards, mask = episodes.rewards.double(), episodes.mask
     _check_rewards(rewards, mask, getattr(episodes, "first_task", 0))
     with torch.no_grad():
@@ -79,7 +79,7 @@ def advantages_from_values(
 
 
 def _check_rewards(rewards: Tensor, mask: Tensor, first_task: int) -> None:
-    """Refuse rewards of real steps that are not finite: the sampler does, but episodes may be made by hand."""
+    """Refuse non-finite rewards of real steps: the sampler checks its own episodes, but others are made by hand."""
     bad = (~rewards.isfinite() & (mask > 0)).nonzero()
     if len(bad):
         *task, step, episode = bad[0].tolist()

@@ -23,7 +23,7 @@ _FIRST_CAPACITY = 16
 class Lengths(Tensor):
     """Lengths of episodes, a tensor (B,) that also equals a list of the same numbers."""
 
-    # What is computed from it is a plain tensor.
+    # Results of operations on it are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> Any:
@@ -41,17 +41,17 @@ class BatchEpisodes:
         batch_size: B, number of episodes.
         gamma: discount of `returns` and `advantages`.
         device: where the tensors are.
-        task: the task that the episodes are of.
+        task: the task of the episodes.
 
     Attributes:
         terminated: (B,) bool whether the episode ended in a terminal state.
         truncated: (B,) bool whether it was cut off.
-        infos: recorded numbers of the environments' infos by name, (T, B) of every step or (B,) of the last.
+        infos: numbers recorded from the environments' infos, by name: (T, B) for every step or (B,) for the last.
         log_probs: (T, B) log-probabilities recorded while sampling, or None.
-        memory: what the policy remembered before each action, tensors (T, B, *memory of one slot), or None.
+        memory: the policy's memory before each action, tensors (T, B, *memory of one slot), or None.
         fast_lr: step size of the adaptation that these episodes were sampled for, or None.
         rule: name of that adaptation's rule, or None.
-        horizon: steps of the longest possible episode, or None.
+        horizon: length of the longest possible episode, in steps, or None.
 
     Raises:
         ValueError: If `batch_size` is not positive.
@@ -106,7 +106,7 @@ class BatchEpisodes:
         rule: str | None = None,
         horizon: int | None = None,
     ) -> "BatchEpisodes":
-        """Return views of whole arrays (T, B, ...), (B, ...); appending to them makes a copy first."""
+        """Wrap whole arrays (T, B, ...), (B, ...) without a copy; the first `append` copies them."""
         episodes = cls(len(lengths), gamma, rewards.device, task=task)
         episodes.lengths, episodes.terminated, episodes.truncated = lengths, terminated, truncated
         steps = len(episodes)
@@ -135,10 +135,10 @@ class BatchEpisodes:
         """Append one step to each of the listed episodes; the arrays are copied.
 
         Args:
-            observations: (n, *observation shape), seen before the actions; uint8 ones are stored as float32.
+            observations: (n, *observation shape), seen before the actions; uint8 is stored as float32.
             actions: (n, *action shape).
             rewards: (n,).
-            batch_ids: the episode that each row belongs to; a row of None is passed over.
+            batch_ids: the episode that each row belongs to; a row with None is skipped.
 
         Raises:
             ValueError: If an id is listed twice or outside [0, B), or the rows do not match the ids.
@@ -225,22 +225,22 @@ class BatchEpisodes:
 
     @property
     def final_observations(self) -> Tensor:
-        """(B, *observation shape), seen after the last step; zero where `finish` did not tell."""
+        """(B, *observation shape), seen after the last step; zero where `finish` was not called."""
         if self._final_observations is None:
             return torch.zeros_like(self._stored_or_error("observations")[0])
         return self._final_observations
 
     @property
     def returns(self) -> Tensor:
-        """(T, B) discounted sum of the rewards from each step on, computed at each use."""
+        """(T, B) discounted sum of the rewards from each step on, computed at each access."""
         return functional.discounted_returns(self.rewards, self.mask, discount=known_gamma(self.gamma))
 
     @property
     def advantages(self) -> Tensor:
-        """(T, B), what `compute_advantages` left, or what was assigned.
+        """(T, B), as computed by `compute_advantages` or as assigned.
 
         Raises:
-            RuntimeError: If there are none.
+            RuntimeError: If neither has happened.
         """
         return known_advantages(self._advantages)
 
@@ -250,7 +250,7 @@ class BatchEpisodes:
 
     @property
     def has_advantages(self) -> bool:
-        """Whether `advantages` are there."""
+        """Whether there are advantages."""
         return self._advantages is not None
 
     def episode_returns(self) -> Tensor:
@@ -300,7 +300,7 @@ class BatchEpisodes:
         if name in self._stored and len(self._stored[name]) >= needed:
             return self._stored[name]
         steps = max(_FIRST_CAPACITY, 2 * needed)
-        # Integers as they are, and floating-point numbers, of which NumPy's are float64 unless asked, as float32.
+        # Integers keep their type; floating-point numbers become float32, because NumPy's are float64 by default.
         dtype = torch.float32 if rows.dtype.is_floating_point else rows.dtype
         if name in self._stored:
             dtype = self._stored[name].dtype

@@ -26,36 +26,35 @@ _STEPWISE = ("observations", "actions", "rewards")
 
 
 class TaskEpisodes:
-    """Episodes of a batch of tasks. It holds tensors and computes with all tasks at once.
+    """Episodes of a batch of tasks, as tensors; every computation covers all tasks at once.
 
     NumPy arrays are wrapped, not copied. The steps past the longest episode are cut off, so that the same episodes
     always have the same shape.
 
     Args:
         observations: (M, T, B, *observation shape), seen before each action.
-        actions: (M, T, B, *action shape), as the policy put them out.
+        actions: (M, T, B, *action shape), as the policy returned them.
         rewards: (M, T, B), kept as float32.
         lengths: (M, B) number of real steps.
         terminated: (M, B) whether the episode ended in a terminal state.
         truncated: (M, B) whether it was cut off, by a time limit or by the sampler's horizon.
         final_observations: (M, B, *observation shape), seen after the last step.
-        infos: numbers of the environments' infos by name, kept as float32: (M, T, B) of those recorded at every step,
-            (M, B) of those recorded at the end of an episode.
-        log_probs: (M, T, B) log-probabilities recorded while sampling, if they were.
-        memory: what the policy remembered before each action, if it was recorded: its tensors (M, T, B, *memory of one
-            slot).
+        infos: numbers from the environments' infos by name, kept as float32: (M, T, B) for those recorded at every
+            step, (M, B) for those recorded at the end of an episode.
+        log_probs: (M, T, B) log-probabilities recorded while sampling, or None.
+        memory: the policy's memory before each action, tensors (M, T, B, *memory of one slot), or None.
         tasks: the M tasks.
         gamma: discount of `returns` and `advantages`.
         fast_lr: step size of the adaptation that these episodes were sampled for.
         rule: name of that adaptation's rule; see `AdaptationRule.name`.
-        horizon: steps of the longest possible episode, by which the update is cut into chunks, so that they are known
-            before anything is sampled; None for T of the arrays as they are given.
+        horizon: length of the longest possible episode, in steps. It determines the chunks of the update, so that they
+            are known before anything is sampled; None for the T of the given arrays.
 
     Attributes:
         mask: (M, T, B) float32, 1 for real steps, 0 for padding.
-        first_task: number of the first task in its batch, of a `part`.
-        chunks: ranges of tasks in which adaptation and update compute, of a share of a batch; None where these are cut
-            from the batch itself.
+        first_task: of a `part`, the number of its first task in the whole batch.
+        chunks: of a share of a batch, the ranges of tasks that adaptation and update process together; None where the
+            chunks are cut from the batch itself.
 
     Raises:
         ValueError: If the shapes do not fit each other.
@@ -159,7 +158,7 @@ class TaskEpisodes:
 
     @classmethod
     def join(cls, parts: Sequence["TaskEpisodes"]) -> "TaskEpisodes":
-        """Put parts of a batch together again, in their order, with a copy; shorter ones are padded."""
+        """Join parts of a batch in their order; the arrays are copied, and shorter parts padded."""
         first, steps = parts[0], max(part.rewards.shape[1] for part in parts)
 
         def cat(of_parts: Sequence[Tensor], *, stepwise: bool) -> Tensor:
@@ -207,7 +206,7 @@ class TaskEpisodes:
 
         for name in (*_STEPWISE, "mask", "log_probs", "_advantages"):
             setattr(part, name, cut(getattr(self, name)))
-        # As the same tasks have them alone: the order of a sum may follow the places in memory.
+        # The memory layout is that of the same tasks alone: it can change the order of a sum, and so its rounding.
         part.rewards = part.rewards.contiguous()
         part.memory = None if self.memory is None else tuple(kept[start:stop, :steps] for kept in self.memory)
         part.infos = {
@@ -224,17 +223,17 @@ class TaskEpisodes:
 
     @property
     def num_steps(self) -> int:
-        """Number of real steps, all tasks and episodes together."""
+        """Number of real steps of all tasks and episodes together."""
         return int(self.lengths.sum())
 
     @property
     def returns(self) -> Tensor:
-        """(M, T, B) discounted sum of the rewards from each step on, computed at each use."""
+        """(M, T, B) discounted sum of the rewards from each step on, computed at each access."""
         return functional.discounted_returns(self.rewards, self.mask, discount=known_gamma(self.gamma))
 
     @property
     def advantages(self) -> Tensor:
-        """(M, T, B), what `compute_advantages` left, or what was assigned."""
+        """(M, T, B), as computed by `compute_advantages` or as assigned."""
         return known_advantages(self._advantages)
 
     @advantages.setter
@@ -243,7 +242,7 @@ class TaskEpisodes:
 
     @property
     def next_observations(self) -> Tensor:
-        """(M, T, B, *observation shape), seen after each action: the final one after the last; made at each use."""
+        """(M, T, B, *observation shape), seen after each action; computed at each access."""
         following = torch.zeros_like(self.observations)
         following[:, :-1] = self.observations[:, 1:]
         index = self._last_steps().reshape(len(self), 1, -1, *(1,) * (following.dim() - 3))
@@ -252,12 +251,12 @@ class TaskEpisodes:
 
     @property
     def terminations(self) -> Tensor:
-        """(M, T, B) bool, whether a step led to a terminal state: `terminated`, step by step."""
+        """(M, T, B) bool, whether a step led to a terminal state: `terminated` for every step."""
         return self._at_last_step(self.terminated)
 
     @property
     def truncations(self) -> Tensor:
-        """(M, T, B) bool, whether the episode was truncated after a step: `truncated`, step by step."""
+        """(M, T, B) bool, whether the episode was truncated after a step: `truncated` for every step."""
         return self._at_last_step(self.truncated)
 
     def _last_steps(self) -> Tensor:
@@ -272,7 +271,7 @@ class TaskEpisodes:
         return self.rewards.sum(1)
 
     def episode_infos(self) -> dict[str, Tensor]:
-        """Return one number (M, B) of each info for each episode: the mean over its steps, or that at its end."""
+        """Return each info as one number per episode, (M, B): the mean over its steps, or its value at the end."""
         return {
             name: info.sum(1) / self.lengths.clamp(min=1) if info.dim() == 3 else info
             for name, info in self.infos.items()
@@ -290,14 +289,14 @@ class TaskEpisodes:
     ) -> Tensor:
         """Fit the baseline to these episodes, and estimate the advantages by GAE with its values.
 
-        A terminated episode has no value after its last step. After a truncated one there would have been more reward:
-        with `bootstrap` the baseline's value of the final observation stands in for it; without, truncation is treated
-        as termination, as in earlier systems. The baseline itself is fitted to the plain returns in both cases; see
-        `LinearFeatureBaseline` for why.
+        The value after the last step of a terminated episode is zero. A truncated episode would have received more
+        reward: with `bootstrap` the baseline's value of the final observation replaces it; without, truncation is
+        treated as termination, as in earlier systems. The baseline itself is fitted to the plain returns in both cases;
+        `LinearFeatureBaseline` explains why.
 
         Args:
             baseline: predicts values; None for zero everywhere.
-            gamma: discount per step, kept in `gamma`; by default the present one.
+            gamma: discount per step, kept in `gamma`; the current one by default.
             gae_lambda: in [0, 1].
             normalize: give the real steps of each task mean 0 and standard deviation 1.
             bootstrap: whether to add the value of the final observation where an episode was truncated.
@@ -307,7 +306,7 @@ class TaskEpisodes:
             (M, T, B) advantages, zero on padding; also kept in `advantages`.
 
         Raises:
-            ValueError: If `gamma` is not known, or a factor is outside [0, 1].
+            ValueError: If there is no `gamma`, or a factor is outside [0, 1].
         """
         self.gamma = known_gamma(self.gamma if gamma is None else gamma)
         if fit and baseline is not None:
@@ -316,7 +315,7 @@ class TaskEpisodes:
         return self._advantages
 
     def to(self, device: torch.device | str) -> "TaskEpisodes":
-        """Return the same episodes on `device`; tensors that are there already are shared."""
+        """Return the same episodes on `device`; tensors already on it are shared."""
         moved = copy.copy(self)
         vars(moved).update({name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
         moved.memory = None if self.memory is None else tuple(kept.to(device) for kept in self.memory)
@@ -340,7 +339,7 @@ class TaskEpisodes:
 
     @classmethod
     def stack(cls, batches: Sequence["BatchEpisodes"]) -> "TaskEpisodes":
-        """Put the episodes of single tasks together, with a copy; shorter ones are padded.
+        """Stack the episodes of single tasks; the arrays are copied, and shorter ones padded.
 
         Raises:
             ValueError: If there is none, if they differ in the number of episodes, in gamma, fast_lr or rule, or if

@@ -13,7 +13,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """N trials as sequences of at most L steps; padding stands at their ends only, and is zero.
+    """N trials as sequences of at most L steps, padded with zeros at the end.
 
     Attributes:
         observations: (L, N, *observation shape).
@@ -22,7 +22,7 @@ class Trials:
         log_probs: (L, N) log-probabilities recorded while sampling; None if they were not.
         mask: (L, N) float32, 1 for real steps.
         episodes: (L, N) int64 number of the episode within the trial that each step belongs to.
-        places: (N, L) int64, where each step is in (M, T, B), flattened; of padding, where there is nothing.
+        places: (N, L) int64, index of each step in the flattened (M, T, B); for padding, the index of a padded step.
     """
 
     observations: Tensor
@@ -35,7 +35,7 @@ class Trials:
 
     @classmethod
     def of(cls, episodes: TaskEpisodes, slots_per_task: int = 1) -> Trials:
-        """Put episodes (M, T, B, ...) after each other: those of slot s of a task are s, s + S, s + 2 S, ...
+        """Concatenate episodes (M, T, B, ...): those of slot s of a task are s, s + S, s + 2 S, ...
 
         Args:
             episodes: of M tasks.
@@ -58,7 +58,7 @@ class Trials:
         real, places = by_slot(episodes.mask), by_slot(places)
         longest = int(real.sum(1).max())
         if not bool(real.all()):
-            # Stable: steps stay in their order, and padding goes to the end.
+            # A stable sort keeps the order of the steps and moves padding to the end.
             order = torch.argsort(real, dim=1, descending=True, stable=True)[:, :longest]
             real, places = real.gather(1, order), places.gather(1, order)
 
@@ -78,14 +78,15 @@ class Trials:
     def returns(self, gamma: float) -> Tensor:
         """Return the discounted sum of the rewards from each step to the end of its trial, (L, N).
 
-        It continues through the ends of episodes, so that exploring in one is worth what it brings in the next.
+        The sum continues across the ends of episodes, so that exploration in one is credited with what it gains in the
+        next.
         """
         return functional.discounted_returns(self.rewards, self.mask, discount=gamma)
 
     def advantages(self, values: Tensor, gamma: float, gae_lambda: float) -> Tensor:
         """Estimate advantages by GAE through the trial, (L, N), not normalized.
 
-        The end of an episode is a step like others, and the trial ends in a terminal state: nothing comes after it.
+        The end of an episode is an ordinary step; the end of the trial is a terminal state.
 
         Args:
             values: (L, N), estimates of `returns`.
@@ -95,18 +96,18 @@ class Trials:
         Source: Duan et al. 2016, section 2.2, https://arxiv.org/abs/1611.02779
         """
         lengths = self.mask.sum(0).long()
-        # In float64 the recursion neither loses digits nor overflows.
+        # In float64 the recursion neither loses precision nor overflows.
         following = functional.next_values(values.double(), torch.zeros_like(lengths, dtype=torch.float64), lengths)
         return functional.generalized_advantages(
             self.rewards.double(), values.double(), following, self.mask, discount=gamma, gae_lambda=gae_lambda
         ).to(values.dtype)
 
     def as_episodes(self, values: Tensor, like: TaskEpisodes) -> Tensor:
-        """Return numbers of steps (L, N) where the steps are in the episodes: (M, T, B), zero on padding.
+        """Return per-step values (L, N) in the layout of the episodes: (M, T, B), zero on padding.
 
         Args:
             values: one number for each step.
-            like: the episodes that the trials were made of.
+            like: the episodes from which the trials were made.
         """
         flat = values.new_zeros(like.mask.numel())
         flat[self.places] = (values * self.mask).mT

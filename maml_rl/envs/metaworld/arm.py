@@ -16,25 +16,25 @@ from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.errors import TaskError
 
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-# What a reset changes of a model, and what attributes of an environment may be live views of.
+# Fields of a model that a reset changes, and fields that attributes of an environment may be live views of.
 _MODEL_FIELDS = ("body_pos", "site_pos")
 _LIVE_FIELDS = ("xpos", "site_xpos")
-# Attributes of an environment that never change, or are kept otherwise.
+# Attributes of an environment that never change or are saved separately.
 _NOT_KEPT = {"model", "data", "mujoco_renderer", "_np_random", "_np_random_seed"}
-# A reset draws a goal twice, and some environments draw again until it is far enough; a fixed one never changes.
+# A reset draws a goal twice, and some environments redraw until it is far enough; a fixed goal never would be.
 _MOST_DRAWS = 1_000
 _CAMERA = "corner"
 
 
 class _Live(NamedTuple):
-    """Stands for an attribute that is a live view of MuJoCo's arrays: a row of one of them."""
+    """Placeholder for an attribute that is a live view of a row of one of MuJoCo's arrays."""
 
     field: str
     row: int
 
 
 class State(NamedTuple):
-    """What an environment is like between two steps.
+    """The whole state of an environment between two steps.
 
     Attributes:
         physics: MuJoCo's integration state.
@@ -50,23 +50,23 @@ class State(NamedTuple):
 
 
 class Arm:
-    """A Meta-World environment whose state can be saved and loaded, also into another one of the same name.
+    """A Meta-World environment whose state can be saved, and loaded into any environment of the same name.
 
-    What it does depends only on the state, and so never on episodes before.
+    Its behavior depends only on the state, and so never on earlier episodes.
 
     Args:
         name: of the environment, as "reach-v3".
 
     Attributes:
         env: the environment itself.
-        low: (3,) or (6,) least numbers of a task.
-        high: the greatest.
+        low: (3,) or (6,) lowest numbers of a task.
+        high: the highest.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.env: Any = make_environment(name)
-        # As set_task leaves it; the family has a time limit of its own.
+        # As `set_task` leaves it; the family has its own time limit.
         self.env._set_task_called = self.env.seeded_rand_vec = True
         self.env.max_path_length = sys.maxsize
         self.low: Floats = self.env._random_reset_space.low
@@ -75,9 +75,9 @@ class Arm:
         self._renderer: Renderer | None = None
 
     def draw_goals(self, seed: int, num_goals: int) -> Floats:
-        """Return what `num_goals` resets draw from NumPy's generator with this seed, as Meta-World's benchmarks do.
+        """Return the goals that `num_goals` resets draw from NumPy's generator with this seed, as in Meta-World.
 
-        Which numbers a reset accepts does not depend on what the arm does meanwhile, so time stands still here.
+        The numbers that a reset accepts do not depend on the arm's motion, so the physics is not stepped.
         """
         env = self.env
         self.load(self._unused)
@@ -91,10 +91,10 @@ class Arm:
         return np.array(goals)
 
     def start(self, vector: Floats) -> State:
-        """Return what episodes of a task start from: what Meta-World's own reset leads to.
+        """Return the start state of a task's episodes: the one that Meta-World's own reset reaches.
 
         Raises:
-            TaskError: If the numbers are out of range, or Meta-World would draw others.
+            TaskError: If the numbers are out of range, or goal and object are too close to each other.
         """
         size = self.low.size
         given, rest = vector[:size], vector[size:]
@@ -124,7 +124,7 @@ class Arm:
         return self.save(observation)
 
     def save(self, observation: Floats) -> State:
-        """Return the present state, which shows in this observation."""
+        """Return the current state, whose observation is this one."""
         env = self.env
         physics = np.empty(mujoco.mj_stateSize(env.model, _STATE))
         mujoco.mj_getState(env.model, env.data, physics, _STATE)
@@ -152,11 +152,11 @@ class Arm:
             getattr(env.model, name)[...] = values
         mujoco.mj_setState(env.model, env.data, state.physics, _STATE)
         mujoco.mj_forward(env.model, env.data)
-        # The forward pass has moved what the solver starts from.
+        # The forward pass has changed the solver's warm start.
         mujoco.mj_setState(env.model, env.data, state.physics, _STATE)
 
     def _kept(self, value: Any) -> Any:
-        """Return an attribute as `State` keeps it."""
+        """Return an attribute in the form that `State` stores."""
         if isinstance(value, np.ndarray) and not value.flags.owndata:
             for field in _LIVE_FIELDS:
                 array = getattr(self.env.data, field)
@@ -169,11 +169,11 @@ class Arm:
         """Return a picture (480, 480, 3)."""
         if self._renderer is None:
             self._renderer = Renderer(self.env.model, _CAMERA)
-        # The camera hangs upside down.
+        # The camera is mounted upside down.
         return self._renderer.draw(self.env.data.qpos)[::-1, ::-1].copy()
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free the environment's resources."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None

@@ -1,4 +1,4 @@
-"""Meta-World: a robot arm that must manipulate objects; what it trains on and what it is tested on are apart.
+"""Meta-World: a robot arm that must manipulate objects; training tasks and test tasks differ.
 
 The simulation, rewards and goals are those of the package `metaworld`, which the extra `metaworld` installs.
 
@@ -27,7 +27,7 @@ from maml_rl.envs.task_entries import TaskEntry, parse_tasks
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams, check_seed
 
-# How many goals an environment of the benchmark has, as in the published protocol.
+# Goals of each environment of a benchmark, as in the published protocol.
 _NUM_GOALS: dict[Split, int] = {"train": 50, "test": 40}
 _OBSERVATION_SIZE = 39
 # No environment has more numbers in a task.
@@ -40,24 +40,24 @@ class MetaWorldVectorEnv(BatchedFamily):
     """Slots of a benchmark of Meta-World: ML1 of one environment, or ML10, ML25 or ML45.
 
     The goal is not in the observation (39,): hand, gripper and objects, now and a step before, and zeros for the goal.
-    Reward and observation are Meta-World's, bit for bit, and so is what an episode starts from, which is the same for
-    all episodes of a task. Nothing terminates. `success` in the infos is 1 from the step on in which an episode has
-    solved its task.
+    Reward, observation and start state are bit-identical to Meta-World's; all episodes of a task start from the same
+    state. Episodes never terminate. `success` in the infos is 1 from the step on in which an episode has solved its
+    task.
 
     Args:
-        num_envs: number of slots. Each has a Meta-World environment of its own; as many more may be kept for tasks to
-            come.
+        num_envs: number of slots. Each has a Meta-World environment of its own; as many more may be kept for later
+            tasks.
         benchmark: "ML1-<environment>", as "ML1-reach-v3", "ML10", "ML25" or "ML45".
         benchmark_seed: of the goals, which are those of `metaworld.ML1(environment, seed=benchmark_seed)`: 50 for
-            training, and the first 40 of those for tests. An evaluation draws test tasks, and nothing else does.
-        task: `{"rand_vec": (3,) or (6,)}`, where goal and object are; where the benchmark has several environments
-            also `"env_name"`, and `rand_vec` always has 6 numbers, filled up with zeros.
+            training, and the first 40 of its test goals for tests. Only an evaluation draws test tasks.
+        task: `{"rand_vec": (3,) or (6,)}`, the positions of goal and object; where the benchmark has several
+            environments also `"env_name"`, and `rand_vec` always has 6 numbers, padded with zeros.
         max_episode_steps: steps after which an episode is truncated; None for never.
         render_mode: None or "rgb_array".
         autoreset_mode: see `BatchedFamily`.
 
     Raises:
-        gymnasium.error.DependencyNotInstalled: If Meta-World is not installed, or beside another MuJoCo than its own.
+        gymnasium.error.DependencyNotInstalled: If Meta-World is not installed, or MuJoCo is not of its version.
         ValueError: If an argument is out of range, or the task malformed.
     """
 
@@ -100,20 +100,20 @@ class MetaWorldVectorEnv(BatchedFamily):
             autoreset_mode=autoreset_mode,
         )
         self._arms = [None] * num_envs
-        # Slots whose arm is not where their task begins, nor on the way from there.
+        # Slots whose arm is neither at the start state of their task nor in an episode that began there.
         self._moved = np.ones(num_envs, np.bool_)
         self._observations = np.zeros((num_envs, _OBSERVATION_SIZE))
         self._succeeded = np.zeros(num_envs)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw training tasks: each environment as often as any other, and its goals without repetition.
+        """Draw training tasks: equally many of each environment, and its goals without repetition.
 
-        Where `num_tasks` is not a multiple of the number of environments, chance chooses those that have one task more.
+        Where `num_tasks` is not a multiple of the number of environments, randomly chosen ones have one task more.
         """
         return self._draw("train", random, num_tasks)
 
     def draw_test_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw test tasks, likewise."""
+        """Draw test tasks in the same way."""
         return self._draw("test", random, num_tasks)
 
     def _draw(self, split: Split, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -145,10 +145,10 @@ class MetaWorldVectorEnv(BatchedFamily):
         return _GOALS[name, seed]
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`, and put its arm where the task begins, if it is another than before.
+        """Give slot i the task `tasks[i]`; a slot whose task changes continues from the start state of the new one.
 
         Raises:
-            TaskError: If there is not one task per slot, one is malformed, or no arm could reach its goal; the message
+            TaskError: If the number of tasks is not that of slots, or a task is malformed or out of range; the message
                 names slot and entry.
         """
         parsed = parse_tasks(tasks, self.entries, self.num_envs)
@@ -170,7 +170,7 @@ class MetaWorldVectorEnv(BatchedFamily):
             self._moved |= [key != old for key, old in zip(keys, before, strict=True)]
 
     def _start(self, key: tuple[str, bytes]) -> State:
-        """Return what episodes of a task start from."""
+        """Return the start state of a task's episodes."""
         state = self._starts.pop(key, None)
         if state is None:
             arm = self._take(key[0])
@@ -192,13 +192,13 @@ class MetaWorldVectorEnv(BatchedFamily):
         return Arm(name)
 
     def _release(self, arm: Arm) -> None:
-        """Keep an arm for tasks to come; the oldest ends where there are more than slots."""
+        """Keep an arm for later tasks; if more are kept than there are slots, close the oldest."""
         self._idle.append(arm)
         if len(self._idle) > max(1, len(self._arms)):
             self._idle.pop(0).close()
 
     def _place(self, slot: int) -> None:
-        """Put the arm of a slot where its task begins."""
+        """Load the start state of a slot's task into its arm."""
         name, arm = self._keys[slot][0], self._arms[slot]
         state = self._start(self._keys[slot])
         if arm is None or arm.name != name:
@@ -247,7 +247,7 @@ class MetaWorldVectorEnv(BatchedFamily):
         return arm.draw()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Free the environments; a later reset makes them anew."""
+        """Free the environments; a later reset creates new ones."""
         for arm in (*getattr(self, "_arms", ()), *getattr(self, "_idle", ())):
             if arm is not None:
                 arm.close()
@@ -276,5 +276,5 @@ class MetaWorldEnv(BatchOfOne):
     family_class = MetaWorldVectorEnv
 
 
-# By environment and seed; goals are the same in all families.
+# Cached by environment and seed: all families share the same goals.
 _GOALS: dict[tuple[str, int], Floats] = {}

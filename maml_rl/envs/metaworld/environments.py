@@ -1,4 +1,4 @@
-"""The environments of the package `metaworld`: which a benchmark has, and a class of each that computes faster."""
+"""The environments of the package `metaworld`: lists those of a benchmark, and makes a faster class of each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def import_environments() -> Any:
     """Import the list of Meta-World's environments.
 
     Raises:
-        gymnasium.error.DependencyNotInstalled: If it is missing, or beside another MuJoCo than its own.
+        gymnasium.error.DependencyNotInstalled: If it is missing, or MuJoCo is not of its version.
     """
     remedy = (
         "run pip install 'maml-rl[metaworld]' in a virtual environment of its own, without the extra fast, which needs "
@@ -60,7 +60,7 @@ def import_environments() -> Any:
 
 
 def make_environment(name: str) -> Any:
-    """Return an environment, as "reach-v3", with the bits of Meta-World's and in less time.
+    """Return an environment, as "reach-v3", that is bit-identical to Meta-World's and faster.
 
     Raises:
         gymnasium.error.DependencyNotInstalled: See `import_environments`.
@@ -69,9 +69,9 @@ def make_environment(name: str) -> Any:
 
 
 class _Faster:
-    """What takes Meta-World's environments most of a step's time, computed with the same bits and fewer objects.
+    """Mixin that replaces the slowest parts of a Meta-World step by bit-identical code that creates fewer objects.
 
-    It stands before the class of an environment; what it replaces is the same for all of them.
+    It is put before the class of an environment; the parts that it replaces are the same in all of them.
     """
 
     model: Any
@@ -81,12 +81,12 @@ class _Faster:
 
     @cached_property
     def _rows(self) -> tuple[int, ...]:
-        """Bodies of the hand and the two fingers, and geometries of the two pads."""
+        """Indices of the bodies of the hand and the two fingers, and of the geoms of the two pads."""
         bodies = [self.model.body(name).id for name in ("hand", "rightclaw", "leftclaw")]
         return (*bodies, *(self.model.geom(name).id for name in ("leftpad_geom", "rightpad_geom")))
 
     def _get_curr_obs_combined_no_goal(self) -> Floats:
-        """Return the observation (18,) of one step: hand, opening of the gripper, places and rotations of objects."""
+        """Return the observation (18,) of one step: hand, opening of gripper, positions and rotations of objects."""
         hand, right, left, _, _ = self._rows
         positions, observation = self.data.xpos, np.zeros(18)
         observation[:3] = positions[hand]
@@ -100,7 +100,7 @@ class _Faster:
         return observation
 
     def touching_object(self, object_geom_id: int) -> bool:
-        """Tell whether both pads press on an object."""
+        """Return whether both pads press on an object."""
         contacts, forces = self.data.contact, self.data.efc_force
         first, second, addresses = contacts.geom1, contacts.geom2, contacts.efc_address
         of_object = (first == object_geom_id) | (second == object_geom_id)
@@ -112,5 +112,5 @@ class _Faster:
 
 @cache
 def _faster(env_class: type) -> type:
-    """Return the class of an environment, faster."""
+    """Return the faster class of an environment."""
     return type(env_class.__name__, (_Faster, env_class), {})

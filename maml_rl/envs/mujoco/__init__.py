@@ -4,7 +4,7 @@ import os
 
 try:
     import mujoco  # noqa: F401
-# MuJoCo loads the renderer that MUJOCO_GL names, and where that is missing its binding raises anything.
+# MuJoCo loads the renderer that MUJOCO_GL names; where it is missing, the binding may raise any exception.
 except Exception as error:
     chosen = os.environ.get("MUJOCO_GL")
     remedy = (

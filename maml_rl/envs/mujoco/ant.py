@@ -1,4 +1,4 @@
-"""Ant families: a four-legged walker that must keep a speed, walk in a direction, or go to a place.
+"""Ant families: a four-legged walker that must keep a velocity, walk in a direction, or reach a position.
 
 Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 """
@@ -31,14 +31,13 @@ class AntFamily(MujocoFamily):
     """Base of the ant families: everything except the task's part of the reward.
 
     Observations (125,): qpos (15), qvel (14), contact forces (84), rotation matrix (9) and position (3) of the torso.
-    The contact forces are `cfrc_ext` of all bodies at the start of the last substep, clipped to [-1, 1]. To the reward
-    for the task come `survive_reward`, -`control_cost` |a|^2, and -0.0005 times the sum of the squares of the clipped
-    forces.
-    An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
+    The contact forces are `cfrc_ext` of all bodies at the start of the last substep, clipped to [-1, 1]. The reward is
+    that of the task plus `survive_reward`, -`control_cost` |a|^2, and -0.0005 times the sum of the squares of the
+    clipped forces. An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
 
     Args:
         num_envs: number of slots.
-        entries: what its tasks look like.
+        entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """
 
@@ -63,7 +62,7 @@ class AntFamily(MujocoFamily):
 
     @abstractmethod
     def _task_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for velocities (N, 2) in m/s, forward and sideways, or for the place after the step."""
+        """Return rewards (N,) for velocities (N, 2) in m/s, forward and sideways, or for the positions after a step."""
 
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         super()._reset_slots(mask, streams)
@@ -88,14 +87,14 @@ class AntFamily(MujocoFamily):
         return task + self.survive_reward + control + contact, ~self._is_healthy() & self.terminates
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        """Take the step and return the velocities (N, 2) of the reward in m/s, forward and sideways."""
+        """Step, and return the velocities (N, 2) that the reward uses, forward and sideways, in m/s."""
         before = self._torso_position[:, :2].copy()
         self._simulate(controls, active)
         velocity: Floats = (self._torso_position[:, :2] - before) / self.dt
         return velocity
 
     def _place(self) -> Floats:
-        """Return the positions (N, 2) in the plane for a reward by position."""
+        """Return the positions (N, 2) in the plane that the reward uses."""
         place: Floats = self._torso_position[:, :2]
         return place
 
@@ -141,11 +140,11 @@ class AntDirVectorEnv(DirectionTasks, AntFamily):
 
 
 class AntPosVectorEnv(AntFamily):
-    """Go to the place of the task: the reward is 4 minus the L1 distance to it, and the terms common to all ants.
+    """Reach the position of the task: the reward is 4 minus the L1 distance to it, and the terms common to all ants.
 
     Args:
         num_envs: number of slots.
-        low: lowest coordinate of a sampled place, in m.
+        low: lowest coordinate of a sampled position, in m.
         high: highest.
         **options: see `MujocoFamily`; the task is `{"position": (2,)}`.
 
@@ -164,7 +163,7 @@ class AntPosVectorEnv(AntFamily):
         self.task_space = TaskSpace({"position": (TaskParameter.between(self.low, self.high), (2,))})
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw places from the square."""
+        """Draw positions from the square."""
         return [{"position": position} for position in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _task_reward(self, velocity: Floats) -> Floats:
@@ -173,7 +172,7 @@ class AntPosVectorEnv(AntFamily):
 
 
 class AntDir2DVectorEnv(AntFamily):
-    """Walk in the direction of the task, which may be any: the reward is that of Gymnasium's Ant-v5, along it.
+    """Walk in the direction of the task, any in the plane: the reward is that of Gymnasium's Ant-v5, along it.
 
     It is v · (cos angle, sin angle) + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped forces.
 
@@ -204,13 +203,13 @@ class AntDir2DVectorEnv(AntFamily):
 
 
 class AntGoalVectorEnv(AntFamily):
-    """Go to the place of the task: the reward is minus the L1 distance to it, - 0.1 |a|^2 and minus the contact cost.
+    """Reach the goal of the task: the reward is minus the L1 distance to it, - 0.1 |a|^2 and minus the contact cost.
 
     An episode never terminates: with negative rewards, ending it early would be rewarding.
 
     Args:
         num_envs: number of slots.
-        radius: places are drawn from the disk of this radius, in m.
+        radius: goals are drawn from the disk of this radius, in m.
         **options: see `MujocoFamily`; the task is `{"goal": (2,)}`.
 
     Raises:
@@ -231,7 +230,7 @@ class AntGoalVectorEnv(AntFamily):
         self.task_space = PolarTaskSpace("goal", TaskParameter.between(0.0, 2.0 * np.pi), distance)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw places from the disk."""
+        """Draw goals from the disk."""
         angles = random.uniform(0.0, 2.0 * np.pi, num_tasks)
         distances = self.radius * np.sqrt(random.uniform(size=num_tasks))
         return [{"goal": goal} for goal in np.stack((distances * np.cos(angles), distances * np.sin(angles)), axis=1)]
@@ -242,10 +241,10 @@ class AntGoalVectorEnv(AntFamily):
 
 
 class AntRandParamsVectorEnv(RandomParameters, AntFamily):
-    """Walk forward on a body that the task determines: the reward is that of Gymnasium's Ant-v5.
+    """Walk forward with the task's dynamics parameters: the reward is that of Gymnasium's Ant-v5.
 
-    It is v + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped contact forces. See
-    `RandomParameters` for the tasks, and for the arguments.
+    It is v + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped contact forces. `RandomParameters`
+    describes the tasks and the arguments.
     """
 
     survive_reward, control_cost = 1.0, 0.5

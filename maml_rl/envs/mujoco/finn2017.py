@@ -1,6 +1,6 @@
-"""HalfCheetah and ant families with the bodies on which Finn et al. 2017 measured: those of rllab.
+"""HalfCheetah and ant families with rllab's bodies, which Finn et al. 2017 used.
 
-Source: Finn et al. 2017, section 5.3 and figure 5, https://arxiv.org/abs/1703.03400, and the code that came with it.
+Source: Finn et al. 2017, section 5.3 and figure 5, https://arxiv.org/abs/1703.03400, and the authors' code.
 """
 
 import copy
@@ -21,12 +21,12 @@ from maml_rl.seeding import SlotStreams
 
 
 class RllabBody(MujocoFamily):
-    """Mixin before the family of a body: start states, velocities and observations as in rllab.
+    """Mixin, to be put before the family of a body: start states, velocities and observations as in rllab.
 
     A step is one substep. Start states are those of `_start_positions` with 0.01 N(0, 1) added to the positions and
     0.1 N(0, 1) to the velocities. The velocity in the reward is that of the whole body's center of mass at the end of
-    the step, and the last three observations are the center of mass instead of the torso's position. All that is
-    observed is computed after the step (`mj_forward`), not up to one substep behind. The model is one with
+    the step, and the last three observations are the center of mass instead of the torso's position. All observations
+    are computed after the step (`mj_forward`), not up to one substep earlier. The model needs
     `center_of_mass_velocity`.
     """
 
@@ -35,7 +35,7 @@ class RllabBody(MujocoFamily):
     def _bind_fields(self) -> None:
         super()._bind_fields()
         self._center_of_mass: Floats = self.physics.bind("subtree_com")[:, 1]
-        # The sensor of the velocity is the last.
+        # The velocity sensor is the last one.
         self._center_of_mass_velocity: Floats = self.physics.bind("sensordata")[:, -3:]
 
     def _start_positions(self) -> Floats:
@@ -55,7 +55,7 @@ class RllabBody(MujocoFamily):
 class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
     """Base of the families with rllab's half-cheetah; see `RllabBody`. A step is 0.01 s.
 
-    The model is Gymnasium's, which has the numbers of rllab's.
+    The model is Gymnasium's, whose numbers are the same as rllab's.
     """
 
     metadata = {**HalfCheetahFamily.metadata, "render_fps": 100}  # noqa: RUF012
@@ -71,9 +71,9 @@ class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
 
 
 class Finn2017AntFamily(RllabBody, AntFamily):
-    """To be put before the family of an ant's task: rllab's ant, see `RllabBody`.
+    """Mixin, to be put before the family of an ant's task: rllab's ant; see `RllabBody`.
 
-    A step is 0.02 s, and starts are on bent legs.
+    A step is 0.02 s, and episodes start on bent legs.
 
     The model is Gymnasium's with the time step and the contact impedance of rllab's, whose actuators have a gear of 1
     and a range of 150 where Gymnasium's have a gear of 150 and a range of 1.
@@ -123,7 +123,7 @@ class Finn2017AntDirVectorEnv(Finn2017AntFamily, AntDirVectorEnv):
 
 
 class Finn2017AntPosVectorEnv(Finn2017AntFamily, AntPosVectorEnv):
-    """Bring the center of mass to the place of the task: 4 minus its L1 distance, and the terms common to all ants."""
+    """Bring the center of mass to the task's position: 4 minus its L1 distance, and the terms common to all ants."""
 
 
 class Finn2017HalfCheetahVelEnv(BatchOfOne):

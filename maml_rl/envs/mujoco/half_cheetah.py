@@ -1,4 +1,4 @@
-"""HalfCheetah families: a planar two-legged runner that must keep a speed, or run in a direction.
+"""HalfCheetah families: a planar two-legged runner that must keep a velocity, or run in a direction.
 
 Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 """
@@ -23,12 +23,12 @@ from maml_rl.seeding import SlotStreams
 class HalfCheetahFamily(MujocoFamily):
     """Base of the half-cheetah families: everything except the task's part of the reward.
 
-    Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). From the task's reward, `control_cost` |a|^2
-    is taken.
+    Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). The reward is that of the task minus
+    `control_cost` |a|^2.
 
     Args:
         num_envs: number of slots.
-        entries: what its tasks look like.
+        entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """
 
@@ -55,7 +55,7 @@ class HalfCheetahFamily(MujocoFamily):
         return forward + control, False
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        """Take the step and return the forward velocities (N,) of the reward, in m/s."""
+        """Step, and return the forward velocities (N,) that the reward uses, in m/s."""
         before = self._qpos[:, 0].copy()
         self._simulate(controls, active)
         velocity: Floats = (self._qpos[:, 0] - before) / self.dt
@@ -76,9 +76,9 @@ class HalfCheetahDirVectorEnv(DirectionTasks, HalfCheetahFamily):
 
 
 class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):
-    """Run forward on a body that the task determines: the reward is v - 0.1 |a|^2, as in Gymnasium's HalfCheetah-v5.
+    """Run forward with the task's dynamics parameters: v - 0.1 |a|^2, as in Gymnasium's HalfCheetah-v5.
 
-    See `RandomParameters` for the tasks, and for the arguments.
+    `RandomParameters` describes the tasks and the arguments.
     """
 
     control_cost = 0.1

@@ -1,6 +1,6 @@
-"""Humanoid family: a body on two legs that must walk in any direction of the plane.
+"""Humanoid family: a two-legged body that must walk in the direction of the task, any in the plane.
 
-Source: Rakelly et al. 2019 (PEARL), https://arxiv.org/abs/1903.08254, and the environments that came with it.
+Source: Rakelly et al. 2019 (PEARL), https://arxiv.org/abs/1903.08254, and the authors' environments.
 """
 
 from typing import Any, Unpack
@@ -27,9 +27,9 @@ _LOWEST, _HIGHEST = 1.0, 2.0
 class HumanoidDirVectorEnv(MujocoFamily):
     """Walk in the direction of the task: the reward is that of Gymnasium's Humanoid-v5, along the direction.
 
-    It is 1.25 times the velocity of the center of mass along (cos angle, sin angle), and 5 for a healthy state, less
-    0.1 |a|^2 and 5e-7 times the sum of the squares of the contact forces, 10 at most. An episode terminates when the
-    torso's height leaves (1, 2) m. Start states and observations (348,) are those of Humanoid-v5, a step is five
+    It is 1.25 times the velocity of the center of mass along (cos angle, sin angle), plus 5 for a healthy state, minus
+    0.1 |a|^2, and minus 5e-7 times the sum of the squares of the contact forces, 10 at most. An episode terminates when
+    the torso's height leaves (1, 2) m. Start states and observations (348,) are those of Humanoid-v5, a step is five
     substeps, 0.015 s; contact forces are those at the start of the last substep.
 
     Args:
@@ -50,7 +50,7 @@ class HumanoidDirVectorEnv(MujocoFamily):
         super()._bind_fields()
         self._centers = self.physics.bind("xipos")
         self._forces = self.physics.bind("cfrc_ext").reshape(self.num_envs, -1)
-        # All except the world, and in the actuators' forces all except the free joint.
+        # All bodies except the world, and all actuator forces except those of the free joint.
         bodies = [self.physics.bind(name)[:, 1:] for name in ("cinert", "cvel")]
         self._seen = [*bodies, self.physics.bind("qfrc_actuator")[:, 6:], self.physics.bind("cfrc_ext")[:, 1:]]
 
@@ -64,7 +64,7 @@ class HumanoidDirVectorEnv(MujocoFamily):
     def _center_of_mass(self) -> Floats:
         """Return the center of mass (N, 2) in the plane."""
         center = np.zeros((self.num_envs, 2))
-        # Body by body: a sum over an axis may be rounded otherwise for another number of slots.
+        # A loop over bodies: a sum over an axis may be rounded differently for another number of slots.
         for body, fraction in enumerate(self._mass_fractions.tolist()):
             center += fraction * self._centers[:, body, :2]
         return center

@@ -38,20 +38,19 @@ class MujocoFamily(BatchedFamily):
     """Slots of one MuJoCo model, stepped together.
 
     Start states are those of Gymnasium's v5 environments: the model's own with U[-0.1, 0.1] added to the positions and
-    0.1 N(0, 1) to the velocities. One step is some substeps under one control, five by default. Body positions,
-    rotations and forces are, as in Gymnasium, what the last substep computed on its way: up to one substep behind the
-    joints.
+    0.1 N(0, 1) to the velocities. One step is several substeps under one control, five by default. As in Gymnasium,
+    body positions, rotations and forces are those that the last substep computed: up to one substep behind the joints.
 
     Args:
         num_envs: number of slots.
-        model: the compiled model; the position of its first body counts.
-        observation_size: numbers in an observation.
-        entries: what its tasks look like.
+        model: the compiled model; its position is that of its first body.
+        observation_size: length of an observation.
+        entries: the format of its tasks.
         task: the task of all slots; by default one drawn with a fixed seed.
         max_episode_steps: steps after which an episode is truncated; None for never.
         normalization_scale: actions are Box(-scale, scale), mapped linearly onto the actuators' range and clipped.
         engine: "mjbatch", "mujoco", or "auto"; they give the same bits on one version of MuJoCo.
-        num_threads: to step with.
+        num_threads: number of threads that step the slots.
         render_mode: None or "rgb_array".
         autoreset_mode: see `BatchedFamily`.
 
@@ -68,10 +67,10 @@ class MujocoFamily(BatchedFamily):
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     substeps: ClassVar[int] = 5
-    # Of start states: in positions, and in velocities, whose noise is normal or uniform.
+    # Noise of start states: in positions, and in velocities, where it is normal or uniform.
     start_noise: ClassVar[float] = 0.1
     uniform_velocities: ClassVar[bool] = False
-    # Whether what derives from positions and velocities is computed anew after the last substep.
+    # Whether the quantities derived from positions and velocities are recomputed after the last substep.
     forward_after_step: ClassVar[bool] = False
 
     def __init__(
@@ -109,7 +108,7 @@ class MujocoFamily(BatchedFamily):
         self._renderer: Renderer | None = None
 
     def _bind_fields(self) -> None:
-        """Make the attributes that are live arrays of the physics."""
+        """Create the attributes that are live arrays of the physics."""
         self._qpos, self._qvel = self.physics.bind("qpos"), self.physics.bind("qvel")
         self._torso_position: Floats = self.physics.bind("xpos")[:, 1]
 
@@ -129,12 +128,12 @@ class MujocoFamily(BatchedFamily):
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Run the step and write the buffers; see `MetaVectorEnv`."""
-        # A simulation that explodes shows in its observation and reward; NumPy's warnings would add nothing.
+        # A diverged simulation is visible in its observation and reward; NumPy's warnings would add nothing.
         with np.errstate(over="ignore", invalid="ignore"):
             return super().step_recv(timeout, indices)
 
     def controls(self, actions: NDArray[Any]) -> Floats:
-        """Return what the actuators get for `actions` (..., nu): rescaled to their range, and clipped to it."""
+        """Return the controls for `actions` (..., nu): rescaled to the actuators' range, and clipped to it."""
         controls: Floats = actions * self._gain
         controls += self._center
         np.maximum(controls, self._lowest, out=controls)
@@ -167,8 +166,8 @@ class MujocoFamily(BatchedFamily):
         return self._renderer.draw(self._qpos[slot])
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Free the physics and what pictures are drawn with."""
-        # Older Gymnasiums close every collected object, also one whose constructor refused its arguments.
+        """Free the physics and the renderer."""
+        # Older versions of Gymnasium close every collected object, even one whose constructor refused its arguments.
         for resource in (getattr(self, "_renderer", None), getattr(self, "physics", None)):
             if resource is not None:
                 resource.close()

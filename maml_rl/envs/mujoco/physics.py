@@ -1,4 +1,4 @@
-"""The only interface to the physics engine: a batch of MuJoCo simulations behind a few methods, with two engines.
+"""The only interface to the physics: a batch of MuJoCo simulations, computed by one of two engines.
 
 `mjbatch` steps them on a pool of C++ threads; plain `mujoco` works with every version. Both keep the whole integration
 state of every simulation, warm start included, and load it into one `MjData` per thread, so both compute the same bits.
@@ -22,7 +22,7 @@ Engine = Literal["auto", "mjbatch", "mujoco"]
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-# What `mj_setConst` derives from masses, inertias and the like, and the simulation computes with.
+# Fields that `mj_setConst` derives from masses, inertias and the like, and that the simulation uses.
 _DERIVED_CONSTANTS = (
     "body_subtreemass",
     "body_invweight0",
@@ -45,10 +45,10 @@ class Physics(Protocol):
         """Name of the engine, "mjbatch" or "mujoco"."""
 
     def bind(self, field: str) -> NDArray[Any]:
-        """Return a live array (N, ...) over a field of `MjData`; every call below updates it, others only read it.
+        """Return a live array (N, ...) over a field of `MjData`; the calls below update it, callers only read it.
 
-        As after `mj_step` itself, a field that is derived from qpos and qvel is what the last substep computed on its
-        way: up to one substep behind them.
+        As after `mj_step` itself, a field that is derived from qpos and qvel holds the value that the last substep
+        computed: up to one substep behind them.
         """
 
     def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
@@ -57,11 +57,11 @@ class Physics(Protocol):
         Args:
             qpos: (n, nq) for the n masked simulations.
             qvel: (n, nv).
-            mask: (N,) which; None for all.
+            mask: (N,) which simulations; None for all.
         """
 
     def set_model(self, fields: Mapping[str, Floats]) -> None:
-        """Give every simulation a model of its own; what MuJoCo derives from these fields (`mj_setConst`) follows.
+        """Give every simulation a model of its own; the constants that `mj_setConst` derives are updated.
 
         Args:
             fields: values (N, ...) of fields of `MjModel`, always the same fields.
@@ -77,28 +77,28 @@ class Physics(Protocol):
         """
 
     def forward(self, mask: Mask | None = None) -> None:
-        """Compute from the present positions and velocities what derives from them: `mj_forward`.
+        """Compute all derived quantities from the current positions and velocities: `mj_forward`.
 
         Args:
             mask: (N,) which simulations; None for all.
         """
 
     def close(self) -> None:
-        """End the threads (those of mjbatch end with the batch and its arrays); other calls then do without."""
+        """End the threads (mjbatch's end with the batch and its arrays); later calls run without them."""
 
 
 def make_physics(model: mujoco.MjModel, num_sims: int, engine: Engine = "auto", num_threads: int = 1) -> Physics:
     """Make a batch of simulations; `set_state` them before the first step.
 
     Args:
-        model: of all of them; it is not copied by every engine, so leave it as it is.
+        model: of all simulations; some engines do not copy it, so do not change it.
         num_sims: N.
-        engine: "auto" takes mjbatch where it can be imported.
-        num_threads: to step with.
+        engine: "mjbatch", "mujoco", or "auto" for mjbatch where it can be imported.
+        num_threads: number of threads that step the simulations.
 
     Raises:
         ValueError: If the engine is unknown or a number is not positive.
-        gymnasium.error.DependencyNotInstalled: If mjbatch is asked for and cannot be imported.
+        gymnasium.error.DependencyNotInstalled: If mjbatch is requested and cannot be imported.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"unknown engine {engine!r}; expected one of {', '.join(get_args(Engine))}")
@@ -116,7 +116,7 @@ def make_physics(model: mujoco.MjModel, num_sims: int, engine: Engine = "auto", 
 
 
 class _Simulations:
-    """The arguments of both engines, for copying and pickling."""
+    """Base of both engines: keeps their arguments, for copying and pickling."""
 
     _states: Floats
 
@@ -136,7 +136,7 @@ class _Simulations:
 
     def set_model(self, fields: Mapping[str, Floats]) -> None:
         """Give every simulation a model of its own; see `Physics`."""
-        # Constants take long to derive, and a phase is often of the same tasks as the one before.
+        # Deriving the constants takes long, and a phase often has the same tasks as the one before.
         if fields.keys() != self._fields.keys() or any(
             not np.array_equal(values, self._fields[name]) for name, values in fields.items()
         ):
@@ -173,7 +173,7 @@ class BatchPhysics(_Simulations):
     engine = "mjbatch"
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
-        # Imported here: it is an optional extra, and importing it installs a log handler in MuJoCo.
+        # Not imported at the top: it is an optional extra, and importing it installs a log handler in MuJoCo.
         from mjbatch import Batch
 
         super().__init__(model, num_sims, num_threads)
@@ -189,7 +189,7 @@ class BatchPhysics(_Simulations):
     def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
         """Start afresh; see `Physics`."""
         where = slice(None) if mask is None else mask
-        # Not Batch.reset: it takes an element that is written but not changed for one that is to be reset.
+        # Not Batch.reset: it resets elements that were assigned the value that they already had.
         self._states[where] = self._initial_state
         self._qpos[where], self._qvel[where] = qpos, qvel
         self._batch.forward(mask)
@@ -200,7 +200,7 @@ class BatchPhysics(_Simulations):
         self._batch.step(mask, num_substeps)
 
     def forward(self, mask: Mask | None = None) -> None:
-        """Compute what derives; see `Physics`."""
+        """Compute derived quantities; see `Physics`."""
         self._batch.forward(mask)
 
     def _derive_constants(self) -> None:
@@ -213,9 +213,9 @@ class BatchPhysics(_Simulations):
 
 
 class PlainPhysics(_Simulations):
-    """`Physics` on MuJoCo's own Python bindings: states are swapped in and out of one `MjData` per thread.
+    """`Physics` on MuJoCo's own Python bindings; states are loaded into one `MjData` per thread and saved from it.
 
-    One `MjData` for every simulation would be slower, and half a megabyte each.
+    One `MjData` per simulation would be slower and take half a megabyte each.
     """
 
     engine = "mujoco"
@@ -224,7 +224,7 @@ class PlainPhysics(_Simulations):
         super().__init__(model, num_sims, num_threads)
         self._datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_sims))]
         self._models = [model] * len(self._datas)
-        # By simulation: what its model has instead of the one that was given.
+        # For each simulation, the fields in which its model differs from the given one.
         self._constants: dict[str, Floats] = {}
         self._stats: dict[str, Floats] = {}
         self._pool: ThreadPoolExecutor | None
@@ -257,7 +257,7 @@ class PlainPhysics(_Simulations):
         self._run(num_substeps, mask)
 
     def forward(self, mask: Mask | None = None) -> None:
-        """Compute what derives; see `Physics`."""
+        """Compute derived quantities; see `Physics`."""
         self._run(0, mask)
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ class PlainPhysics(_Simulations):
             run.result()
 
     def _run_sims(self, thread: int, sims: list[int], num_substeps: int) -> None:
-        """Step some simulations, or with no substeps only compute what derives from their states."""
+        """Step some simulations, or, with zero substeps, only compute the quantities derived from their states."""
         model, data, states = self._models[thread], self._datas[thread], self._states
         constants = [(array, getattr(model, name)) for name, array in self._constants.items()]
         derived = [(array, getattr(data, field)) for field, array in self._derived.items()]

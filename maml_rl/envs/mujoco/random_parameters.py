@@ -1,6 +1,6 @@
-"""Tasks that are bodies: masses, inertias, dampings and frictions of a MuJoCo model, each scaled by a factor.
+"""Tasks that are dynamics parameters: masses, inertias, dampings and frictions of a model, each scaled by a factor.
 
-Source: Rakelly et al. 2019, appendix, https://arxiv.org/abs/1903.08254, and the environments that came with it.
+Source: Rakelly et al. 2019, appendix, https://arxiv.org/abs/1903.08254, and the authors' environments.
 """
 
 from typing import Any, ClassVar, Unpack
@@ -15,15 +15,16 @@ from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 
-# Field of the model, and the base of its factors.
+# Fields of the model, and the base of their factors.
 _BASES = {"body_mass": 1.5, "body_inertia": 1.5, "geom_friction": 1.5, "dof_damping": 1.3}
 
 
 class RandomParameters(MujocoFamily):
-    """Mixin before the family of a body: every task has factors for the parameters of its model.
+    """Mixin, to be put before the family of a body: every task has factors for the parameters of its model.
 
     The factors are 1.5^U(-3, 3) for each mass, principal moment of inertia and coefficient of friction, and
-    1.3^U(-3, 3) for the damping of each joint, all drawn by themselves. What MuJoCo derives from them follows.
+    1.3^U(-3, 3) for the damping of each joint, all drawn independently. The constants that MuJoCo derives from them are
+    updated.
 
     Args:
         num_envs: number of slots.
@@ -48,7 +49,7 @@ class RandomParameters(MujocoFamily):
             name: TaskEntry(values.shape, "positive factors", _are_positive)
             for name, values in self._own_parameters.items()
         }
-        # The body's family makes the model itself.
+        # The family of the body loads the model itself.
         super().__init__(num_envs, entries, **options)  # type: ignore[call-arg]
         limit = self.log_scale_limit
         self.task_space = TaskSpace(
@@ -71,12 +72,12 @@ class RandomParameters(MujocoFamily):
         ]
 
     def _tasks_changed(self) -> None:
-        # The first task comes before the physics is there.
+        # The first task is set before the physics exists.
         if hasattr(self, "physics"):
             self.physics.set_model(self.model_fields())
 
     def model_fields(self) -> dict[str, NDArray[np.float64]]:
-        """Return the fields of the slots' models that differ, (N, ...) by name."""
+        """Return the fields in which the slots' models differ, (N, ...) by name."""
         return {name: own * self.tasks[name] for name, own in self._own_parameters.items()}
 
 

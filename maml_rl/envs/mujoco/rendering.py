@@ -1,4 +1,4 @@
-"""Draws MuJoCo states into arrays: on the screen's OpenGL or, where there is no screen, headless with EGL."""
+"""Draws MuJoCo states into arrays, with the screen's OpenGL or, where there is no screen, headless with EGL."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_SHAPES = 1000
 
 
 class Renderer:
-    """Pictures of one model, seen by one of its cameras.
+    """Draws pictures of one model, seen by one of its cameras.
 
     OpenGL is chosen as MuJoCo does, by the variable MUJOCO_GL; where that is not set and there is no screen, it is EGL.
 
     Args:
         model: what to draw.
-        camera: its name; by default the one that moves along.
+        camera: its name; by default the camera that follows the body.
 
     Raises:
         gymnasium.error.DependencyNotInstalled: If there is no usable OpenGL.
@@ -37,7 +37,7 @@ class Renderer:
             self._context = _context_class()(_SIZE, _SIZE)
             self._context.make_current()
             self._resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
-        # A missing or broken driver shows as ImportError, AttributeError, OSError, FatalError, as the binding likes.
+        # A missing or broken driver may raise ImportError, AttributeError, OSError or FatalError, by binding.
         except Exception as error:
             self.close()
             raise DependencyNotInstalled(
@@ -45,7 +45,7 @@ class Renderer:
                 "scripts/install-system-packages, or set MUJOCO_GL to egl, osmesa or glfw before Python starts"
             ) from error
         _open_renderers.add(self)
-        # Anew each time, to run before what MuJoCo's EGL module has registered: the last registered runs first.
+        # Registered again each time, to run before the handler of MuJoCo's EGL module: the last registered runs first.
         atexit.unregister(_close_open_renderers)
         atexit.register(_close_open_renderers)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._resources)
@@ -72,7 +72,7 @@ class Renderer:
         return pixels[::-1].copy()
 
     def close(self) -> None:
-        """Free what OpenGL holds."""
+        """Free OpenGL's resources."""
         if self._resources is not None:
             self._context.make_current()
             self._resources.free()

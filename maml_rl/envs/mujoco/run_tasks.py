@@ -1,4 +1,4 @@
-"""Tasks that several bodies share: keep a velocity, run in a direction. Each is put before the family of a body."""
+"""Tasks that several bodies share, each a mixin before the family of a body: keep a velocity, run in a direction."""
 
 from typing import Unpack
 
@@ -36,7 +36,7 @@ class VelocityTasks(MujocoFamily):
         self, num_envs: int = 1, *, low: float = 0.0, high: float = 2.0, **options: Unpack[MujocoOptions]
     ) -> None:
         self.low, self.high = check_interval(low, high)
-        # The body's family makes the model itself.
+        # The family of the body loads the model itself.
         super().__init__(num_envs, {"velocity": TaskEntry()}, **options)  # type: ignore[call-arg]
         self.task_space = TaskSpace.of_numbers(velocity=TaskParameter.between(self.low, self.high))
 
@@ -50,7 +50,7 @@ class VelocityTasks(MujocoFamily):
 
 
 class DirectionTasks(MujocoFamily):
-    """Run forward or backward, as the task says: the body's reward for a velocity v is direction * v.
+    """Run in the direction of the task, forward or backward: the body's reward for a velocity v is direction * v.
 
     Args:
         num_envs: number of slots.

@@ -1,6 +1,6 @@
-"""Swimmer family: a chain of three links in a thick fluid that must keep a speed.
+"""Swimmer family: a chain of three links in a viscous fluid that must keep a velocity.
 
-Source: Rothfuss et al. 2019 (ProMP), https://arxiv.org/abs/1810.06784, and the environments that came with it.
+Source: Rothfuss et al. 2019 (ProMP), https://arxiv.org/abs/1810.06784, and the authors' environments.
 """
 
 from abc import abstractmethod
@@ -24,12 +24,12 @@ class SwimmerFamily(MujocoFamily):
     """Base of the swimmer families: everything except the task's part of the reward.
 
     Start states and observations are those of Gymnasium's Swimmer-v5: qpos[2:] (3) and qvel (5); the model's own state
-    with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Nothing terminates. From the
-    task's reward, 0.0001 |a|^2 is taken.
+    with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Episodes never terminate. The
+    reward is that of the task minus 0.0001 |a|^2.
 
     Args:
         num_envs: number of slots.
-        entries: what its tasks look like.
+        entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """
 

@@ -25,18 +25,18 @@ class PlanarWalkerFamily(MujocoFamily):
 
     Start states, observations, terminations and the other rewards are those of Gymnasium's v5 environments:
     observations are qpos[1:] and qvel, clipped to [-10, 10]; start states are the model's own with U(-0.005, 0.005)
-    added to positions and velocities. To the reward for the task come 1 for a healthy state and -0.001 |a|^2. An
+    added to positions and velocities. The reward is that of the task plus 1 for a healthy state and -0.001 |a|^2. An
     episode terminates when the state is not healthy. A step is four substeps.
 
     Args:
         num_envs: number of slots.
-        entries: what its tasks look like.
+        entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """
 
     substeps, start_noise, uniform_velocities = 4, 5e-3, True
     model_file: ClassVar[str]
-    # Of the torso, in m and radians; and of all positions and velocities from the torso's height on.
+    # Limits of the torso, in m and radians, and of all positions and velocities from the torso's height on.
     lowest: ClassVar[float]
     highest: ClassVar[float] = np.inf
     steepest: ClassVar[float]
@@ -104,11 +104,11 @@ class HopperFamily(PlanarWalkerFamily):
 
 
 class Walker2DRandParamsVectorEnv(RandomParameters, Walker2DFamily):
-    """Walk forward on a body that the task determines; see `RandomParameters` for the tasks, and for the arguments."""
+    """Walk forward with the task's dynamics parameters; `RandomParameters` describes tasks and arguments."""
 
 
 class HopperRandParamsVectorEnv(RandomParameters, HopperFamily):
-    """Hop forward on a body that the task determines; see `RandomParameters` for the tasks, and for the arguments."""
+    """Hop forward with the task's dynamics parameters; `RandomParameters` describes tasks and arguments."""
 
 
 class Walker2DVelVectorEnv(VelocityTasks, Walker2DFamily):
