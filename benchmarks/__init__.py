@@ -1,1 +1,1 @@
-"""Benchmarks: each module is a command, `python -m benchmarks.sampling --help`; none is a test, none asserts a time."""
+"""Benchmarks: each module is a command, such as `python -m benchmarks.sampling --help`; none of them asserts a time."""

@@ -1,4 +1,4 @@
-"""A thread that does to worker processes what machines do: kills them, stops them, starves them."""
+"""A thread that injects faults into worker processes: it kills, stops and starves them."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ KINDS = ("kill", "stop", "starve", "freeze")
 class RecoveryClock(StageTimer):
     """A sampler's timer that notices when slots are sampled again after a worker has been killed.
 
-    That is, at the latest, when this process has received a step from its workers, or a whole phase from workers that
-    act by themselves, and the victim is no longer among them.
+    Sampling has continued, at the latest, when the victim has been replaced and this process has received a step from
+    its workers, or a whole phase from workers that act by themselves.
 
     Attributes:
         latencies: seconds from each kill to sampling again.
@@ -56,22 +56,22 @@ class RecoveryClock(StageTimer):
             continue
 
     def forget(self) -> None:
-        """Stop the clock: sampling ends before it went on."""
+        """Stop the clock: sampling ended before it continued."""
         with self._lock:
             self._victim = 0
             self._recovered.set()
 
 
 class Chaos(threading.Thread):
-    """Injects one fault after the other until it is told to end.
+    """Injects one fault after the other until `end` is called.
 
     Args:
-        pids: returns the process ids of the workers that there are now.
+        pids: returns the process ids of the current workers.
         clock: the sampler's timer.
-        seed: of victims, kinds and pauses.
-        weights: how often each of `KINDS` comes.
-        longest_pause: seconds between faults, at most.
-        limit: faults, at most; None for no limit.
+        seed: determines victims, kinds and pauses.
+        weights: relative frequency of each of `KINDS`.
+        longest_pause: maximum number of seconds between faults.
+        limit: maximum number of faults; None for no limit.
 
     Attributes:
         injected: number of faults by kind.
@@ -100,7 +100,7 @@ class Chaos(threading.Thread):
         return sum(self.injected.values())
 
     def run(self) -> None:
-        """Disturb; the thread's work."""
+        """Inject faults; runs in the thread."""
         while not self._ended.wait(self._random.uniform(0.0, self._longest_pause)):
             if self._limit is not None and self.total >= self._limit:
                 return
@@ -108,12 +108,12 @@ class Chaos(threading.Thread):
             if not victims:
                 continue
             (kind,) = self._random.choices(KINDS, self._weights)
-            # It may have ended by itself since it was listed.
+            # The worker may have ended by itself since it was listed.
             with contextlib.suppress(ProcessLookupError):
                 self._inject(kind, self._random.choice(victims))
 
     def end(self) -> None:
-        """Inject no more, and undo what is under way."""
+        """Stop injecting faults, and undo the current one."""
         self._ended.set()
         self.join()
         self._clock.forget()
@@ -129,14 +129,14 @@ class Chaos(threading.Thread):
         if kind == "stop":
             self._ended.wait(self._random.uniform(0.05, 1.0))
         elif kind == "starve":
-            # A worker that gets a fiftieth of its core.
+            # The worker gets a fiftieth of its core.
             for _ in range(20):
                 os.kill(pid, signal.SIGCONT)
                 time.sleep(0.001)
                 os.kill(pid, signal.SIGSTOP)
                 self._ended.wait(0.05)
         elif kind == "freeze":
-            # It never continues; the main process must notice the hang, and end it.
+            # The worker never continues; the main process must notice the hang, and end it.
             while pid in self._pids() and not self._ended.wait(0.05):
                 continue
         os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Charts of the pages: SVG files drawn with the axes and colors of the reports, the same bytes for the same results."""
+"""Charts of the pages: SVG files with the axes and colors of the reports, the same bytes for the same results."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -16,7 +16,7 @@ def write_panels(path: Path, panels: Sequence[tuple[str, str, Plot]], columns: i
     Args:
         path: of the file.
         panels: (class of the title's color, title, chart) each; all charts have the size of the first.
-        columns: how many stand side by side.
+        columns: number of charts side by side.
     """
     columns = min(columns, len(panels))
     across, down = panels[0][2].size[0] + _GAP, panels[0][2].size[1] + _TITLE + _GAP

@@ -4,11 +4,11 @@
     python -m benchmarks.cluster --only kills --kills 200 --json kills.json
     python -m benchmarks.cluster --whole --json whole.json
 
-"speed" compares two actors with two child processes. "fixed" samples next to nothing. "scaling" has environments that
-wait instead of computing, so that a few cores can simulate many. "kills" ends actors and nodes at random moments, half
-of them while episodes are on their way, and compares all digests with those of one process. "model" measures the cost
-of each unit, byte and step in the driver, and extrapolates to more cores than there are here. "whole" (only by --whole)
-does the same for an iteration whose update is in the actors. "memory" has many tasks in such an iteration.
+"speed" compares two actors with two child processes. "fixed" measures phases of two steps. "scaling" has environments
+that wait instead of computing, so that a few cores can simulate many. "kills" ends actors and nodes at random moments,
+half of them while episodes are being transferred, and compares all digests with those of one process. "model" measures
+the cost of each unit, byte and step in the driver, and extrapolates to more cores than this machine has. "whole" (only
+by --whole) does the same for an iteration whose update is in the actors. "memory" has many tasks in such an iteration.
 """
 
 import argparse
@@ -52,22 +52,22 @@ FOUND, RECOVERY = "What was found", "From a killed actor to the next finished un
 CONSTANTS, PREDICTED = "Constants of the driver", "Predicted seconds of an iteration"
 CHILDREN, ACTORS = "2 child processes", "2 Ray actors"
 STORE = 200 * 2**20
-# A phase that takes longer has hung.
+# A phase that takes longer counts as hung.
 _HANG_SECONDS = 180.0
 # How many actors start at once, and how long one may take.
 _START_AT_ONCE = 4
 _START_SECONDS = 180.0
-# What each actor samples in a phase of "scaling": tasks, episodes, steps.
+# Tasks, episodes and steps that each actor samples in a phase of "scaling".
 _SHARE = 4, 8, 25
-# What a step of an environment that waits takes.
+# Seconds that a step of a waiting environment takes.
 _STEP_SECONDS = 0.002
 
 
 class WaitingFamily(BatchedFamily):
     """Waits for 2 ms for every step of every slot, of all slots at once.
 
-    One wait for each slot would wake a process 500 times a second, and with it Python and its caches: 32 such processes
-    would need more than two cores for that alone.
+    A separate wait for each slot would wake a process 500 times a second: 32 such processes would need more than two
+    cores for that alone.
     """
 
     task_description = "number: one that means nothing, uniform in [0, 1]"
@@ -82,7 +82,7 @@ class WaitingFamily(BatchedFamily):
         )
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw numbers that mean nothing."""
+        """Draw numbers without a meaning."""
         return [{"number": number} for number in random.uniform(size=num_tasks)]
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
@@ -133,7 +133,7 @@ def actor_processes() -> list[psutil.Process]:
 
 
 def wait_for_actors(sampler: MultiTaskSampler, num_actors: int) -> None:
-    """Start so many actors, a few at once: each imports torch, and the cores may be few.
+    """Wait until this many actors have started, a few at a time: each imports torch, and there may be few cores.
 
     Raises:
         RuntimeError: If none has started for minutes.
@@ -149,7 +149,7 @@ def wait_for_actors(sampler: MultiTaskSampler, num_actors: int) -> None:
 
 
 def own_sampler(workload: Workload, timer: StageTimer | None = None, **options: Any) -> OwnSampler:
-    """Return a sampler of a workload on the cluster that this process is connected to, with all its actors."""
+    """Return a sampler of a workload on the connected cluster, with all its actors started."""
     on_ray = Workload(**{**_fields(workload), "options": {"backend": "ray", **options}})
     made = OwnSampler(on_ray, timer or StageTimer())
     wait_for_actors(made.sampler, workload.num_workers or 1)
@@ -196,7 +196,7 @@ def fixed(options: argparse.Namespace, report: Report) -> None:
 
 
 def scaling(options: argparse.Namespace, report: Report) -> None:
-    """Sample waiting environments, equally many for each actor, on few and on many actors, interleaved."""
+    """Sample waiting environments, the same number per actor, on few and on many actors, interleaved."""
     numbers = [1, 2] if options.quick else options.actors
     tasks_per_actor, episodes, steps = (2, 1, 5) if options.quick else _SHARE
     policy = NormalMLPPolicy(2, 1, (8,))
@@ -225,7 +225,7 @@ def scaling(options: argparse.Namespace, report: Report) -> None:
             progress(options)(f"{number} actors have started")
             tasks = sampler.sample_tasks(number * tasks_per_actor)
             participants.append(Participant(f"{number} actors", partial(turn, number, sampler, tasks)))
-        # The first phases make the environments, and choose the size of units.
+        # The first phases create the environments and choose the size of units.
         warmup = max(options.warmup, 2)
         rows = take_turns(participants, repeats=options.repeats, warmup=warmup, report=progress(options))
     note = f"waiting 2 ms a step, {tasks_per_actor} x {episodes} x {steps} for each actor"
@@ -240,10 +240,11 @@ def scaling(options: argparse.Namespace, report: Report) -> None:
 class Kills(StageTimer):
     """The timer of a sampler, and the thread that kills its actors and nodes.
 
-    The time from a killed actor to the next unit ends when the driver has waited for one since the kill, and has it.
+    The time from a killed actor to the next unit ends when the driver has received a unit that it waited for after the
+    kill.
 
     Args:
-        cluster: whose nodes, but the head, are killed.
+        cluster: its nodes, except the head, are killed.
         options: of the command.
     """
 
@@ -268,13 +269,13 @@ class Kills(StageTimer):
 
     @property
     def over(self) -> bool:
-        """Whether there will be no more of them."""
+        """Whether there will be no more kills."""
         return self.total >= self._options.kills or time.monotonic() >= self._until
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Notice when a unit has come back."""
-        # A phase begins with assembly of another kind, which follows no wait.
+        # The assembly at the beginning of a phase is of another kind, and follows no wait.
         if name == "assembly" and self._waited_until:
             self._transfer.set()
             if 0.0 < self._killed_at < self._waited_until:
@@ -286,12 +287,12 @@ class Kills(StageTimer):
             self._waited_until = time.perf_counter()
 
     def start(self) -> None:
-        """Begin to kill."""
+        """Start killing."""
         self._until = time.monotonic() + self._options.minutes * 60.0
         self._thread.start()
 
     def end(self) -> None:
-        """Kill no more, and raise what went wrong with killing."""
+        """Stop killing, and raise the error of the killing thread, if there is one."""
         self._ended.set()
         self._thread.join()
         if self._failure is not None:
@@ -300,14 +301,14 @@ class Kills(StageTimer):
     def _run(self) -> None:
         try:
             self._kill()
-        # It belongs to the thread that waits for the end.
+        # The thread that calls `end` raises it.
         except BaseException as error:
             self._failure, self._until = error, 0.0
 
     def _kill(self) -> None:
         for number in itertools.count():
             if number % 2:
-                # A unit has just come back; others are on their way.
+                # Wait for a unit to come back, so that others are being transferred.
                 self._transfer.clear()
                 self._transfer.wait(5.0)
                 self.in_transfer += 1
@@ -319,7 +320,7 @@ class Kills(StageTimer):
                 self._kill_node()
             else:
                 self._kill_actor()
-            # One more actor at least than the kill leaves; the others start meanwhile.
+            # At least one actor must survive the next kill; the others restart meanwhile.
             while not self._ended.wait(0.05) and self.sampler is not None and len(self.sampler.pids) < 2:
                 continue
 
@@ -329,7 +330,7 @@ class Kills(StageTimer):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._random.choice(pids), signal.SIGKILL)
                 self.actors += 1
-                # Until a unit has come, the time of an earlier kill goes on.
+                # Until a unit has come back, the clock of an earlier kill continues.
                 self._killed_at = self._killed_at or time.perf_counter()
 
     def _kill_node(self) -> None:
@@ -403,7 +404,7 @@ def kills(options: argparse.Namespace, report: Report) -> None:
 
 
 def model(options: argparse.Namespace, report: Report) -> None:
-    """Measure what the driver does, and predict iterations on more cores."""
+    """Measure the driver's costs, and predict iterations on more cores."""
     sizes = (4, 2, 5) if options.quick else (40, 20, 100)
     workload = Workload("HalfCheetahDir-v5", *sizes, seed=options.seed, num_workers=2)
     few, many = (2, 4) if options.quick else (2, 66)

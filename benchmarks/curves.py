@@ -68,13 +68,13 @@ def draw(
 
 
 def columns(row: dict[str, Any]) -> list[str]:
-    """Return what the metrics tell returns apart by, in order: `step_0` ..., or `episode_0` ... of a trial."""
+    """Return the keys by which the metrics split returns, in order: `step_0` ..., or `episode_0` ... of a trial."""
     names = [name.removeprefix("return/") for name in row if name.startswith("return/")]
     return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
 
 
 def label(column: str) -> str:
-    """Return the words for a column."""
+    """Return the label of a column."""
     kind, _, index = column.rpartition("_")
     return after(int(index), kind).removeprefix("in ").removesuffix(" of the trial")
 

@@ -1,8 +1,8 @@
 """The effect of more iterations of conjugate gradients: `python -m benchmarks.directions`, tables of docs/notes.
 
 A trust-region step is computed from the episodes of one batch of tasks, and its loss and divergence are measured on
-them and on the episodes of another batch, sampled with the same parameters. A gain only on its own episodes is learned
-from their noise.
+them and on the episodes of another batch, sampled with the same parameters. A gain only on its own episodes is fitted
+to their noise.
 """
 
 import argparse
@@ -37,12 +37,12 @@ class Step:
     Attributes:
         iterations: of conjugate gradients.
         damping: of the curvature.
-        predicted: change of the loss that gradient and step promise, on the step's own episodes.
-        own: change of the loss there.
-        own_kl: mean KL(old, new) there.
+        predicted: change of the loss to first order, gradient times step, on the step's own episodes.
+        own: measured change of the loss on them.
+        own_kl: mean KL(old, new) on them.
         other: change of the loss on other episodes.
-        other_kl: mean KL(old, new) there.
-        rounded: length of the difference between this step and that of float64 gradients and products, relative to it.
+        other_kl: mean KL(old, new) on those.
+        rounded: relative distance between this step and that of float64 gradients and products.
     """
 
     iterations: int
@@ -60,9 +60,9 @@ def steps(config: Config, updates: int, dampings: Sequence[float] | None = None,
 
     Args:
         config: of MAML-TRPO.
-        updates: meta-updates that are looked at.
-        dampings: for each of which there is a step; the config's by default.
-        after: meta-updates before the first that is looked at.
+        updates: number of meta-updates that are inspected.
+        dampings: a step is computed for each of them; the config's by default.
+        after: number of meta-updates before the first that is inspected.
 
     Raises:
         TypeError: If the algorithm has no trust region.
@@ -117,7 +117,7 @@ def _steps(learner: MAMLTRPO, own_batch: Batch, other_batch: Batch, dampings: Se
 
 
 def _directions(objective: MetaObjective, gradient: Tensor, damping: float, max_kl: float) -> list[Tensor]:
-    """Return the step of every number of iterations; they start alike, so all use the products of the longest."""
+    """Return the step of every number of iterations; the shorter ones reuse the products of the longest."""
     images: list[Tensor] = []
 
     def of(iterations: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every system lives in a process of its own, so that no other's threads, imports or forks get into its numbers."""
+"""Hosts every system in its own process, so that the threads, imports and forks of others do not affect its figures."""
 
 import contextlib
 import importlib
@@ -14,17 +14,17 @@ from benchmarks.measuring import Measurements, Participant
 
 
 class System(Protocol):
-    """What a host holds."""
+    """A system that a host runs."""
 
     def turn(self) -> Measurements:
-        """Do the work once, and return what was measured by row name."""
+        """Do the work once, and return the measurements by row name."""
 
     def close(self) -> None:
         """End all processes and free everything."""
 
 
 class HostError(RuntimeError):
-    """A system raised; the message holds its traceback and the end of what it printed."""
+    """A system raised an error; the message has its traceback and the end of its output."""
 
 
 class Host:
@@ -101,8 +101,8 @@ class Host:
 
 
 def _serve(connection: Connection, make: str, arguments: tuple[Any, ...]) -> None:
-    """Make the system and obey the parent until it says close, or is gone."""
-    # MuJoCo writes warnings about every environment object to the error stream and a log into the working folder.
+    """Make the system and carry out the parent's commands until it sends close, or has ended."""
+    # MuJoCo writes warnings about every environment object to the error stream, and a log to the working folder.
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         before = Path.cwd()
         os.chdir(folder)

@@ -1,10 +1,10 @@
-"""How a policy that adapts in its context does on held-out tasks: the figures on the pages of `ad` and `dpt`.
+"""Performance of a policy that adapts in its context on held-out tasks: the figures on the pages of `ad` and `dpt`.
 
     python -m benchmarks.in_context runs/ad/dark-room --repetitions 5 --training a.csv --trials b.csv
     python -m benchmarks.in_context runs/dpt/bandit-k5-n100 --tasks 500
 
 It prints the return of every task in the last episodes of its trials, or of bandits the regret, and that of Thompson
-sampling on the same ones: the reward that the best arm would have had in expectation, less that of the arms pulled.
+sampling on the same ones: the expected reward of the best arm, minus that of the arms pulled.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def load(run: Path) -> Experiment:
 
 
 def training_rows(run: Path) -> list[dict[str, Any]]:
-    """Return how the training went: gradient steps, minutes of them, loss, and accuracy."""
+    """Return the course of the training: gradient steps, minutes of them, loss, and accuracy."""
     rows, minutes = [], 0.0
     for metrics in read_metrics(run / METRICS):
         minutes += metrics["time/update_s"] / 60
@@ -74,7 +74,7 @@ def _write(path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def measure_bandits(experiment: Experiment, num_tasks: int) -> None:
-    """Print the regret on bandits that no learner was recorded on, and that of Thompson sampling there."""
+    """Print the regret on bandits on which no learner was recorded, and that of Thompson sampling on them."""
     found: list[TaskEpisodes] = []
     evaluate(experiment, meta_batch_size=num_tasks, on_batch=lambda batch: found.append(batch.phases[0]))
     (mine,) = found
@@ -102,7 +102,7 @@ def measure_trials(
     training_tasks: bool = False,
     path: Path | None = None,
 ) -> None:
-    """Print the return of every task in the last episodes of its trials, and write those of all to a CSV file."""
+    """Print the return of every task in the last episodes of its trials, and write all returns to a CSV file."""
     evaluation = evaluate(experiment, meta_batch_size=num_tasks, repetitions=repetitions, training_tasks=training_tasks)
     # (N, R, episodes of a trial)
     returns = evaluation.repetition_returns()

@@ -1,4 +1,4 @@
-"""What a whole MAML-TRPO iteration costs, stage by stage, and how the cost grows with the sizes.
+"""The cost of a whole MAML-TRPO iteration, by stage, and its growth with the sizes.
 
     python -m benchmarks.iteration --json iteration.json --chart iteration.svg
 
@@ -34,7 +34,7 @@ SECONDS = "Seconds of one iteration"
 STAGES = "Stages, share of the iteration"
 SHARES = "Share of others' time"
 QUEUES = "workers with queues, the sampling alone"
-# What grows, the sizes that it takes, and those of --quick; all else is as in `base`.
+# Quantities that grow: their sizes, and those of --quick; everything else is as in `base`.
 AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "tasks": ((10, 20, 40, 80), (1, 2)),
     "episodes per task": ((5, 10, 20, 40), (1, 2)),
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def base(options: argparse.Namespace) -> Workload:
-    """Return the workload that the headline is about."""
+    """Return the workload of the main result."""
     workload = Workload("HalfCheetahDir-v5", 40, 20, 100, seed=options.seed, num_workers=options.num_workers)
     return replace(workload, num_tasks=2, episodes_per_task=2, horizon=5) if options.quick else workload
 
@@ -74,7 +74,7 @@ def _measure_whole(report: Report, options: argparse.Namespace) -> None:
         stack.callback(queues.close)
 
         def sampling_of_an_iteration() -> Measurements:
-            # Two phases, before and after adaptation; this design knows of no task, so the second is like the first.
+            # Two phases, before and after adaptation; this design has no tasks, so the second is like the first.
             return {QUEUES: sum(job.steps / queues.turn()[QUEUES] for _ in range(2))}
 
         rows = take_turns(
@@ -117,7 +117,7 @@ def growth_sizes(options: argparse.Namespace) -> dict[str, list[tuple[int, Workl
 
 def _measure_growth(report: Report, options: argparse.Namespace) -> None:
     sizes = growth_sizes(options)
-    # The base lies on every axis, and is measured once.
+    # The base is a point on every axis, and is measured once.
     distinct = {_label(*size[1:]): size[1:] for of_axis in sizes.values() for size in of_axis}
     labeled = [(label, *size) for label, size in distinct.items()]
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What the kernels written by hand bring over policies as plain modules, and over torch's own transforms.
+"""The speedup of the hand-written kernels over policies that are plain modules, and over torch's own transforms.
 
     python -m benchmarks.kernels --json kernels.json --chart kernels.svg
 
@@ -9,7 +9,7 @@ The same network, HalfCheetah's with two hidden layers, acts and is differentiat
   and a product with Hessian, Fisher matrix and Hessian for each iteration of conjugate gradients;
 - whole phases of 20 tasks x 20 episodes x 100 steps, of HalfCheetahDir with its physics and of 2D navigation;
 - the whole meta-update of MAML-TRPO on 40 tasks x 20 episodes x 100 steps of HalfCheetahDir, on torch's
-  number of threads. All else runs on one.
+  number of threads. Everything else runs on one.
 
 Ratios are taken round by round.
 """
@@ -45,7 +45,7 @@ PARTS = ("acting", "update", *FAMILIES, "meta-update")
 UNITS = {"acting": "ms"}
 BY_HAND, DEFAULT = "by hand", "plain module"
 
-# (policy, samples) -> what linearizes the policy at parameters (k, D).
+# (policy, samples) -> a linearization of the policy at parameters (k, D).
 Maker = Callable[[NormalMLPPolicy, Samples], Callable[[Tensor], Linearization]]
 
 
@@ -103,7 +103,7 @@ def _measure(report: Report, options: argparse.Namespace, part: str, hidden: int
 
 @contextmanager
 def _acting(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield ways to act for many steps."""
+    """Yield the ways to act for many steps."""
     tasks, slots = (2, 2) if options.quick else (40, 20)
     generator = torch.Generator().manual_seed(options.seed)
     params = _different(policy, tasks, generator)
@@ -137,7 +137,7 @@ def _acting(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[di
 
 @contextmanager
 def _updating(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield ways to compute the derivatives of an update."""
+    """Yield the ways to compute the derivatives of an update."""
     steps, episodes = (3, 2) if options.quick else (100, 20)
     generator = torch.Generator().manual_seed(options.seed)
     samples = _samples(steps, episodes, generator)
@@ -179,7 +179,7 @@ def _updating(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[
 
 @contextmanager
 def _sampling(env_name: str, hidden: int, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield ways to sample whole phases."""
+    """Yield the ways to sample whole phases."""
     tasks, episodes, horizon = (2, 2, 5) if options.quick else (20, 20, 100)
 
     def phase(sampler: MultiTaskSampler) -> Callable[[], None]:
@@ -197,7 +197,7 @@ def _sampling(env_name: str, hidden: int, options: argparse.Namespace) -> Iterat
 
 @contextmanager
 def _meta_updating(hidden: int, options: argparse.Namespace) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield ways to compute whole meta-updates, each time from the same parameters."""
+    """Yield the ways to compute whole meta-updates, each time from the same parameters."""
     tasks, episodes, horizon = (2, 2, 5) if options.quick else (40, 20, 100)
 
     def update(sampler: MultiTaskSampler) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Fair measurements on a machine that is never quite idle: systems are interleaved, ratios are taken round by round."""
+"""Fair measurements on a machine that is not quite idle: systems are interleaved, ratios are taken round by round."""
 
 import importlib.metadata
 import os
@@ -23,8 +23,8 @@ class Participant:
 
     Attributes:
         name: for progress messages.
-        turn: does the work once and returns what it measured by table row; one turn may measure several rows.
-        close: frees what the participant holds.
+        turn: does the work once and returns its measurements by table row; one turn may measure several rows.
+        close: frees the participant's resources.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Participant:
 
 @dataclass(slots=True)
 class Samples:
-    """The values that one row got, one per round.
+    """The values of one row, one per round.
 
     Attributes:
         values: in the order of the rounds.
@@ -74,9 +74,9 @@ def take_turns(
     warmup: int = 1,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Samples]:
-    """Let every participant take one turn in each of `warmup + repeats` rounds; warm-up rounds do not count.
+    """Run one turn of every participant in each of `warmup + repeats` rounds; warm-up rounds do not count.
 
-    Each round starts with another participant than the previous one, so that none always follows the same neighbor.
+    The participant that starts changes from round to round, so that the order favors none.
 
     Args:
         participants: at least one.
@@ -110,12 +110,12 @@ def take_turns(
 
 
 def ratios(numerator: Samples, denominator: Samples) -> Samples:
-    """Return the ratio of every round; a slowdown of a whole round cancels."""
+    """Return the ratio of every round; a slowdown of a whole round cancels out."""
     return Samples([above / below for above, below in zip(numerator.values, denominator.values, strict=True)])
 
 
 def machine(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Return what the numbers depend on: processor, cores, load before the run, versions (None if not installed)."""
+    """Return what the figures depend on: processor, cores, load before the run, versions (None if not installed)."""
     return {
         "cpu": _cpu_name(),
         "cores": usable_cores(),
@@ -144,7 +144,7 @@ def _module_name() -> str:
 
 
 def _without_paths(arguments: Sequence[str]) -> list[str]:
-    """Leave out where results go."""
+    """Return arguments without the paths of results."""
     kept = [argument for argument in arguments if not argument.startswith(("--json=", "--chart="))]
     for option in ("--json", "--chart"):
         if option in kept:

@@ -10,9 +10,9 @@ import psutil
 
 
 def tree_memory(pid: int) -> int:
-    """Return the bytes that a process and its descendants use now, each shared page divided among those who share it.
+    """Return the bytes that a process and its descendants use now; a shared page is divided among its processes.
 
-    Where the system does not tell proportional sizes (only Linux does), what belongs to each process alone is summed.
+    Where the system does not report proportional sizes (only Linux does), the private memory of each process is summed.
     """
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -25,11 +25,11 @@ def tree_memory(pid: int) -> int:
 
 
 class PeakMemory:
-    """Looks at a process tree again and again until the `with` block ends.
+    """Polls a process tree until the `with` block ends.
 
     Args:
         pid: the root of the tree.
-        interval: seconds between two looks; what comes and goes in between is not seen.
+        interval: seconds between two polls; shorter peaks are missed.
 
     Attributes:
         peak: bytes.
@@ -57,7 +57,7 @@ class PeakMemory:
         while not self._stop.is_set():
             start = time.perf_counter()
             self._look()
-            # A look at gigabytes takes a while; spend at most a fifth of the time looking.
+            # A poll of gigabytes takes a while; spend at most a fifth of the time on polls.
             self._stop.wait(max(self._interval, 4.0 * (time.perf_counter() - start)))
 
     def _look(self) -> None:

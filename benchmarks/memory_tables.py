@@ -53,7 +53,7 @@ class Problem:
     """One row of a table.
 
     Attributes:
-        num_episodes: n, of a trial; pulls of a bandit.
+        num_episodes: n, number of episodes of a trial, or of pulls of a bandit.
         num_arms: k, or None for tabular processes.
     """
 
@@ -62,17 +62,17 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """How the command calls it."""
+        """Its name on the command line."""
         return f"mdp-{self.num_episodes}" if self.num_arms is None else f"bandit-{self.num_episodes}-{self.num_arms}"
 
     @property
     def env(self) -> str:
-        """The family."""
+        """Id of the family."""
         return "TabularMDP-v0" if self.num_arms is None else f"Bandit-K{self.num_arms}-v0"
 
     @classmethod
     def of(cls, config: Config) -> "Problem":
-        """Return what a run was trained on."""
+        """Return the problem that a run was trained on."""
         arms = re.fullmatch(r"Bandit-K(\d+)-v0", config.env_name)
         if arms is None:
             return cls(config.fast_batch_size)
@@ -124,7 +124,7 @@ def _arms(problem: Problem) -> int:
 
 _SIZES = (_NUM_STATES, _NUM_ACTIONS, _HORIZON)
 _TENTHS = tuple(round(0.1 * number, 1) for number in range(11))
-# Published figures were computed with greedy choices that take the first of several best arms.
+# The published figures were computed with greedy choices that take the first of several best arms.
 _BANDIT_ALGORITHMS = {
     "random": Algorithm(lambda problem, _: RandomPolicy(_arms(problem))),
     "Gittins": Algorithm(lambda problem, _: GittinsIndex(_arms(problem), problem.num_episodes)),
@@ -145,7 +145,7 @@ _MDP_ALGORITHMS = {
     "epsilon-greedy": Algorithm(lambda problem, epsilon: TabularEpsilonGreedy(*_SIZES, epsilon), "epsilon", _TENTHS),
     "greedy": Algorithm(lambda problem, _: TabularEpsilonGreedy(*_SIZES)),
 }
-# Explanations of differences: the same algorithms with one change, by the problems in which it shows.
+# Explanations of differences: the same algorithms with one change, by the problems that show its effect.
 _TRUE_PRIOR = (1.0, 1.0)
 VARIANTS: dict[str, tuple[tuple[str, ...], Algorithm]] = {
     "greedy, ties at random": (
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def algorithms_of(problem: Problem) -> dict[str, Algorithm]:
-    """Return what is measured on a problem, by name: the columns of its table, and the variants."""
+    """Return the algorithms that are measured on a problem, by name: the columns of its table, and the variants."""
     columns = _MDP_ALGORITHMS if problem.num_arms is None else _BANDIT_ALGORITHMS
     return columns | {name: variant for name, (where, variant) in VARIANTS.items() if problem.name in where}
 
@@ -282,7 +282,7 @@ def measure_run(run: Path, options: argparse.Namespace) -> Result:
     """Run the trials of the policy of a run.
 
     Raises:
-        ConfigError: If there is no run, or no row for what it was trained on.
+        ConfigError: If there is no run, or no row for its problem.
         CheckpointError: If the checkpoint is missing or broken.
     """
     policy = load_policy(run, options.checkpoint)
@@ -306,7 +306,7 @@ def total_rewards(
     *,
     tuning: bool = False,
 ) -> NDArray[np.float64]:
-    """Return the total reward of each trial; trials to tune with have tasks of their own."""
+    """Return the total reward of each trial; trials for tuning have tasks of their own."""
     with MultiTaskSampler(
         problem.env,
         {} if config is None else config.env_kwargs,

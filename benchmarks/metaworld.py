@@ -1,9 +1,9 @@
-"""How fast Meta-World is sampled: ours against as many plain processes, which step the same episodes in a loop.
+"""Sampling speed on Meta-World: ours against as many plain processes, which step the same episodes in a loop.
 
     python -m benchmarks.metaworld --json metaworld.json
 
-It needs the extra metaworld, in an environment of its own. The plain processes hold one environment for each task; the
-policy, the sharing of actions and the assembly of episodes are on our side alone.
+It needs the extra metaworld, in an environment of its own. The plain processes hold one environment for each task; only
+our side also runs the policy, shares actions and assembles episodes.
 """
 
 import argparse

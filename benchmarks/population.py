@@ -1,10 +1,10 @@
-"""What populations cost: `PopulationEvaluator` against the sampler, in the same slots and under the same policy.
+"""The cost of populations: `PopulationEvaluator` against the sampler, in the same slots and with the same policy.
 
     python -m benchmarks.population --json population.json
 
-256 members evaluate one episode each, every member under weights of its own. The sampler fills as many slots with
-tasks of 16 episodes, as meta-learning does: its forward passes multiply 16 rows by each set of weights, those of a
-population one row. A third row holds the sampler to the population's shape, 256 tasks of one episode.
+256 members are evaluated on one episode each, every member with weights of its own. The sampler fills as many slots
+with tasks of 16 episodes, as meta-learning does: its forward passes multiply 16 rows by each set of weights, those of a
+population one row. A third row measures the sampler with the population's shape, 256 tasks of one episode.
 """
 
 import argparse

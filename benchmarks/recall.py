@@ -1,8 +1,8 @@
-"""How fast memories learn: `python -m benchmarks.recall` prints the tables of docs/notes/recurrent-memory.md.
+"""Learning speed of memories: `python -m benchmarks.recall` prints the tables of docs/notes/recurrent-memory.md.
 
 A layer sees trials of tabular processes in which every action is random, and predicts each step's reward from what it
-has seen and the action. There is no policy to learn: the remaining error is what the memory does not hold. Of a
-reward's variance of 2, 1 is noise, so at most 0.5 of it can be explained.
+has seen and the action. There is no policy to learn: the remaining error is due to the memory. Of a reward's variance
+of 2, 1 is noise, so at most 0.5 of it can be explained.
 """
 
 import argparse

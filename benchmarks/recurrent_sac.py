@@ -3,8 +3,8 @@
     python -m benchmarks.recurrent_sac --json recurrent-sac.json
 
 Batches of 64 trials of 75 steps of Wind, the published networks (a recurrent layer of 64 units, embeddings of 32 and 8,
-two hidden layers of 128), for a GRU, as published, and for an LSTM. One turn is `--updates` updates, on one thread;
-what counts is processor time. Ratios are taken round by round.
+two hidden layers of 128), for a GRU, as published, and for an LSTM. One turn is `--updates` updates, on one thread,
+measured in processor time. Ratios are taken round by round.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies.recurrent_actor import RecurrentActor
 
 CELLS = ("gru", "lstm")
-# Of Wind: two coordinates, the last action, its reward, and whether an episode has ended.
+# Observation in Wind: two coordinates, the last action, its reward, and whether an episode has ended.
 _OBSERVATION = spaces.Box(-np.inf, np.inf, (6,), np.float32)
 _ACTION = spaces.Box(-0.1, 0.1, (2,), np.float32)
 _LENGTH, _TRIALS, _GAMMA = 75, 64, 0.9

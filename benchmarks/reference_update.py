@@ -1,6 +1,6 @@
-"""The straightforward MAML-TRPO update, batched over tasks: what the fast one must agree with and is measured against.
+"""The straightforward MAML-TRPO update, batched over tasks: the reference for results and speed of the fast one.
 
-Everything is left to automatic differentiation: one graph through the inner steps of all tasks, the gradient of the
+Automatic differentiation does everything: one graph through the inner steps of all tasks, the gradient of the
 mean divergence with a graph of its own, and one pass back through that for every curvature product.
 """
 
@@ -18,7 +18,7 @@ class ReferenceUpdate:
     """One update, in the parts that tests compare.
 
     Args:
-        policy: whose own parameters are the initial ones.
+        policy: its own parameters are the initial ones.
         train: for each inner step the episodes of all tasks, with advantages.
         valid: the episodes of all tasks after the last inner step, with advantages.
         step_sizes: one for each inner step.
@@ -50,7 +50,7 @@ class ReferenceUpdate:
         return params
 
     def loss_and_kl(self) -> tuple[Tensor, Tensor]:
-        """Return surrogate loss and KL(old, new), means over tasks; the first call makes these parameters the old."""
+        """Return surrogate loss and KL(old, new), means over tasks; the old parameters are those of the first call."""
         valid = self.valid
         distribution = self.policy.distribution_parameters(valid.observations, self.adapted())
         log_probs = self.policy.distributions.log_prob(distribution, valid.actions)

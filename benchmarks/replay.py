@@ -1,9 +1,9 @@
 """The limit of sampling: only the physics, on the trajectories that were sampled.
 
 The initial states and the applied controls of sampled episodes are replayed by plain `mj_step` in a tight loop, in one
-process per core, nothing else. The same trajectories, because contacts make real states cost more than resting ones;
-and the very model that the family steps, so that what it computes beside the motion (Ant's contact forces) is paid for
-on both sides.
+process per core. The trajectories must be the same, because contacts make real states more expensive than resting ones.
+The model must be the family's own, so that both sides pay for what it computes besides the motion (Ant's contact
+forces).
 """
 
 import copy
@@ -24,14 +24,14 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """What is replayed.
+    """Trajectories to replay.
 
     Attributes:
         qpos: (E, nq) initial positions of E episodes.
         qvel: (E, nv) initial velocities.
-        controls: (E, T, nu) what the actuators got.
+        controls: (E, T, nu) controls of the actuators.
         lengths: (E,) steps of each episode.
-        fields: of the model, where they differ between episodes: (E, ...) by name. What MuJoCo derives follows.
+        fields: of the model, where they differ between episodes: (E, ...) by name.
     """
 
     qpos: Float64
@@ -57,11 +57,11 @@ class Replay:
     Args:
         model: the family's `MjModel`.
         substeps: physics steps per environment step.
-        processes: how many; one per usable core by default.
+        processes: their number; one per usable core by default.
     """
 
     def __init__(self, model: Any, substeps: int, processes: int | None = None) -> None:
-        # A fresh interpreter has no threads of others, and imports nothing but MuJoCo and NumPy.
+        # A fresh interpreter has no other threads, and imports only MuJoCo and NumPy.
         context = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
         self._processes = []
@@ -87,7 +87,7 @@ class Replay:
             connection.recv()
 
     def run(self) -> float:
-        """Replay what was loaded; return seconds."""
+        """Replay the loaded episodes; return the seconds."""
         start = time.perf_counter()
         for connection in self._connections:
             connection.send("run")
@@ -139,7 +139,7 @@ def _replay_on_demand(connection: Connection, model: Any, substeps: int) -> None
 
 
 def _models(model: Any, data: Any, trajectories: Trajectories) -> list[Any]:
-    """Return the model of each episode; episodes with the same fields one after the other share theirs."""
+    """Return the model of each episode; consecutive episodes with the same fields share theirs."""
     import mujoco
 
     models: list[Any] = []

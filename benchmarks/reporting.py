@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: a table on the screen, a JSON file, a chart; and the options they all share."""
+"""Results of a benchmark: a table on the screen, a JSON file, a chart; and the options that all benchmarks share."""
 
 import argparse
 import importlib.util
@@ -23,10 +23,10 @@ class Row:
     """One line of a table.
 
     Attributes:
-        name: who, or what.
+        name: of a system or of a quantity.
         samples: values of the rounds.
         unit: of the values.
-        note: the layout, or what the number is to be compared with.
+        note: the layout, or the figure to compare with.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """All that one run of a benchmark found.
+    """The results of one run of a benchmark.
 
     Attributes:
         benchmark: its name.
-        machine: what `measuring.machine` returned.
+        machine: as returned by `measuring.machine`.
         settings: the sizes and repeats of this run.
         tables: rows by title.
-        remarks: sentences for the reader, such as who was left out and why.
+        remarks: sentences for the reader, such as which system was left out and why.
     """
 
     benchmark: str
@@ -95,7 +95,7 @@ def common_options(description: str) -> argparse.ArgumentParser:
 
 
 def chosen(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as plain data, without those that only say where results go."""
+    """Return the options as plain data, without the paths of results."""
     return {
         name: value if isinstance(value, int | float | str | bool | list | type(None)) else str(value)
         for name, value in vars(arguments).items()
@@ -104,19 +104,19 @@ def chosen(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def progress(arguments: argparse.Namespace) -> Any:
-    """Return the function that tells about every turn, on the error stream, so that the tables can be piped."""
+    """Return the function that reports every turn on the error stream, so that the tables can be piped."""
     return (lambda line: None) if arguments.quiet else (lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def check_packages(arguments: argparse.Namespace, **needed: str) -> None:
-    """End the command before hours of measurements if it could not finish them.
+    """End the command at once if a missing package would end it after hours of measurements.
 
     Args:
         arguments: the options of the command.
         needed: by package, what needs it.
 
     Raises:
-        SystemExit: If a package that is needed, or matplotlib for the chart that was asked for, is not installed.
+        SystemExit: If a needed package, or matplotlib for a requested chart, is not installed.
     """
     if arguments.chart is not None:
         needed["matplotlib"] = "--chart"
@@ -157,10 +157,10 @@ def save_figure(figure: Any, report: Report, path: Path) -> None:
 def finish(
     report: Report, arguments: argparse.Namespace, chart: Callable[[Report, argparse.Namespace], None] = bar_chart
 ) -> None:
-    """Print the tables and write the files that were asked for.
+    """Print the tables and write the requested files.
 
     Args:
-        report: what was found.
+        report: the results.
         arguments: the options of the command.
         chart: draws the report into `arguments.chart`.
     """
@@ -176,7 +176,7 @@ def finish(
 
 
 def bars(panel: "Axes", title: str, rows: Sequence[Row], *, notes: bool = True) -> None:
-    """Draw a table: each bar ends at the median, its line spans minimum and maximum."""
+    """Draw a table: each bar ends at the median; its line goes from the minimum to the maximum."""
     names = [row.name + (f"\n{row.note}" if notes and row.note else "") for row in rows]
     medians = [row.samples.median for row in rows]
     below = [row.samples.median - row.samples.low for row in rows]
@@ -193,7 +193,7 @@ def bars(panel: "Axes", title: str, rows: Sequence[Row], *, notes: bool = True) 
 
 
 def number(value: float) -> str:
-    """Return `value` with as many digits as a benchmark deserves."""
+    """Return `value` with the digits that are significant in a benchmark."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

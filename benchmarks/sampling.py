@@ -1,11 +1,11 @@
-"""How fast episodes are sampled: against the limit that the physics sets, and against other systems doing the same job.
+"""Sampling speed against the limit set by the physics, and against other systems that do the same job.
 
     python -m benchmarks.sampling --json sampling.json --chart sampling.svg
 
 Every system collects M tasks x B episodes x T steps under a policy with separate parameters for every task, from the
 reset of the environments to the finished arrays of observations, actions and rewards. Those with one process or object
 per environment hold 160 of them and collect in waves of whole tasks, which suits them best; the slowest collect one
-wave only, since more would take longer and show nothing else.
+wave only, since more would take longer without changing the result.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MORE = ("Walker2DRandParams-v5", "AntDir-v5", "HumanoidDir-v5")
 ENVS = ("HalfCheetahDir-v5", *MORE)
 NAVIGATION = "2D navigation, environment steps per second"
 SHARES = "Share of the limit"
-# Of memory, of belief, and of posterior samples; each has one slot for a task.
+# Learners with a memory, with a belief, and with posterior samples; each has one slot per task.
 LEARNERS = ("rsac", "varibad", "rl2", "pearl")
 TRIALS = "Trials and episodes of learners with one slot for each task, environment steps per second"
 TIMES = "How many times as fast as others, HalfCheetah"

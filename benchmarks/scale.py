@@ -1,9 +1,9 @@
-"""How speed and memory grow with the number of environments, up to tens of thousands.
+"""Growth of speed and memory with the number of environments, up to tens of thousands.
 
     python -m benchmarks.scale --json scale.json --chart scale.svg
 
 Every size samples whole phases of HalfCheetahDir, tasks x 20 episodes x 100 steps, every task under its own parameters,
-and replays the very trajectories as the limit. The peak memory is that of all processes of the sampler together, the
+and replays the same trajectories as the limit. The peak memory is that of all processes of the sampler together, the
 interpreter and its libraries included, during one more phase that is not timed.
 """
 

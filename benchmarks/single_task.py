@@ -2,9 +2,9 @@
 
     python -m benchmarks.single_task --tasks 500
 
-Both learn dark rooms with the same networks, batches, epochs and step size, updates included, on one core. Only
-processor time counts, so other work on the machine does not. The learners of Stable-Baselines3 run one after another,
-so one of them gives the speed of all. Its values come from a second network, ours from a linear baseline.
+Both learn dark rooms with the same networks, batches, epochs and step size, updates included, on one core. Processor
+time is measured, so other work on the machine does not matter. The learners of Stable-Baselines3 run one after another,
+so the speed of one is that of all. Its values come from a second network, ours from a linear baseline.
 """
 
 import time
@@ -50,7 +50,7 @@ def one_after_another(num_steps: int) -> Participant:
     from stable_baselines3 import PPO
 
     settings = SingleTaskPPOSettings()
-    # Each learner first builds networks and imports; that is not counted.
+    # Each learner first imports and builds networks, which is not counted.
     env = gymnasium.make(ENV, disable_env_checker=True)
     learner = PPO(
         "MlpPolicy",

@@ -31,7 +31,7 @@ from maml_rl.policies import NormalMLPPolicy
 from maml_rl.seeding import seeded_torch
 
 TIMES, MEMORY, FAULTS = "Wall time against the limit", "Memory of all processes", "Faults"
-# Latencies and faults are the world's, not the seed's.
+# Latencies and faults do not depend on the seed.
 _CHANCE = random.SystemRandom()
 
 
@@ -39,7 +39,7 @@ class SleepingEnv(gymnasium.Env[Any, Any]):
     """A point whose calls take time.
 
     Args:
-        folder: each slot notes there for how long it has waited, or what went wrong.
+        folder: each slot writes to it how long it has waited, or what went wrong.
         wait: mean seconds of a call.
         length: steps of an episode.
         kill: probability that a call ends the process.
@@ -158,7 +158,7 @@ def _measure(report: Report, options: argparse.Namespace) -> None:
 
 
 def _survive(report: Report, options: argparse.Namespace) -> None:
-    """Let workers be killed and `Retry` be raised until both have happened often enough."""
+    """Sample until workers have been killed and `Retry` has been raised often enough."""
     size, wait = min(options.slots), 0.002
     undisturbed, *_ = _sample(SleepingEnv, size, options, wait=0.0, num_workers=0)
     before = set(psutil.Process().children(recursive=True))

@@ -38,7 +38,7 @@ FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
 FOUND = "What was found"
 RECOVERY = "From a kill to sampling again"
 GROWTH = "Growth from the first runs to the last"
-# More than any number of kills: here workers are meant to die again and again.
+# More than any number of kills: in this benchmark workers die again and again.
 _MAX_RESTARTS = 1_000_000
 
 
@@ -73,7 +73,7 @@ class Soak:
         return [] if self._training is None else self._training.sampler.pids
 
     def run(self) -> None:
-        """Repeat the runs until time is up or the workers have died often enough."""
+        """Repeat the runs until the time is over or the workers have died often enough."""
         families = [_workload(family, self._options) for family in self._options.families]
         undisturbed = {workload.env: list(self._digests(replace(workload, num_workers=0))) for workload in families}
         workloads = [
@@ -90,7 +90,7 @@ class Soak:
                 with closing(self._digests(workload)) as digests:
                     for digest, expected in zip(digests, undisturbed[workload.env], strict=True):
                         self.record.mismatches += digest != expected
-                        # Every family takes its turn before the end.
+                        # Every family has a run before the end.
                         if self.record.runs >= len(workloads) and self._over(started):
                             return
                 self.record.runs += 1
@@ -108,7 +108,7 @@ class Soak:
             log.propagate = propagated
 
     def watch(self, give_up: Callable[[], None]) -> None:
-        """Call `give_up` when no iteration has ended for too long; the work of a thread."""
+        """Call `give_up` when no iteration has ended for too long; runs in a thread."""
         while time.monotonic() - self.record.last_progress < self._options.patience:
             if self._ended.wait(0.5):
                 return
@@ -204,7 +204,7 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
 
 
 def _chart(soak: Soak, report: Report, options: argparse.Namespace) -> None:
-    """Draw how long recoveries took, and the memory over the runs."""
+    """Draw the times of recoveries, and the memory over the runs."""
     from matplotlib import pyplot
 
     figure, (recovery, memory) = pyplot.subplots(1, 2, figsize=(9.0, 3.4), layout="constrained")

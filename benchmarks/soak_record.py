@@ -1,4 +1,4 @@
-"""What a soak run records of itself: restarts, mismatches, hangs, and what grows."""
+"""The record of a soak run: restarts, mismatches, hangs, and growth of resources."""
 
 import gc
 import logging
@@ -23,17 +23,17 @@ class RestartCounter(logging.Handler):
 
 @dataclass(slots=True)
 class SoakRecord:
-    """What has happened so far.
+    """The events and resources so far.
 
     Attributes:
         runs: training runs that have ended.
         iterations: iterations that have ended.
-        timeouts: frozen workers that the sampler reported, after which the iteration was repeated.
+        timeouts: frozen workers that the sampler reported; the iteration was then repeated.
         mismatches: iterations whose digest differs from the undisturbed run's.
         hangs: iterations that did not end.
         memory: bytes of this process after each run.
         files: open files after each run.
-        workers: processes that are left after each run.
+        workers: processes that remain after each run.
         last_progress: when the last iteration ended.
     """
 
@@ -48,7 +48,7 @@ class SoakRecord:
     last_progress: float = field(default_factory=time.monotonic)
 
     def take_stock(self) -> None:
-        """Note what this process holds now."""
+        """Record the resources that this process holds now."""
         gc.collect()
         process = psutil.Process()
         self.memory.append(process.memory_info().rss)
@@ -57,7 +57,7 @@ class SoakRecord:
 
 
 def growth(values: list[int]) -> float:
-    """Return by how much the median of the last third exceeds that of the first, the very first run left out."""
+    """Return by how much the median of the last third exceeds that of the first, without the very first run."""
     settled = values[1:]
     third = max(1, len(settled) // 3)
     return statistics.median(settled[-third:]) - statistics.median(settled[:third])

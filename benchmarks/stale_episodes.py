@@ -24,21 +24,21 @@ from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.maml_trpo import INNER_LOSSES
 from maml_rl.samplers import MultiTaskSampler
 
-# Draws over which returns are averaged.
+# Number of draws over which returns are averaged.
 _DRAWS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one meta-update changed.
+    """The effect of one meta-update.
 
     Attributes:
         update: number of the meta-update, from 0.
-        inner_loss: that it was computed with.
+        inner_loss: the loss that it was computed with.
         kl: mean KL(old, new) of the policy before adaptation, on episodes of the old one.
         before: change of the return before adaptation.
         stale: change of the return after adaptation to episodes of the old policy.
-        fresh: change of the return after adaptation to episodes of the policy itself.
+        fresh: change of the return after adaptation to the policy's own episodes.
     """
 
     update: int
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def outcomes(config: Config, updates: Sequence[int]) -> Iterator[Outcome]:
-    """Train, and yield what a step with each inner loss changes at the meta-updates of these numbers.
+    """Train, and yield the effect of a step with each inner loss at the meta-updates with these numbers.
 
     Raises:
         TypeError: If the algorithm is not MAML-TRPO.

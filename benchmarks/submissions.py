@@ -1,7 +1,7 @@
 """The table of certified benchmarks: `python -m benchmarks.submissions` makes docs/benchmarks.md from submissions.
 
 A submission is a file that `maml-rl test --benchmark NAME --submit FILE` or `save_submission` has written, put into
-docs/results/submissions/. With `--classical` those of classical algorithms are measured anew first.
+docs/results/submissions/. With `--classical` those of classical algorithms are first measured again.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from maml_rl.policies.classical import PSRL, UCB1, BayesOptimalGridNavi, Gittins
 
 FOLDER = ROOT / "docs" / "results" / "submissions"
 PAGE = ROOT / "docs" / "benchmarks.md"
-# By benchmark and name: what makes a policy, and the episodes of its trials; None for as many as there may be.
+# By benchmark and name: the function that makes a policy, and the episodes of its trials; None for the maximum.
 _CLASSICAL: dict[tuple[str, str], tuple[Callable[[], Policy], int | None]] = {
     ("bandit-k5-n10-v1", "Gittins index"): (lambda: GittinsIndex(5, 10), None),
     ("bandit-k5-n10-v1", "UCB1"): (lambda: UCB1(5, 0.2), None),

@@ -24,9 +24,9 @@ from benchmarks.learning.plan import (
 )
 
 
-# What HalfCheetahDir learns fastest with; a whole training of a family of physics then takes minutes.
+# The settings with which HalfCheetahDir learns fastest; a whole training of a family with physics then takes minutes.
 def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
-    """Return the changes; of RL2 with noise as large as the actuators' range, in an environment of these arguments."""
+    """Return the changes; RL2 has noise as large as the actuators' range. The environment has these arguments."""
     return {
         "changes": {"meta-batch-size": 20, "fast-batch-size": 10, "fast-lr": 0.5},
         "algorithm_changes": {
@@ -39,9 +39,9 @@ def _as_halfcheetah_dir(**env_kwargs: float) -> dict[str, Any]:
 
 
 def _at_horizon_200(**env_kwargs: float) -> dict[str, Any]:
-    """Return what the protocol of two episodes of 200 steps changes, in an environment of these arguments."""
+    """Return the changes for the protocol of two episodes of 200 steps, in an environment with these arguments."""
     plain = _as_halfcheetah_dir(**env_kwargs)
-    # As RL2, learners of belief and experience have noise as large as the actuators' range.
+    # Like RL2, learners with a belief or a replay have noise as large as the actuators' range.
     own = {"env-kwargs": env_kwargs}
     scaled = {"env-kwargs": {**env_kwargs, "normalization_scale": 10.0}}
     return {
@@ -60,7 +60,8 @@ FAMILIES = (
         10_000_000,
         algorithm_changes={
             **_STEP_OF_NAVIGATION,
-            # Chosen with another seed of training, hence other tasks. What it is compared with has the config's own.
+            # Chosen with another seed of training, hence other tasks. The methods it is compared with have the config's
+            # own.
             "maml-trpo": {"fast-lr": 0.3},
             "pretrain": {},
         },
@@ -94,7 +95,7 @@ FAMILIES = (
         for name in ("reach", "push", "pick-place")
     ),
 )
-# Learners of belief and experience take part, too.
+# Learners with a belief or a replay are included.
 AT_HORIZON_200 = (
     Family(
         "halfcheetah-dir-2x200",
@@ -113,7 +114,7 @@ AT_HORIZON_200 = (
         **_at_horizon_200(low=0.0, high=3.0),
     ),
 )
-# Trials of two episodes: as many episodes of training as the others have with 20 tasks.
+# Trials of two episodes: as many training episodes as the others have with 20 tasks.
 _RL2 = Method(
     "rl2",
     "rl2",
@@ -131,7 +132,7 @@ _RL2 = Method(
         },
     },
 )
-# What control needs: observations in units of their deviation, layers that act on them and on the memory, and many
+# Control needs observations in units of their standard deviation, layers that act on them and on the memory, and many
 # small steps.
 _RL2_CONTROL = Method(
     "rl2-control",
@@ -154,7 +155,7 @@ _RL2_CONTROL = Method(
         },
     },
 )
-# Belief and experience: batches as in their configs, whatever those of a gradient step are.
+# Learners with a belief or a replay: batches as in their configs, not those of gradient-based methods.
 _VARIBAD = Method("varibad", "varibad", {"meta-batch-size": 16, "fast-batch-size": 2})
 _PEARL = Method("pearl", "pearl", {"meta-batch-size": 5, "fast-batch-size": 1, "evaluate-every": None}, steps=1_000_000)
 _ON_POLICY = (TRPO, Method("promp", "promp"), _RL2, _RL2_CONTROL)

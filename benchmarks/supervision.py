@@ -1,11 +1,11 @@
-"""What supervision and transport cost: the sampler's workers against unsupervised processes.
+"""The cost of supervision and transport: the sampler's workers against unsupervised processes.
 
     python -m benchmarks.supervision --json supervision.json
 
 Both sides sample HalfCheetahDir under one set of parameters per task, by the same loop. On one side are the sampler's
-workers: supervised, their episodes handed to the parent. On the other side is one process per core that samples its
-share of the tasks in itself and keeps what it has got. So the share is a lower bound: what is lost pays for
-heartbeats, commands, deadlines and the way of the episodes together.
+workers: supervised, with their episodes handed to the parent. On the other side is one process per core that samples
+its share of the tasks and keeps the episodes. So the share is a lower bound: the difference is the cost of heartbeats,
+commands, deadlines and the transfer of episodes together.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SUPERVISED, ALONE = "maml_rl, supervised workers", "unsupervised processes"
 
 
 class Unwatched:
-    """Processes that sample at the same time, each its own tasks.
+    """Processes that sample at the same time, each of them its own tasks.
 
     Args:
         workload: of all of them together.
@@ -45,7 +45,7 @@ class Unwatched:
         self._pool = stack.enter_context(ThreadPoolExecutor(count))
 
     def turn(self) -> Measurements:
-        """Sample once; the last to finish says how long it took."""
+        """Sample once, until the last process has finished."""
         runs = [(tasks, self._pool.submit(host.call, "sample")) for tasks, host in self._hosts]
         steps = [tasks * self._steps_per_task for tasks, _ in runs]
         seconds = [count / run.result()[ALONE] for count, (_, run) in zip(steps, runs, strict=True)]

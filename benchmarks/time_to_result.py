@@ -1,4 +1,4 @@
-"""How long meta-training takes to reach a result, and what makes it faster: `benchmarks.time_to_result --train`.
+"""Time that meta-training takes to reach a result, and what reduces it: `benchmarks.time_to_result --train`.
 
 The trainings run like those of `benchmarks.learning`; tables and charts are in docs/performance.md. A result is a
 return after one step, on 40 held-out tasks, in two evaluations in a row; then the training ends.
@@ -25,7 +25,7 @@ def _trpo(
     conjugate_gradients: int = 10,
     curvature: float = 1.0,
 ) -> Method:
-    """MAML-TRPO with these tasks and episodes, this trust region, and the curvature of this share of the episodes."""
+    """Return MAML-TRPO with these tasks, episodes and trust region, and curvature from this share of the episodes."""
     changes: dict[str, Any] = {
         "meta-batch-size": tasks,
         "fast-batch-size": episodes,
@@ -45,7 +45,7 @@ def _trpo(
     return Method(name, changes=changes)
 
 
-# Of these, the first of a family has the settings that its config had before these trainings.
+# The first method of a family has the settings that its config had before these trainings.
 _OF_NAVIGATION = (
     _trpo(40, 20, 0.01),
     _trpo(20, 20, 0.01),
@@ -68,7 +68,7 @@ _OF_HALFCHEETAH_DIR = (
     _trpo(20, 10, 0.03, 0.5, curvature=0.25),
 )
 
-# After one step, on 40 tasks (Finn et al. 2017, figure 4).
+# Return after one step, on 40 tasks (Finn et al. 2017, figure 4).
 _PUBLISHED = -11.7
 _NAVIGATION = Family(
     "time-to-navigation",
@@ -76,7 +76,7 @@ _NAVIGATION = Family(
     "../finn2017/2d-navigation.yaml",
     8_000_000,
     threshold=_PUBLISHED,
-    # Episodes of the authors' test.
+    # Episodes in the authors' test.
     test_changes={"fast-batch-size": 40, "evaluation-steps": 1},
     ends_at_threshold=True,
     methods=tuple(named(*_OF_NAVIGATION)),
@@ -101,7 +101,7 @@ PLAN = Plan(
 
 
 def tables(plan: Plan, family: Family) -> str:
-    """Return how long the methods on one family needed, as Markdown."""
+    """Return the time that the methods needed on one family, as Markdown."""
     found = rows_of(plan, family)
     assert family.threshold is not None
     if not found:

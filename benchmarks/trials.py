@@ -1,11 +1,11 @@
-"""What a memory costs: trials of a recurrent policy against a memoryless one, and against its plain cell.
+"""The cost of a memory: trials of a recurrent policy against a memoryless one, and against its plain cell.
 
     python -m benchmarks.trials --json trials.json
 
 On HalfCheetahDir a GRU and a perceptron of as many units act in the same slots, one for each task, with the physics in
-between. On bandits there is next to nothing but the policy: the pulls of whole trials are held to as many steps of
-torch's own `GRUCell` in a tight loop on one thread, which samples no action and records nothing, and a transformer of
-the same width, which attends to the last `--context` pulls, to those of the GRU.
+between. On bandits nearly all the time is spent in the policy: the pulls of whole trials are compared with as many
+steps of torch's own `GRUCell` in a tight loop on one thread, which samples no action and records nothing; and a
+transformer of the same width, which attends to the last `--context` pulls, is compared with the GRU.
 """
 
 import argparse

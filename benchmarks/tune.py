@@ -2,8 +2,8 @@
 
 Optuna's tree of Parzen estimators draws the trials, which train up to the same number of environment steps. At a ninth
 and at a third of it, the best third of the trials continues and the others end (successive halving). The CSV has a row
-for every trial and is written after each; the same command continues from it. Trials have their own seed, and hence
-other tasks than reported trainings.
+for every trial and is written after each; the same command continues from it. Trials have a seed of their own, and
+hence other tasks than reported trainings.
 
 Source: Akiba et al. 2019, https://arxiv.org/abs/1907.10902; Li et al. 2020, https://arxiv.org/abs/1810.05934
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, Trial
 
-# A third of the trials goes on at each of the rungs 1, 3 and 9 of a budget that is cut into nine.
+# A third of the trials continues at each of the rungs 1, 3 and 9 of a budget that is cut into nine.
 _REDUCTION, _PARTS = 3, 9
 _FIRST = ("trial", "state", "value", "env_steps", "seconds", "config", "seed", "version", "rungs")
 _RESERVED = sorted({seed for seeds in SUITE.seeds.values() for seed in seeds})
@@ -87,7 +87,7 @@ def search(options: argparse.Namespace) -> None:
     fixed = {key: yaml.safe_load(text) for key, text in map(_pair, options.set)}
     config = changed(config, {**fixed, "seed": options.seed})
     space = {key: distribution_of(key, text) for key, text in map(_pair, options.search)}
-    # All values are tried before anything is trained.
+    # All values are checked before anything is trained.
     for key, distribution in space.items():
         for value in _extremes(distribution):
             make_experiment(changed(config, {key: value}))
@@ -143,13 +143,13 @@ def train_trial(
     Args:
         config: of the trial.
         folder: of its run, which is replaced.
-        env_steps: after which it is complete.
+        env_steps: environment steps of a complete trial.
         num_workers: see `train`.
-        ends: is given the number of each rung and the return there, and says whether the trial ends there.
+        ends: receives the number of each rung and the return at it; returns whether the trial ends.
 
     Returns:
-        The mean return after adaptation in the last ninth of the environment steps, None if the trial was ended before;
-        and the environment steps that it took.
+        The mean return after adaptation in the last ninth of the environment steps, None if the trial was ended
+        earlier; and the environment steps that it took.
 
     Raises:
         ConfigError: If `num-batches` is too small for so many environment steps.
@@ -212,7 +212,7 @@ def read_trials(path: Path, space: Mapping[str, "BaseDistribution"]) -> list["Fr
 
 
 def write_trials(path: Path, trials: Sequence["FrozenTrial"], config: str, seed: int) -> None:
-    """Write all trials; the file appears whole or not at all. One that was ended has no value."""
+    """Write all trials; the file is replaced atomically. A trial that was ended early has no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = sorted({key for trial in trials for key in trial.params})
@@ -235,10 +235,10 @@ def _pair(entry: str) -> tuple[str, str]:
 
 
 def distribution_of(key: str, text: str) -> "BaseDistribution":
-    """Return what `LOW:HIGH`, `LOW:HIGH:log` or `A|B|C` means.
+    """Return the distribution that `LOW:HIGH`, `LOW:HIGH:log` or `A|B|C` denotes.
 
     Raises:
-        ConfigError: If it means nothing.
+        ConfigError: If the text is none of these.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

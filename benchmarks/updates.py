@@ -1,4 +1,4 @@
-"""What the meta-update of every algorithm costs, beside that of MAML-TRPO.
+"""The cost of every algorithm's meta-update, relative to that of MAML-TRPO.
 
     python -m benchmarks.updates --json updates.json --chart updates.svg
 
@@ -17,7 +17,7 @@ from maml_rl.experiment.build import make_experiment
 
 SECONDS = "Seconds of one meta-update"
 RATIOS = "Times the update of MAML-TRPO"
-# MAML-TRPO that computes its curvature from a quarter of the episodes.
+# MAML-TRPO with the curvature from a quarter of the episodes.
 QUARTER_CURVATURE = Method("quarter-curvature", changes={"algorithm-settings": {"curvature-fraction": 0.25}})
 # MAML-TRPO with half the usual iterations of conjugate gradients, and with both.
 FIVE_ITERATIONS = Method("five-iterations", changes={"algorithm-settings": {"cg-iters": 5}})
@@ -31,7 +31,7 @@ METHODS = (
     FIVE_OF_A_QUARTER,
     *(Method(name, name) for name in ALGORITHMS),
 )
-# As of the whole iteration in `benchmarks.iteration`.
+# The sizes are those of the whole iteration in `benchmarks.iteration`.
 WHOLE = {"meta-batch-size": 40, "fast-batch-size": 20, "max-episode-steps": 100}
 SMALL = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
 

@@ -1,9 +1,9 @@
-"""Is it worthwhile not to wait for all workers? Every way of waiting, on the same code.
+"""The effect of not waiting for all workers: every way of waiting, on the same code.
 
     python -m benchmarks.waiting --json waiting.json --chart waiting.svg
     python -m benchmarks.waiting --horizons 250 40 10 --repeats 2 --json waiting.json --chart waiting.svg
 
-The second takes minutes where the first takes an hour.
+The first command takes an hour, the second a few minutes.
 
 It repeats a published experiment: 8 processes, 160 to 32,000 environments, a parent that waits for all workers, or for
 a given number of seconds at most and then acts for those that have answered; with a small and a large network. It adds
@@ -86,7 +86,7 @@ def modes_here() -> dict[str, dict[str, Any]]:
 
 
 def _add_training(report: Report, options: argparse.Namespace) -> None:
-    """Let training that collects when it needs to, and training that collects ahead, take turns."""
+    """Measure training that collects on demand and training that collects ahead, interleaved."""
     workload = _workload(min(options.sizes), options.networks[0], options)
     with ExitStack() as stack:
         participants = []
@@ -106,7 +106,7 @@ def _add_training(report: Report, options: argparse.Namespace) -> None:
 def _measure(
     size: int, network: str, modes: dict[str, dict[str, Any]], options: argparse.Namespace
 ) -> dict[str, Samples]:
-    """Let the modes take turns at one size."""
+    """Measure the modes at one size, interleaved."""
     with ExitStack() as stack:
         participants = []
         for mode, arguments in modes.items():

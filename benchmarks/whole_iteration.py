@@ -1,7 +1,7 @@
-"""What an iteration costs whose update is where the episodes are, and what follows for more actors than there are here.
+"""The cost of an iteration whose update is where the episodes are, measured and extrapolated to more actors.
 
-Costs are seconds of a processor, which do not depend on what else the machine does. A request of the driver goes to
-every actor as a message, and comes back with a vector of the size of the parameters for each block of tasks.
+Costs are seconds of processor time, which other work on the machine does not change. The driver sends a request to
+every actor as a message, and receives a vector of the size of the parameters for each block of tasks.
 """
 
 import argparse
@@ -30,14 +30,14 @@ MEMORY = "The driver in an iteration of many tasks of 2D navigation, 20 x 100 (M
 SPEEDUP = "Modeled speed-up of a whole iteration over one core"
 SECONDS = "Modeled seconds of a whole iteration"
 ACTORS, TASKS = (16, 64, 256, 2048), (40, 400, 4000)
-# Episodes of a task and phase, and their steps.
+# Episodes per task and phase, and their steps.
 _EPISODES, _STEPS = 20, 100
 _FAMILY = "HalfCheetahDir-v5"
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a processor, if nothing else is said.
+    """Costs in seconds of processor time, unless stated otherwise.
 
     Attributes:
         sampling: of a task, in an actor: all phases, advantages and adaptation.
@@ -45,10 +45,10 @@ class Costs:
         message: of the driver, to one actor and back.
         request: of the driver, for what is put into the store once for all actors.
         block: of the driver, for the vectors of one block in one request.
-        waiting: of the driver, for each second in which it looks after actors that work.
-        requests: how many there are in an iteration.
-        answers: how many of them answer with vectors.
-        samples_per_task: of a phase, by which tasks are cut into chunks.
+        waiting: of the driver, for each second in which it supervises working actors.
+        requests: their number in an iteration.
+        answers: number of those that are answered with vectors.
+        samples_per_task: of a phase; determines the chunks of tasks.
         width: of the policy's widest layer.
     """
 
@@ -64,7 +64,7 @@ class Costs:
     width: int
 
     def num_blocks(self, num_tasks: int) -> int:
-        """Return into how many blocks a batch is cut."""
+        """Return the number of blocks into which a batch is cut."""
         chunks = cut(num_tasks, self.samples_per_task, self.width, torch.device("cpu"))
         return len(blocks_of(num_tasks, chunks))
 
@@ -91,11 +91,11 @@ class Costs:
 
 @dataclass(slots=True)
 class Counted:
-    """What the driver received.
+    """Counts of the replies that the driver received.
 
     Attributes:
         requests: how many.
-        answers: how many with vectors.
+        answers: number of those with vectors.
         num_bytes: of the replies.
     """
 
@@ -120,7 +120,7 @@ def experiment_of(num_tasks: int, family: str = _FAMILY, **settings: Any) -> Exp
 
 
 def iterate(experiment: Experiment, sampler: Any) -> dict[str, float]:
-    """Do what a training does in one iteration, and return seconds of this process: `collect` and `update`."""
+    """Carry out one iteration of training, and return the seconds of this process: `collect` and `update`."""
     learner = experiment.metalearner
     started = time.process_time()
     batch = learner.collect(sampler, sampler.sample_tasks(experiment.config.meta_batch_size))
@@ -134,7 +134,7 @@ def iterate(experiment: Experiment, sampler: Any) -> dict[str, float]:
 
 @contextlib.contextmanager
 def counting(sampler: Any) -> Iterator[Counted]:
-    """Count what comes back from the actors of a sampler."""
+    """Count the replies of a sampler's actors."""
     counted, carrier = Counted(), sampler._backend
     carry_out: Callable[..., Any] = carrier.carry_out
 
@@ -155,13 +155,13 @@ def counting(sampler: Any) -> Iterator[Counted]:
 
 
 def whole(options: argparse.Namespace, report: Report) -> None:
-    """Measure costs, model iterations on many actors, and check the model where it can be measured."""
+    """Measure costs, model iterations on many actors, and check the model where an iteration can be measured."""
     from benchmarks.cluster import actor_processes, cluster_of, wait_for_actors
 
     num_tasks = 4 if options.quick else 16
     here = experiment_of(num_tasks)
     with here.make_sampler() as sampler, intra_op_threads(1):
-        # The first makes the environments.
+        # The first iteration creates the environments.
         own = [iterate(here, sampler) for _ in range(options.repeats + 1)][1:]
     size = ParameterLayout(here.policy).size
     with cluster_of(1, 1):
@@ -195,7 +195,7 @@ def whole(options: argparse.Namespace, report: Report) -> None:
         samples_per_task=_EPISODES * _STEPS,
         width=ParameterLayout(here.policy).width,
     )
-    # What is left on one actor; two are to confirm it.
+    # The remaining cost is measured on one actor; two must confirm it.
     left = [of_driver - costs.of_driver(1, num_tasks) for _, of_driver, _, _ in runs[1][1:]]
     costs = replace(costs, waiting=max(0.0, _median(left)) / _median([took for took, *_ in runs[1][1:]]))
     note = f"{_FAMILY}, {_EPISODES} x {_STEPS} before and after one inner step, {size:,} parameters"

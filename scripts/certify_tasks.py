@@ -120,7 +120,7 @@ _BENCHMARKS["ml10-v1"] = (
     "protocol",
     1,
 )
-# Draws among which all tasks of a family with few are found.
+# Number of draws that finds all tasks of a family that has few.
 _MANY = 5_000
 
 
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise ConfigError(f"{name} is certified already and must not change; add a new version")
         description, env_name, env_kwargs, steps, before, count, repetitions = _BENCHMARKS[name]
         env = make_vector_env(env_name, env_kwargs, max_episode_steps=steps)
-        # Keyed by the name, so that no training draws from the same stream.
+        # The name keys the stream, so that no training draws from it.
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         if count == "protocol":
             tasks = _tasks_of_ml10()
@@ -160,10 +160,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _tasks_of_ml10() -> list[dict[str, Any]]:
-    """Return the first 40 test goals of each environment of `metaworld.ML10(seed=0)`, as the protocol evaluates.
+    """Return the first 40 test goals of each environment of `metaworld.ML10(seed=0)`, as in the protocol.
 
-    The goals of an environment of ML10 depend on those of the environments before it, so that they are not those of
-    ML1, which the family has.
+    The goals of an environment of ML10 depend on those of the environments before it, so they differ from those of ML1,
+    which the family uses.
     """
     import metaworld
 

@@ -1,10 +1,10 @@
-"""What the documentation site does to its pages, so that they need no network and no scripts to be read.
+"""Transforms the pages of the documentation site, so that reading them needs neither network nor scripts.
 
-MkDocs calls the functions `on_...`. Formulas become MathML, which browsers set by themselves. Diagrams, blocks of
+MkDocs calls the functions `on_...`. Formulas become MathML, which browsers render themselves. Diagrams, blocks of
 Mermaid, become the pictures that `scripts/draw_diagrams.py` has drawn from them. A comment `<!-- settings: KEYS -->`
 becomes a table of these settings, read from the config's model, so that the page cannot differ from the code. A comment
-`<!-- rows of NAME in PAGE -->` becomes the rows of another page's tables that begin with this name. A number keeps its
-unit and its interval on its line.
+`<!-- rows of NAME in PAGE -->` becomes the rows of another page's tables that begin with this name. A number stays on
+one line with its unit and its interval.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ LOG = logging.getLogger("mkdocs.hooks.documentation")
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-# What does not count as text of a page: elements whose spaces mean something, and tags.
+# Not text of a page: elements in which spaces have a meaning, and tags.
 _NO_TEXT = re.compile(
     r"(<(?:pre|code|math|script|style|svg)\b.*?</(?:pre|code|math|script|style|svg)>|<[^>]*>)", re.DOTALL
 )
@@ -53,17 +53,17 @@ def diagrams_of(markdown: str) -> list[str]:
 
 
 def picture_of(page: str, index: int) -> str:
-    """Return where, below `docs`, the picture of a page's diagram lies."""
+    """Return the path below `docs` of the picture of a page's diagram."""
     return f"images/diagrams/{page.removesuffix('.md').replace('/', '-')}-{index + 1}.svg"
 
 
 def mark_of(diagram: str) -> str:
-    """Return the comment with which a picture tells what it was drawn from."""
+    """Return the comment by which a picture names the source that it was drawn from."""
     return f"<!-- drawn from {hashlib.sha256(diagram.encode()).hexdigest()} -->"
 
 
 def with_pictures(markdown: str, page: str, docs: Path = DOCS) -> str:
-    """Replace diagrams by pictures, and warn where a picture is missing or drawn from something else."""
+    """Replace diagrams by pictures, and warn where a picture is missing or drawn from another source."""
     count = 0
 
     def to_picture(match: re.Match[str]) -> str:
@@ -80,7 +80,7 @@ def with_pictures(markdown: str, page: str, docs: Path = DOCS) -> str:
 
 
 def with_settings(markdown: str) -> str:
-    """Replace comments by the tables of settings that they ask for; unknown keys are left out."""
+    """Replace comments by the tables of settings that they name; unknown keys are left out."""
     asked = _SETTINGS.findall(markdown)
     known = {setting.key: setting for setting in describe_settings(Config)}
     named = {key for keys in asked if keys != "all others" for key in keys.split()}
@@ -110,9 +110,9 @@ def table_of(settings: list[Setting]) -> str:
 
 
 def with_rows(markdown: str, docs: Path = DOCS) -> str:
-    """Replace comments that ask for the rows of one name on another page by tables, a row a section.
+    """Replace comments that request the rows of one name on another page by tables with one row per section.
 
-    The first table of every section of that page counts, and the section's title takes the place of the name. Warns
+    The rows come from the first table of each section of that page, and the section's title replaces the name. Warns
     where there is no such row.
     """
 
@@ -134,7 +134,7 @@ def with_rows(markdown: str, docs: Path = DOCS) -> str:
 
 
 def with_unbroken_numbers(page_html: str) -> str:
-    """Keep a number and its unit on one line, the numbers of an interval, too, and the cells of numbers of a table."""
+    """Keep on one line a number and its unit, the numbers of an interval, and the number cells of a table."""
 
     def to_cell(match: re.Match[str]) -> str:
         attributes, text = match[1] or "", match[2]

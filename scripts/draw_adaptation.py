@@ -1,7 +1,7 @@
 """Draws a policy before and after adaptation: `python -m scripts.draw_adaptation docs/images/adaptation.svg`.
 
-The policy of the zoo that navigates in the plane walks to goals that it does not observe. Draw the picture again after
-that policy has been replaced.
+The zoo's policy for 2D navigation walks to goals that it does not observe. Draw the picture again after that policy has
+been replaced.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def walk(policy: Policy, goal: tuple[float, float], num_steps: int = 100) -> np.
 
 
 def _kwargs_of(policy: Policy) -> dict:
-    """Return the arguments of the environment that the policy was trained in: with normalized actions, for example."""
+    """Return the arguments of the environment that the policy was trained in, such as normalized actions."""
     return dict(policy.trained_with.env_kwargs)
 
 

@@ -64,7 +64,7 @@ def _draw(diagrams: list[str], script: Path, chromium: str) -> list[str]:
 
 
 def _with_size(picture: str) -> str:
-    """Return a picture that is as large as it was drawn, where there is room, instead of as wide as the page."""
+    """Return a picture shown at its natural size where there is room, instead of as wide as the page."""
     width, height = re.search(r'viewBox="\S+ \S+ (\S+) (\S+)"', picture).groups()
     return picture.replace('width="100%"', f'width="{float(width):.0f}" height="{float(height):.0f}"', 1)
 

@@ -3,7 +3,7 @@
     python scripts/draw_families.py
 
 Families with a renderer show a state as it is rendered; bandits and Markov decision processes show their tasks. Where
-Meta-World is installed, its pictures alone are drawn: it needs another version of MuJoCo.
+Meta-World is installed, only its pictures are drawn: it needs another version of MuJoCo.
 """
 
 from importlib.util import find_spec

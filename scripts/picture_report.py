@@ -2,7 +2,7 @@
 
     python -m scripts.picture_report runs/finn2017/2d-navigation/report.html docs/images
 
-It writes report.png (a desktop in light colors) and report-phone.png (a phone in dark ones).
+It writes report.png (desktop, light colors) and report-phone.png (phone, dark colors).
 """
 
 import argparse
@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.report.chromium import chromium
 
-# Videos are shown where the runner is on its way, and without the controls, which fade.
+# Videos are paused in the middle of a run and shown without their controls, which fade.
 SHOW_VIDEOS = """
 Promise.all([...document.querySelectorAll('video')].map((video) => new Promise((shown) => {
     video.pause();
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
             browser.open(options.report, width=width, dark=dark)
             browser.wait(SHOW_VIDEOS)
             browser.picture(options.folder / name)
-            # A quarter of the size; rare colors, such as that of the goals, stay what they are.
+            # A palette makes a file of a quarter of the size; rare colors, such as that of the goals, stay the same.
             with Image.open(options.folder / name) as picture:
                 small = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
             small.save(options.folder / name, optimize=True)

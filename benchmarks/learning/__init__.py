@@ -1,1 +1,1 @@
-"""What the algorithms learn: one runner that trains and evaluates, the CSV files that it writes, and pages of them."""
+"""Returns of the algorithms: one runner trains and evaluates them, writes CSV files, and makes pages from these."""

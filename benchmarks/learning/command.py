@@ -1,4 +1,4 @@
-"""The command line of everything that is trained by a plan."""
+"""The command line of every plan of trainings."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from maml_rl.config.yaml_source import suggest
 def run(
     plan: Plan, arguments: Sequence[str] | None = None, *, tables: Tables = tables, draw: Draw = draw_curves
 ) -> None:
-    """Train what is missing, if that is asked for, and make the page from the CSV files.
+    """Train what is missing, if `--train` is given, and make the page from the CSV files.
 
     Args:
-        plan: what is trained.
+        plan: methods, families and seeds.
         arguments: of the command line.
         tables: returns the tables of a family.
         draw: draws its chart.
@@ -47,7 +47,7 @@ def run(
 
 
 def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:
-    """Return the trainings that are asked for."""
+    """Return the requested trainings."""
     return [
         Job(family, plan.methods[method], seed, options.runs, plan.folder(family), options.num_workers)
         for family in (plan.families[name] for name in options.families)

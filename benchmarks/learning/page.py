@@ -1,4 +1,4 @@
-"""Tables and charts from the CSV files alone, put between the marks of a page whose other text is written by hand."""
+"""Makes tables and charts from the CSV files alone, and puts them between the marks of a page written by hand."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +22,15 @@ from maml_rl.report.scales import Span
 
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _STEP = 1
-# What the algorithms are compared with is none of them.
+# Methods that the algorithms are compared with, and that are not algorithms themselves.
 _REFERENCES = {PRETRAIN.name, ORACLE.name, RANDOM.name}
 _HIGHLIGHTED = 3
-# Environment steps, as a share of another's, that are as many: episodes may end early.
+# A share of another's environment steps that still counts as equal: episodes may end early.
 _ALIKE = 0.9
 
 # (plan, family) -> Markdown.
 Tables = Callable[[Plan, Family], str]
-# (plan, family, what the file is to be) -> nothing.
+# (plan, family, file to write) -> nothing.
 Draw = Callable[[Plan, Family, Path], None]
 
 
@@ -42,7 +42,8 @@ def write_page(plan: Plan, tables: Tables) -> None:
         tables: returns those of a family.
 
     Raises:
-        ValueError: If the page has no marks for a family that has results, or marks for one that the plan has not.
+        ValueError: If the page has no marks for a family that has results, or has marks for one that is not in the
+            plan.
     """
     text = plan.page.read_text(encoding="utf-8")
     marked = [match[2] for match in _BLOCK.finditer(text)]
@@ -57,7 +58,7 @@ def write_page(plan: Plan, tables: Tables) -> None:
 
 
 def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
-    """Return the rows of the methods that have some, by name; another plan may have trained them for longer."""
+    """Return the rows of all methods that have any, by name; another plan may have trained them for longer."""
     found = {
         name: [row for row in read_rows(plan.folder(family) / f"{name}.csv") if row.env_steps <= family.steps]
         for name in plan.methods
@@ -71,7 +72,7 @@ def chart_of(plan: Plan, family: Family) -> Path:
 
 
 def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Return the rows at the end of the trainings, by method: at the last iteration that all of its seeds have."""
+    """Return the last rows of the trainings, by method: those of the last iteration that all of its seeds have."""
     finals = {}
     for name, rows in found.items():
         common = set.intersection(*({row.iteration for row in of_seed} for of_seed in by_seed(rows).values()))
@@ -80,7 +81,7 @@ def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
 
 
 def adapted(rows: Sequence[Row]) -> list[Evaluation]:
-    """Return what counts of each row: its returns up to those after one step, of an oracle those without one."""
+    """Return the returns of each row that are compared: those after up to one step, of an oracle those without one."""
     return [row.evaluation(_STEP) for row in rows]
 
 
@@ -95,7 +96,7 @@ def ranked(finals: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def leader(finals: Mapping[str, Sequence[Row]]) -> str:
-    """Return who is ahead, with the intervals that say so, in one or two sentences. One training proves nothing."""
+    """Return which method is best, with its intervals, in one or two sentences. A single training is no evidence."""
     names = ranked(finals)
     if not names:
         return "No algorithm was trained yet."
@@ -149,7 +150,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def tables(plan: Plan, family: Family) -> str:
-    """Return who is ahead on a family, its chart, and its tables, as Markdown."""
+    """Return the best method on a family, its chart, and its tables, as Markdown."""
     found = rows_of(plan, family)
     if not found:
         return "No results yet."
@@ -166,7 +167,7 @@ def tables(plan: Plan, family: Family) -> str:
 
 def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
-    # A pretraining that has not begun says nothing.
+    # Before the pretraining has begun there is nothing to report.
     compared = [name for name in (PRETRAIN.name, TRPO.name) if name in finals and finals[name][0].iteration > 0]
     lines = [
         "| | trainings | meta-updates | environment steps | "
@@ -188,7 +189,7 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
             chance = improvement_interval(adapted(rows), adapted(finals[other])) if other != name else None
             cells.append("" if chance is None else _in_percent(chance))
         lines.append(f"| {' | '.join(cells)} |")
-    # That of several seeds comes first.
+    # Methods with several seeds come first.
     scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()})
     scope = "; where there is one seed, ".join(scopes)
     whole = f"A whole training has {family.steps / 1e6:g} M environment steps."
@@ -223,7 +224,7 @@ def _in_percent(estimate: Values) -> str:
 
 
 def draw_charts(plan: Plan, draw: Draw) -> list[Path]:
-    """Draw one chart for each family with results, and return their files."""
+    """Draw one chart for each family with results, and return the files."""
     charts = []
     for family in plan.families.values():
         if _highlighted(rows_of(plan, family), minutes=False):
@@ -235,12 +236,13 @@ def draw_charts(plan: Plan, draw: Draw) -> list[Path]:
 def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False) -> None:
     """Draw the return after one step over environment steps, or minutes: a panel for each of the best methods.
 
-    A thick line is the interquartile mean over trainings and tasks, thin ones are the trainings. All others are gray.
+    The thick line is the interquartile mean over trainings and tasks, the thin ones are the trainings. All other
+    methods are gray.
     """
     found = rows_of(plan, family)
     lines = {name: _curves(rows, minutes) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
     chosen = _highlighted(found, minutes)
-    # The initial policies of a family may be far below all that is learned.
+    # The initial policies of a family may be far below everything that is learned.
     later = [curves[0][1:] for _, *curves in lines.values()]
     later += [training[1:] for name in chosen for training in lines[name][2:]]
     x, y = Span.of([0.0], *(xs for xs, *_ in lines.values()), margin=0.0), Span.of(*later)
@@ -253,7 +255,7 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
             x_label="minutes of sampling and updates" if minutes else "environment steps",
             y_label="return after one step",
             x_counts=True,
-            # Three side by side are as wide as a page; names of settings need more room.
+            # Three panels side by side fill the width of a page; names of settings need more room.
             width=400 if minutes else 290,
             height=300 if minutes else 240,
         )
@@ -273,7 +275,7 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
 
 
 def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]:
-    """Return the methods that a chart is about: those with the highest returns, or the fastest."""
+    """Return the methods that a chart highlights: those with the highest returns, or the fastest."""
     trained = {name: rows for name, rows in found.items() if max(row.iteration for row in rows) > 0}
     order = ranked(final_rows(trained))
     if minutes:
@@ -282,7 +284,7 @@ def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]
 
 
 def _curves(rows: Sequence[Row], minutes: bool) -> tuple[Values, ...]:
-    """Return places, the interquartile mean, and that of each training, where all trainings of a method were."""
+    """Return the points that all trainings of a method reached, and the means there, of all and of each."""
     trainings = list(by_seed(rows).values())
     common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))
     at = [[row for row in of_seed if row.iteration in common] for of_seed in trainings]

@@ -1,4 +1,4 @@
-"""What is trained: methods on families, each with a config of this package."""
+"""Plans of trainings: methods on families, each with a config of this package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,17 +14,17 @@ _ORIGIN = "the plan of this benchmark"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family, and for how long it is trained.
+    """A family, and the length of its trainings.
 
     Attributes:
         name: of its folder in `docs/results`.
         title: for readers.
-        config: file, as seen from `configs/maml`; other algorithms may have one of its name.
-        steps: environment steps of a whole training, of whatever method.
-        evaluations: how many there are, evenly by environment steps, beside that of the initial policy.
+        config: file, relative to `configs/maml`; other algorithms may have one of the same name.
+        steps: environment steps of a whole training, with any method.
+        evaluations: their number, spread evenly over environment steps, without that of the initial policy.
         threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every method.
-        algorithm_changes: of the config, by the name of the method or, where that has none, of the algorithm.
+        algorithm_changes: of the config, by the name of the method or, where it is missing, of the algorithm.
         test_changes: of the config, in evaluations.
         ends_at_threshold: whether a training ends where it has passed the threshold.
         methods: the names of those that are trained here; all of a plan's if there are none.
@@ -45,16 +45,16 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Who is trained.
+    """A method that is trained.
 
     Attributes:
         name: of its CSV file.
-        configs: folder of `configs` with its configs, named as its algorithm; where it has none for a family, that of
-            MAML-TRPO is taken with this algorithm and its default settings.
+        configs: folder of `configs` with its configs, named as its algorithm; where the folder has none for a family,
+            that of MAML-TRPO is used with this algorithm and its default settings.
         changes: of the config.
-        trained: whether it is; a random initialization is not.
-        steps: environment steps of a whole training, if not as many as the family has for all methods: learners of
-            experience take many updates for each.
+        trained: whether it is trained; a random initialization is not.
+        steps: environment steps of a whole training, if it differs from the family's: learners from a replay make many
+            updates per step.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Method:
     steps: int | None = None
 
     def points(self, family: Family) -> list[int]:
-        """Return the iterations that are evaluated: the last before each of so many environment steps."""
+        """Return the iterations that are evaluated: the last before each of equal shares of environment steps."""
         if not self.trained:
             return [0]
         whole = env_steps_of(self._changed(family)) * family.evaluations
@@ -114,7 +114,7 @@ class Plan:
     """Methods on families.
 
     Attributes:
-        page: that shows the results; tasks and CSV files are in `results/<family>` beside it, charts in `images`.
+        page: shows the results; tasks and CSV files are in `results/<family>` beside it, charts in `images`.
         seeds: by the name of a family; the seeds of training.
         families: by name.
         methods: by name; the order is that of tables.
@@ -135,8 +135,8 @@ def named(*entries: Any) -> dict[str, Any]:
     return {entry.name: entry for entry in entries}
 
 
-# Actions that are the moves themselves, for all methods, and the inner steps that suit them: the default experiment,
-# whose file this is, has normalized actions and other steps.
+# The actions are the moves themselves, for all methods, with step sizes that suit them: the default experiment, whose
+# file this is, has normalized actions and another step size.
 _STEPS_OF_MOVES = {"fast-lr": 0.1, "halve-step-size": "never"}
 NAVIGATION = Family(
     "2d-navigation",
@@ -146,7 +146,7 @@ NAVIGATION = Family(
     changes={"env-kwargs": {"low": -0.5, "high": 0.5}, "output-scale": 1.0, "evaluate-every": None},
     algorithm_changes={"maml-trpo": {**_STEPS_OF_MOVES, "inner-loss": "log-probability"}, "rl2": _STEPS_OF_MOVES},
 )
-# Trials of two episodes: as many episodes as 20 tasks with 10 before and 10 after a step.
+# Trials of two episodes: as many episodes in all as 20 tasks with 10 before and 10 after a step.
 RL2_OF_400_EPISODES = {"meta-batch-size": 200}
 HALFCHEETAH_DIR = Family(
     "halfcheetah-dir",

@@ -26,8 +26,8 @@ class Row:
         seed: of training.
         iteration: meta-updates before it.
         env_steps: environment steps before it.
-        sample_seconds: that they took; with prefetch, that meta-updates waited for them.
-        update_seconds: that the meta-updates took.
+        sample_seconds: time spent on them; with prefetch, time that meta-updates waited for them.
+        update_seconds: time spent on the meta-updates.
         version: of the package.
         task_returns: (N, K + 1) mean return on each held-out task after 0 ... K steps.
     """
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What no other row of the file has."""
+        """Identifies the row in its file."""
         return self.seed, self.iteration
 
     @property
@@ -56,10 +56,10 @@ class Row:
         return means
 
     def evaluation(self, steps: int | None = None) -> Evaluation:
-        """Return it as an evaluation, whose intervals are about the family that the tasks were drawn from.
+        """Return the row as an evaluation, whose intervals are for the family that the tasks were drawn from.
 
         Args:
-            steps: the last step that is part of it; None for all.
+            steps: last step to include; None for all.
         """
         tasks = [{"number": index} for index in range(len(self.task_returns))]
         returns = self.task_returns if steps is None else self.task_returns[:, : steps + 1]
@@ -89,7 +89,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write the rows of all seeds; the file appears whole or not at all."""
+    """Write the rows of all seeds; the file is replaced atomically."""
     rows = sorted(rows, key=lambda row: row.key)
     steps = max(row.task_returns.shape[1] for row in rows)
     numbers = range(steps)
@@ -123,7 +123,7 @@ def by_seed(rows: Iterable[Row]) -> dict[int, list[Row]]:
 
 
 def first_passing(rows: Sequence[Row], threshold: float, step: int = 1) -> Row | None:
-    """Return the first evaluation of a training with a return of at least `threshold` there and in the next one."""
+    """Return the first evaluation of a training with a return of at least `threshold` in it and in the next one."""
     for one, following in pairwise(rows):
         if min(one.returns()[step], following.returns()[step]) >= threshold:
             return one

@@ -1,7 +1,7 @@
-"""Trains methods in turns, evaluates their checkpoints on held-out tasks, and keeps the CSV files up to date.
+"""Trains methods, interleaved, evaluates their checkpoints on held-out tasks, and keeps the CSV files up to date.
 
-Whatever ends it, the next run continues where the last one was: every training resumes from its newest checkpoint, and
-what the CSV files have is not done again.
+An interrupted run can be continued: every training resumes from its newest checkpoint, and rows that the CSV files have
+are not computed again.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from maml_rl.runs.metrics import Metrics, read_metrics
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS
 from maml_rl.task_distributions.task_files import save_tasks
 
-# Of the held-out tasks: their streams are those of evaluations, which no training draws from.
+# Seed of the held-out tasks: their streams are those of evaluations, from which no training draws.
 _TASK_SEED = 1000
 NUM_TASKS = 40
 
@@ -33,10 +33,10 @@ class Job:
     """One training: a method on a family with one seed.
 
     Attributes:
-        family: where.
-        method: who.
+        family: the family that it trains on.
+        method: the method that it trains.
         seed: of training.
-        runs: folder for the runs.
+        runs: folder of the runs.
         results: folder of the tasks and the CSV files.
         num_workers: see `train`.
     """
@@ -68,9 +68,9 @@ class Job:
         return self.method.points(self.family)
 
     def rows(self) -> list[Row]:
-        """Return the rows that need not be made: those published of a whole training, else those of the run.
+        """Return the rows that exist: the published ones of a whole training, else those of the run.
 
-        A published training that is not whole is begun anew where its run is gone.
+        A published training that is incomplete starts again if its run is missing.
         """
         published = self._published()
         return published if self._is_over(published) else read_rows(self.run_csv)
@@ -80,7 +80,7 @@ class Job:
         return self._is_over(self.rows())
 
     def publish(self, row: Row) -> None:
-        """Write a row of the run; the CSV file takes the run's rows as soon as there was no longer training."""
+        """Write a row of the run; the CSV file receives the run's rows unless it has those of a longer training."""
         rows = [*(each for each in read_rows(self.run_csv) if each.key != row.key), row]
         write_rows(self.run_csv, rows)
         if row.env_steps >= max((each.env_steps for each in self._published()), default=0):
@@ -90,7 +90,7 @@ class Job:
         return [row for row in read_rows(self.csv) if row.seed == self.seed]
 
     def _is_over(self, rows: list[Row]) -> bool:
-        """Return whether rows are those of a whole training, or of one that has passed the threshold it ends at."""
+        """Return whether rows are those of a whole training, or of one that has passed its final threshold."""
         if self.points()[-1] in (row.iteration for row in rows):
             return True
         if not self.family.ends_at_threshold or self.family.threshold is None:
@@ -127,14 +127,14 @@ class Job:
         )
         returns = evaluation.task_returns()
         if experiment.metalearner.whole_trials:
-            # A memory adapts from episode to episode: the first is without adaptation, the last after all others.
+            # A memory adapts from episode to episode: the first is before adaptation, the last after all others.
             returns = returns[:, [0, -1]]
         metrics = read_metrics(self.run / METRICS)[:point] if point > 0 else []
         row = Row(
             seed=self.seed,
             iteration=point,
             env_steps=metrics[-1]["env_steps"] if metrics else 0,
-            # With prefetch, batches are sampled beside the updates, which wait for them now and then.
+            # With prefetch, batches are sampled during the updates, which sometimes wait for them.
             sample_seconds=sum(each.get("time/wait_s", each["time/sample_s"]) for each in metrics),
             update_seconds=sum(each["time/update_s"] for each in metrics),
             version=__version__,
@@ -145,7 +145,7 @@ class Job:
 
 
 def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
-    """Return the tasks in a file, which is written first where it is missing."""
+    """Return the tasks in a file; a missing file is written first."""
     if not path.is_file():
         drawn = make_experiment(experiment.config.override({"seed": _TASK_SEED, "method": "maml"}))
         with drawn.make_sampler(num_workers=0, evaluation=True) as sampler:
@@ -155,10 +155,10 @@ def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
 
 
 def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:
-    """Yield what is left to do: one evaluation after the other, at each of them all methods with all seeds in turns.
+    """Yield the remaining evaluations, one after the other; at each of them all methods and all seeds, interleaved.
 
-    So trainings that are not at their end have had the same environment steps, and what else the machine does meets all
-    alike.
+    So unfinished trainings have had the same number of environment steps, and other load on the machine affects all of
+    them equally.
     """
     left = [(job, job.points(), {row.iteration for row in job.rows()}) for job in jobs]
     for number in range(max((len(points) for _, points, _ in left), default=0)):
@@ -168,7 +168,7 @@ def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:
 
 
 def run_jobs(jobs: list[Job], minutes: float, say: Callable[[str], None] = print) -> bool:
-    """Do what is left of the jobs; return whether all is done, or else time is up."""
+    """Carry out the rest of the jobs; return False if the time is over before all are done."""
     deadline, stop = monotonic() + 60.0 * minutes, Event()
     for job, point in turns(jobs):
         if monotonic() > deadline or not job.advance(point, stop, deadline):

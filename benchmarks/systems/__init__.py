@@ -1,1 +1,1 @@
-"""The systems that sampling is compared with, each doing the same job with the layout that suits it."""
+"""Systems to compare sampling with; each does the same job with the layout that suits it."""

@@ -18,21 +18,21 @@ from benchmarks.systems.layouts import Workload
 from benchmarks.systems.own_sampler import OwnSampler
 from maml_rl.envs import Task
 
-# To which the operating system counts CPU time.
+# Resolution to which the operating system counts CPU time.
 _CPU_TICK = 0.01
 # Environment, numbers of the goal, and the actions (E, T, 4) of its episodes.
 Episodes = tuple[str, NDArray[np.float64], NDArray[np.float32]]
 
 
 class SamplerAndBareMetaWorld:
-    """Our sampler on Meta-World, and as many bare processes as it has workers, each with an equal share of the tasks.
+    """Our sampler on Meta-World, and as many plain processes as it has workers, each with an equal share of the tasks.
 
     Args:
         workload: what to sample, of a benchmark with several environments.
         name: of our row.
-        bare: name of the row of the bare processes.
-        in_cpu_time: what is added to a name for steps per second of CPU time, of all processes of a side together,
-            which other work on the cores hardly changes.
+        bare: name of the row of the plain processes.
+        in_cpu_time: suffix of the names of rows with steps per second of CPU time, of all processes of a side together;
+            other work on the cores hardly changes them.
     """
 
     def __init__(self, workload: Workload, name: str, bare: str, in_cpu_time: str) -> None:
@@ -52,7 +52,7 @@ class SamplerAndBareMetaWorld:
             connection.recv()
 
     def turn(self) -> Measurements:
-        """Sample, then step the same; return steps per second of both, and per second of CPU time.
+        """Sample, then step the same episodes; return steps per second of both, and per second of CPU time.
 
         Raises:
             RuntimeError: If the last observations differ.
@@ -72,7 +72,7 @@ class SamplerAndBareMetaWorld:
         return {name: episodes.num_steps / max(each, _CPU_TICK) for name, each in zip(names, spent, strict=True)}
 
     def _step(self, work: list[tuple[Task, NDArray[np.float32]]]) -> tuple[float, float, NDArray[np.float64]]:
-        """Return the seconds and the CPU time that stepping takes, and the last observations (M, B, 39)."""
+        """Return the seconds and the CPU time of stepping, and the last observations (M, B, 39)."""
         for connection, share in zip(self._connections, self._shares(work), strict=True):
             connection.send([(task["env_name"], task["rand_vec"], actions) for task, actions in share])
             connection.recv()
@@ -104,7 +104,7 @@ def _cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def _step_on_demand(connection: Connection) -> None:
-    """Make environments by name, take episodes, and run them whenever told to."""
+    """Make environments by name, receive episodes, and run them on command."""
     import metaworld
 
     envs: dict[str, Any] = {name: metaworld.ALL_V3_ENVIRONMENTS[name]() for name in connection.recv()}

@@ -1,4 +1,4 @@
-"""The job that every system does: M tasks x B episodes x T steps, every task under parameters of its own."""
+"""The job of every system: M tasks x B episodes x T steps, every task under its own parameters."""
 
 import time
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Episodes:
 
 
 class TaskPolicies:
-    """One Gaussian policy per task, evaluated for many slots in one batched pass; plus the noise of its actions.
+    """One Gaussian policy per task, evaluated for many slots in one batched pass, and the noise of its actions.
 
     Args:
         job: the sizes.
@@ -36,7 +36,7 @@ class TaskPolicies:
     """
 
     def __init__(self, job: Job, observation_size: int, action_size: int) -> None:
-        # One thread for the same reason as in our own rollout: waiting OpenMP threads take cores from the physics.
+        # One thread, as in our own rollout: waiting OpenMP threads take cores from the physics.
         torch.set_num_threads(1)
         policy = NormalMLPPolicy(observation_size, action_size, job.hidden_sizes, "tanh", seed=job.seed)
         generator = torch.Generator().manual_seed(job.seed)

@@ -1,4 +1,4 @@
-"""envpool: a C++ thread pool, stepped all at once, or one half while the policy acts for the other."""
+"""envpool: a C++ thread pool, stepped as a whole, or one half while the policy acts for the other."""
 
 import time
 from typing import Any
@@ -23,7 +23,7 @@ def _make_pool(job: Job, batch_size: int) -> Any:
         batch_size=batch_size,
         num_threads=usable_cores(),
         seed=job.seed,
-        # The collection counts the steps and resets; envpool's own limit must not cut in.
+        # The collection counts the steps and resets; envpool's own limit must not interfere.
         max_episode_steps=1_000_000,
     )
 
@@ -62,7 +62,7 @@ class AsyncSystem:
 
     def __init__(self, name: str, job: Job) -> None:
         self._name, self._job = name, job
-        # A batch of half the environments only divides an even number of them.
+        # Batches of half the environments need an even number of them.
         self._batch = job.slots // 2 if job.slots % 2 == 0 else job.slots
         self._pool = _make_pool(job, self._batch)
         self._observation_size = self._pool.observation_space.shape[0]
@@ -101,7 +101,7 @@ class AsyncSystem:
             slots = info["env_id"]
             now = steps[slots]
             task, episode = tasks.start + slots // per_task, slots % per_task
-            # The result of the last action; there is none right after the reset, nor beyond the horizon.
+            # The result of the last action; there is none after the reset or beyond the horizon.
             recorded = (now >= 0) & (now < horizon)
             where = (task[recorded], now[recorded], episode[recorded])
             episodes.actions[where] = chosen[slots[recorded]]
@@ -113,10 +113,10 @@ class AsyncSystem:
             steps[slots] = now
             recorded = now < horizon
             episodes.observations[task[recorded], now[recorded], episode[recorded]] = observations[recorded]
-            # The whole wave passes through the policy: gathering half of it by task would cost more than it saves.
+            # The policy computes the whole wave: gathering half of it by task would cost more than it saves.
             seen[slots] = observations
             chosen[slots] = policies.act(seen, noise[np.minimum(steps, horizon - 1), np.arange(job.slots)])[slots]
-            # Finished environments continue unrecorded until all have finished: envpool answers only for whole batches.
+            # Finished environments continue unrecorded until all have finished: envpool returns only whole batches.
             pool.send(chosen[slots].astype(np.float64), slots)
         if self._batch < job.slots:
             pool.recv()

@@ -1,4 +1,4 @@
-"""How much is to be collected, and in which arrangement: plain data, read without loading torch."""
+"""The amount to collect, and its layout: plain data, importable without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How much is to be collected.
+    """The amount to collect.
 
     Attributes:
         num_tasks: M.
@@ -16,7 +16,7 @@ class Job:
         hidden_sizes: of the policy, tanh units.
         max_slots: environments that a system holds at once; the tasks are collected in waves of whole tasks.
         seed: of policy and noise.
-        noise_scale: 0 makes the actions a function of the observations, which tests check.
+        noise_scale: of the actions; with 0 they are a function of the observations, which tests check.
     """
 
     num_tasks: int
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What our sampler samples.
+    """A workload of our sampler.
 
     Attributes:
         env: id of the family.
@@ -57,11 +57,11 @@ class Workload:
         seed: of everything.
         num_workers: worker processes; None for the default placement.
         env_kwargs: of the family.
-        adapted: each task under parameters adapted to it; otherwise under slightly different ones drawn at random,
-            which spares large workloads the memory of the adaptation.
+        adapted: each task under parameters adapted to it; otherwise under slightly different random ones, so that large
+            workloads need no memory for the adaptation.
         options: further arguments of `MultiTaskSampler`.
-        algorithm: whose policy samples as this algorithm does, one slot for each task; without a name an MLP samples
-            all episodes of a task side by side.
+        algorithm: its policy samples, with one slot for each task; without a name an MLP samples all episodes of a task
+            side by side.
     """
 
     env: str
@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def slots(self) -> int:
-        """Episodes, M * B: as many environments, or with an `algorithm` M, each with all episodes of a task."""
+        """Number of environments: M * B, one per episode, or with an `algorithm` M, one per task."""
         return self.num_tasks * self.episodes_per_task
 
     def __str__(self) -> str:

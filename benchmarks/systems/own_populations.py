@@ -12,7 +12,7 @@ from maml_rl.samplers.population import PopulationEvaluator
 
 
 class Populations:
-    """Evaluates one generation a turn, always the same members: weights near those of a policy.
+    """Evaluates one generation per turn, always the same members: weights near those of a policy.
 
     Args:
         workload: its tasks are the members, all of them in one task of the family. No episode may end early.

@@ -1,4 +1,4 @@
-"""Our own sampler, and right after each of its turns the limit on the episodes that it sampled."""
+"""Our own sampler, and right after each of its turns the limit for the same episodes."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams
 
-# To which the operating system counts CPU time.
+# Resolution to which the operating system counts CPU time.
 _CPU_TICK = 0.01
 
 
@@ -35,7 +35,7 @@ class OwnSampler:
 
     Args:
         workload: what to sample.
-        timer: gets the seconds of the stages.
+        timer: receives the seconds of the stages.
     """
 
     def __init__(self, workload: Workload, timer: StageTimer = NULL_TIMER) -> None:
@@ -74,7 +74,7 @@ class OwnSampler:
         return self.sampler.rollout(self.tasks, self.params)
 
     def _adapted(self) -> dict[str, torch.Tensor]:
-        """Return what one gradient step for every task leads to."""
+        """Return the parameters after one gradient step for every task."""
         episodes = self.sampler.rollout(self.tasks)
         episodes.compute_advantages(self._baseline, gamma=0.99)
         with torch.no_grad():
@@ -92,7 +92,7 @@ class LearnersSampler(OwnSampler):
     """Samples the trials, or the episodes, of a learner with its default settings, always of the same tasks.
 
     Args:
-        workload: what to sample, of which algorithm.
+        workload: what to sample, and with which algorithm.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -123,8 +123,8 @@ class SamplerAndReplay:
         workload: what to sample.
         name: of our row.
         limit: name of the limit's row.
-        in_cpu_time: whether there are rows of steps per second of CPU time, too, which other work on the cores hardly
-            changes. It takes the package psutil.
+        in_cpu_time: whether to add rows of steps per second of CPU time, which other work on the cores hardly changes.
+            It needs the package psutil.
     """
 
     def __init__(self, workload: Workload, name: str, limit: str, in_cpu_time: bool = False) -> None:
@@ -159,7 +159,7 @@ class SamplerAndReplay:
             self._replay.close()
 
     def _cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return the CPU time of this process and of others so far; 0 if it is not asked for."""
+        """Return the CPU time of this process and of others so far; 0 if it is not measured."""
         if not self._in_cpu_time:
             return 0.0
         import psutil
@@ -208,7 +208,7 @@ def check_same(episodes: TaskEpisodes, qpos: Any, qvel: Any) -> None:
     """Check that a replay ended where the episodes did.
 
     Raises:
-        RuntimeError: If a final state differs from what the final observation shows of it.
+        RuntimeError: If a final state differs from the final observation.
     """
     final = episodes.final_observations.flatten(0, 1).numpy()
     # Observations begin with the positions, some without the first or the first two, and the velocities, some clipped.
@@ -220,14 +220,14 @@ def check_same(episodes: TaskEpisodes, qpos: Any, qvel: Any) -> None:
 
 
 class SamplerAndBarePolicy:
-    """Our sampler on a family without physics, and the bare policy in a tight loop as the limit.
+    """Our sampler on a family without physics, and the plain policy in a tight loop as the limit.
 
     Args:
         workload: what to sample.
         name: of our row.
         limit: name of the limit's row: forward passes under the same parameters, and the noise that the sampler draws.
         limit_torch: name of the same with torch's own noise, which is cheaper and not keyed.
-        phases: how many phases make a turn; a single one is too short to time.
+        phases: number of phases in a turn; a single one is too short to time.
     """
 
     def __init__(self, workload: Workload, name: str, limit: str, limit_torch: str, phases: int) -> None:
@@ -251,7 +251,7 @@ class SamplerAndBarePolicy:
         self._own.close()
 
     def _act(self, streams: PhaseStreams | None) -> float:
-        """Return the seconds that the policy needs for one phase: noise in blocks of steps, forward passes, no more."""
+        """Return the seconds that the policy needs for one phase: noise in blocks of steps, and forward passes."""
         workload, policy = self._own.workload, self._own.sampler.policy
         grid = (workload.num_tasks, workload.episodes_per_task)
         shape = self._own.sampler.single_observation_space.shape or ()
@@ -277,14 +277,14 @@ class SamplerAndBarePolicy:
 
 
 class _PlainTimer(StageTimer):
-    """Leaves in a stage what was spent there, so that waiting is all the time in which the parent does nothing."""
+    """Leaves the time of each stage where it was spent, so that waiting is all the time in which the parent is idle."""
 
     def move(self, source: str, target: str, seconds: float) -> None:
         """Do nothing."""
 
 
 class WaitingMode:
-    """Our sampler in one way of waiting, with what it does while it waits.
+    """Our sampler with one way of waiting, and the time that it waits.
 
     Args:
         workload: what to sample, in which way.
@@ -300,7 +300,7 @@ class WaitingMode:
         self._timer.take()
         self._timer.take_means()
         episodes, _, seconds = self._own.sample()
-        # A worker that acts for itself tells the parent nothing of its forward passes, each of which is for one.
+        # The parent does not see the forward passes of a worker that acts for itself; each is for one worker.
         workers = self._timer.take_means().get("workers_per_inference", 1.0)
         return {
             f"{self._name}: rate": episodes.num_steps / seconds,

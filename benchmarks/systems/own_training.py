@@ -1,4 +1,4 @@
-"""Meta-training of ours in its parts, for benchmarks that time them or disturb them."""
+"""The parts of our meta-training, for benchmarks that time them or inject faults into them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ TRUST_REGION: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What takes part in meta-training.
+    """The parts of a meta-training.
 
     Attributes:
         workload: what is sampled in every phase.
@@ -53,7 +53,7 @@ def make_training(workload: Workload, timer: StageTimer = NULL_TIMER, **process_
 
     Args:
         workload: what to sample in every phase.
-        timer: gets the seconds of the stages.
+        timer: receives the seconds of the stages.
         process_options: further arguments of `MultiTaskSampler`.
     """
     env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)

@@ -1,7 +1,8 @@
-"""Recurrent SAC as a plain torch loop: the networks and the order of steps of Ni et al. 2022, without any shortcuts.
+"""Recurrent SAC as a plain torch loop: the networks and the order of steps of Ni et al. 2022.
 
-Three networks have an encoder each (actor, critics, target critics). Critics, actor and temperature have an optimizer
-each and step one after the other, so that the encoders of actor and critics go through the trials twice in an update.
+Each of the three networks (actor, critics, target critics) has an encoder. Critics, actor and temperature have an
+optimizer each and step one after the other, so that the encoders of actor and critics process the trials twice in an
+update.
 
 Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
 """
@@ -20,7 +21,7 @@ _RATE, _TAU = 3e-4, 0.005
 
 
 class Encoder(nn.Module):
-    """Embeddings of observation and last action under a recurrent layer."""
+    """A recurrent layer on embeddings of observation and last action."""
 
     def __init__(self, observation: int, action: int, hidden: int, cell: str) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class Critics(nn.Module):
         self.first, self.second = (mlp(2 * hidden, sizes, 1) for _ in range(2))
 
     def forward(self, observations: Tensor, last_actions: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two values (L, N, 1) of actions, which may be fewer than observations by one."""
+        """Return two values (L, N, 1) of actions, of which there may be one fewer than observations."""
         units = self.encoder(observations, last_actions)[: len(actions)]
         seen = relu(self.present(torch.cat((observations[: len(actions)], actions), -1)))
         both = torch.cat((units, seen), -1)
@@ -83,11 +84,11 @@ class Critics(nn.Module):
 
 
 class PlainRecurrentSAC:
-    """The loop.
+    """The learner of the loop.
 
     Args:
-        observation: numbers in an observation, without the last step.
-        action: numbers in an action.
+        observation: size of an observation, without the last step.
+        action: size of an action.
         hidden: units of the recurrent layers.
         sizes: of the layers above them.
         cell: "gru" or "lstm".
@@ -115,9 +116,9 @@ class PlainRecurrentSAC:
         """Take one step of each optimizer.
 
         Args:
-            trials: (L, N, ...), of which the observations show the last step.
-            observation: where the environment's own part of an observation is.
-            last_action: where the last action is.
+            trials: (L, N, ...), whose observations include the last step.
+            observation: indices of the environment's own part of an observation.
+            last_action: indices of the last action.
         """
         shown = torch.cat((trials.observations, trials.next_observations[-1:]))
         seen, did = shown[..., observation], shown[..., last_action]

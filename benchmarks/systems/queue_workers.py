@@ -1,4 +1,4 @@
-"""The usual home-made sampler: a few workers with one environment object per slot, fed and read through queues."""
+"""The usual home-made sampler: a few workers with one environment object per slot, which communicate through queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class QueueWorkers:
     """Collects the job with workers that hold whole tasks; the policy acts for those that have answered.
 
     Every worker reads actions from a queue of its own; all answer into one queue. The parent waits for one answer and
-    takes along those that lie ready.
+    takes all others that are ready.
 
     Args:
         name: of the row.
@@ -88,7 +88,7 @@ class QueueWorkers:
             )
             running -= len(answers) - len(going_on)
             if len(going_on) == count:
-                # All at once, where all are there, costs far less than one small pass for each.
+                # One pass for all, where all have answered, costs far less than a small pass for each.
                 together = np.concatenate([seen for _, seen in going_on])
                 chosen = policies_of_all.act(together, noise[steps, np.arange(count)].reshape(len(together), -1))
                 actions = np.split(chosen, count)
@@ -100,7 +100,7 @@ class QueueWorkers:
                 episodes.actions[tasks[index], steps[index]] = chosen.reshape(*shape, -1)
 
     def _answers(self, running: int) -> list[Any]:
-        """Wait for one answer, or all, and return what has come."""
+        """Wait for one answer, or for all, and return the answers."""
         answers = [self._results.get() for _ in range(running if self._wait_for_all else 1)]
         while len(answers) < running:
             try:
@@ -128,5 +128,5 @@ def _run_worker(index: int, slots: int, commands: Queue[Any], results: Queue[Any
 
 
 def make_queue_workers(name: str, job: Job, workers: int, wait_for_all: bool) -> QueueWorkers:
-    """Return the design with `workers` processes."""
+    """Return the system with `workers` processes."""
     return QueueWorkers(name, job, workers, wait_for_all)

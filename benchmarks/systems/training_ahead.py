@@ -1,4 +1,4 @@
-"""Whole training iterations of ours, with the batches of tasks collected when they are needed, or ahead of that."""
+"""Our whole training iterations, with batches of tasks collected on demand or ahead."""
 
 import itertools
 import time
@@ -15,14 +15,14 @@ from maml_rl.runs.metrics import Metrics
 class TrainingAhead:
     """Trains a few iterations from the start in every turn, and times those between the first and the last.
 
-    In the first nothing overlaps, and ahead of the last nothing is left to be collected: in between there is one
-    collection for each update, whichever runs ahead.
+    In the first iteration nothing overlaps, and during the last nothing is left to be collected; in between there is
+    one collection for each update, ahead or not.
 
     Args:
         workload: what to sample in every phase.
         name: of the rows.
-        prefetch: how many batches ahead.
-        iterations: that are timed.
+        prefetch: number of batches ahead.
+        iterations: number of timed iterations.
     """
 
     def __init__(self, workload: Workload, name: str, prefetch: int, iterations: int) -> None:
@@ -35,7 +35,7 @@ class TrainingAhead:
             "hidden-sizes": list(workload.hidden_sizes),
             "fast-batch-size": workload.episodes_per_task,
             "meta-batch-size": workload.num_tasks,
-            # One before those that are timed, one after.
+            # One iteration before the timed ones, and one after.
             "num-batches": iterations + 2,
             "checkpoint-every": iterations + 2,
             "prefetch": prefetch,
@@ -44,7 +44,7 @@ class TrainingAhead:
         self._config = Config.from_mapping(Mapping("the benchmark", settings))
 
     def turn(self) -> Measurements:
-        """Train; return steps per second with the update included, and the share of the time that it waits."""
+        """Train; return steps per second, updates included, and the share of time that the update waits."""
         ends: list[float] = []
         rows: list[Metrics] = []
 

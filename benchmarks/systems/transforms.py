@@ -1,4 +1,4 @@
-"""Derivatives of a policy by the transforms of `torch.func`, which the package's own are compared with."""
+"""Derivatives of a policy by the transforms of `torch.func`, for comparison with the package's own."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from maml_rl.policies import DistributionParams, Policy
 
 
 class JVPLinearization(Linearization):
-    """Multiplies by Hessians with a forward pass through a pass back, computed anew for each product."""
+    """Multiplies by Hessians with forward-over-reverse differentiation, recomputed for each product."""
 
     def __init__(self, policy: Policy, layout: ParameterLayout, samples: Samples, parameters: Tensor) -> None:
         self._policy, self._samples, self._parameters = policy, samples, parameters
@@ -25,7 +25,7 @@ class JVPLinearization(Linearization):
         self._push = self._make_push(outputs)
 
     def _make_push(self, function: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
-        """Return what multiplies vectors by the Jacobian of `function`."""
+        """Return a function that multiplies vectors by the Jacobian of `function`."""
         return lambda vectors: jvp(function, (self._parameters,), (vectors,))[1]
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,7 @@ class JVPLinearization(Linearization):
 
 
 class TracedLinearization(JVPLinearization):
-    """Traces the forward pass once, and runs what depends on the vectors for each product."""
+    """Traces the forward pass once; each product runs only the operations that depend on the vectors."""
 
     def _make_push(self, function: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
         push: Callable[[Tensor], object] = linearize(function, self._parameters)[1]

@@ -1,4 +1,4 @@
-"""Whole MAML-TRPO iterations of ours, and the straightforward update on the same episodes."""
+"""Our whole MAML-TRPO iterations, and the straightforward update on the same episodes."""
 
 import time
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ class Growth:
         measured: dict[str, float] = {}
         for label, workload, num_steps in self._sizes:
             with ExitStack() as stack:
-                # Made anew each time: together they would hold too much memory. The first iteration warms up.
+                # Created for each turn: together they would need too much memory. The first iteration warms up.
                 iterations = Iterations(workload, num_steps)
                 stack.callback(iterations.close)
                 iterations.iterate()
