@@ -85,6 +85,13 @@ class BatchOfOne(MetaEnv):
         self._family.close()
 
 
+def one_slot(family: type[BatchedFamily]) -> type[BatchOfOne]:
+    """Return the class of one slot of a family `<name>VectorEnv`, to be assigned to `<name>Env` in the same module."""
+    name = family.__name__.replace("VectorEnv", "Env")
+    known = {"family_class": family, "__module__": family.__module__, "__doc__": f"One slot of `{family.__name__}`."}
+    return type(name, (BatchOfOne,), known)
+
+
 def _first_slot(infos: Mapping[str, Any]) -> dict[str, Any]:
     first: dict[str, Any] = {}
     for name, values in infos.items():

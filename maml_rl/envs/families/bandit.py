@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count, check_number
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.family import BatchedFamily, to_all_slots
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_entries import TaskEntry
@@ -158,13 +158,5 @@ def _are_probabilities(means: NDArray[np.float64]) -> bool:
     return bool(((means >= 0.0) & (means <= 1.0)).all())
 
 
-class BernoulliBanditEnv(BatchOfOne):
-    """One slot of `BernoulliBanditVectorEnv`."""
-
-    family_class = BernoulliBanditVectorEnv
-
-
-class GaussianBanditEnv(BatchOfOne):
-    """One slot of `GaussianBanditVectorEnv`."""
-
-    family_class = GaussianBanditVectorEnv
+BernoulliBanditEnv = one_slot(BernoulliBanditVectorEnv)
+GaussianBanditEnv = one_slot(GaussianBanditVectorEnv)

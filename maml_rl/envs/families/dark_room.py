@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
@@ -174,13 +174,5 @@ class DarkKeyDoorVectorEnv(DarkFamily):
         return finds.astype(np.float64) + opens, self._opened.copy()
 
 
-class DarkRoomEnv(BatchOfOne):
-    """One slot of `DarkRoomVectorEnv`."""
-
-    family_class = DarkRoomVectorEnv
-
-
-class DarkKeyDoorEnv(BatchOfOne):
-    """One slot of `DarkKeyDoorVectorEnv`."""
-
-    family_class = DarkKeyDoorVectorEnv
+DarkRoomEnv = one_slot(DarkRoomVectorEnv)
+DarkKeyDoorEnv = one_slot(DarkKeyDoorVectorEnv)

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
@@ -152,7 +152,4 @@ class GridNaviVectorEnv(BatchedFamily):
         return draw_grid((self.height, self.width), {(self.height - 1 - y, x): _GOAL}, walker)
 
 
-class GridNaviEnv(BatchOfOne):
-    """One slot of `GridNaviVectorEnv`."""
-
-    family_class = GridNaviVectorEnv
+GridNaviEnv = one_slot(GridNaviVectorEnv)

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
@@ -178,13 +178,5 @@ class PixelNavigationVectorEnv(Navigation2DVectorEnv):
         return canvas.pixels
 
 
-class PixelNavigationEnv(BatchOfOne):
-    """One slot of `PixelNavigationVectorEnv`."""
-
-    family_class = PixelNavigationVectorEnv
-
-
-class Navigation2DEnv(BatchOfOne):
-    """One slot of `Navigation2DVectorEnv`."""
-
-    family_class = Navigation2DVectorEnv
+PixelNavigationEnv = one_slot(PixelNavigationVectorEnv)
+Navigation2DEnv = one_slot(Navigation2DVectorEnv)

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.families.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
 from maml_rl.envs.family import BatchedFamily
@@ -312,31 +312,8 @@ class PointCornerVectorEnv(PointFamily):
         return np.where(away & (distance <= nearest * (1.0 + 1e-12)), self._distance(before) - distance, 0.0)
 
 
-class PointGoalEnv(BatchOfOne):
-    """One slot of `PointGoalVectorEnv`."""
-
-    family_class = PointGoalVectorEnv
-
-
-class SparsePointGoalEnv(BatchOfOne):
-    """One slot of `SparsePointGoalVectorEnv`."""
-
-    family_class = SparsePointGoalVectorEnv
-
-
-class SemiCircleEnv(BatchOfOne):
-    """One slot of `SemiCircleVectorEnv`."""
-
-    family_class = SemiCircleVectorEnv
-
-
-class WindEnv(BatchOfOne):
-    """One slot of `WindVectorEnv`."""
-
-    family_class = WindVectorEnv
-
-
-class PointCornerEnv(BatchOfOne):
-    """One slot of `PointCornerVectorEnv`."""
-
-    family_class = PointCornerVectorEnv
+PointGoalEnv = one_slot(PointGoalVectorEnv)
+SparsePointGoalEnv = one_slot(SparsePointGoalVectorEnv)
+SemiCircleEnv = one_slot(SemiCircleVectorEnv)
+WindEnv = one_slot(WindVectorEnv)
+PointCornerEnv = one_slot(PointCornerVectorEnv)

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.family import BatchedFamily, to_all_slots
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_entries import TaskEntry
@@ -111,7 +111,4 @@ class TabularMDPVectorEnv(BatchedFamily):
         out[np.arange(self.num_envs), self._states] = 1.0
 
 
-class TabularMDPEnv(BatchOfOne):
-    """One slot of `TabularMDPVectorEnv`."""
-
-    family_class = TabularMDPVectorEnv
+TabularMDPEnv = one_slot(TabularMDPVectorEnv)

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import RecordedInfos, Task
 from maml_rl.envs.metaworld.arm import Arm, State
@@ -270,10 +270,7 @@ class MetaWorldVectorEnv(BatchedFamily):
                 arm.load(saved[1])
 
 
-class MetaWorldEnv(BatchOfOne):
-    """One slot of `MetaWorldVectorEnv`."""
-
-    family_class = MetaWorldVectorEnv
+MetaWorldEnv = one_slot(MetaWorldVectorEnv)
 
 
 # Cached by environment and seed: all families share the same goals.

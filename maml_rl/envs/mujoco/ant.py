@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
@@ -253,37 +253,9 @@ class AntRandParamsVectorEnv(RandomParameters, AntFamily):
         return velocity[:, 0]
 
 
-class AntVelEnv(BatchOfOne):
-    """One slot of `AntVelVectorEnv`."""
-
-    family_class = AntVelVectorEnv
-
-
-class AntDirEnv(BatchOfOne):
-    """One slot of `AntDirVectorEnv`."""
-
-    family_class = AntDirVectorEnv
-
-
-class AntPosEnv(BatchOfOne):
-    """One slot of `AntPosVectorEnv`."""
-
-    family_class = AntPosVectorEnv
-
-
-class AntRandParamsEnv(BatchOfOne):
-    """One slot of `AntRandParamsVectorEnv`."""
-
-    family_class = AntRandParamsVectorEnv
-
-
-class AntDir2DEnv(BatchOfOne):
-    """One slot of `AntDir2DVectorEnv`."""
-
-    family_class = AntDir2DVectorEnv
-
-
-class AntGoalEnv(BatchOfOne):
-    """One slot of `AntGoalVectorEnv`."""
-
-    family_class = AntGoalVectorEnv
+AntVelEnv = one_slot(AntVelVectorEnv)
+AntDirEnv = one_slot(AntDirVectorEnv)
+AntPosEnv = one_slot(AntPosVectorEnv)
+AntRandParamsEnv = one_slot(AntRandParamsVectorEnv)
+AntDir2DEnv = one_slot(AntDir2DVectorEnv)
+AntGoalEnv = one_slot(AntGoalVectorEnv)

@@ -10,7 +10,7 @@ from typing import Any
 import mujoco
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntFamily, AntPosVectorEnv, AntVelVectorEnv
 from maml_rl.envs.mujoco.half_cheetah import HalfCheetahFamily
 from maml_rl.envs.mujoco.models import load_model
@@ -126,31 +126,8 @@ class Finn2017AntPosVectorEnv(Finn2017AntFamily, AntPosVectorEnv):
     """Bring the center of mass to the task's position: 4 minus its L1 distance, and the terms common to all ants."""
 
 
-class Finn2017HalfCheetahVelEnv(BatchOfOne):
-    """One slot of `Finn2017HalfCheetahVelVectorEnv`."""
-
-    family_class = Finn2017HalfCheetahVelVectorEnv
-
-
-class Finn2017HalfCheetahDirEnv(BatchOfOne):
-    """One slot of `Finn2017HalfCheetahDirVectorEnv`."""
-
-    family_class = Finn2017HalfCheetahDirVectorEnv
-
-
-class Finn2017AntVelEnv(BatchOfOne):
-    """One slot of `Finn2017AntVelVectorEnv`."""
-
-    family_class = Finn2017AntVelVectorEnv
-
-
-class Finn2017AntPosEnv(BatchOfOne):
-    """One slot of `Finn2017AntPosVectorEnv`."""
-
-    family_class = Finn2017AntPosVectorEnv
-
-
-class Finn2017AntDirEnv(BatchOfOne):
-    """One slot of `Finn2017AntDirVectorEnv`."""
-
-    family_class = Finn2017AntDirVectorEnv
+Finn2017HalfCheetahVelEnv = one_slot(Finn2017HalfCheetahVelVectorEnv)
+Finn2017HalfCheetahDirEnv = one_slot(Finn2017HalfCheetahDirVectorEnv)
+Finn2017AntVelEnv = one_slot(Finn2017AntVelVectorEnv)
+Finn2017AntPosEnv = one_slot(Finn2017AntPosVectorEnv)
+Finn2017AntDirEnv = one_slot(Finn2017AntDirVectorEnv)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 import mujoco
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
@@ -87,19 +87,6 @@ class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):
         return velocity
 
 
-class HalfCheetahVelEnv(BatchOfOne):
-    """One slot of `HalfCheetahVelVectorEnv`."""
-
-    family_class = HalfCheetahVelVectorEnv
-
-
-class HalfCheetahDirEnv(BatchOfOne):
-    """One slot of `HalfCheetahDirVectorEnv`."""
-
-    family_class = HalfCheetahDirVectorEnv
-
-
-class HalfCheetahRandParamsEnv(BatchOfOne):
-    """One slot of `HalfCheetahRandParamsVectorEnv`."""
-
-    family_class = HalfCheetahRandParamsVectorEnv
+HalfCheetahVelEnv = one_slot(HalfCheetahVelVectorEnv)
+HalfCheetahDirEnv = one_slot(HalfCheetahDirVectorEnv)
+HalfCheetahRandParamsEnv = one_slot(HalfCheetahRandParamsVectorEnv)

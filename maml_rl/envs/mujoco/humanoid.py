@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
@@ -102,7 +102,4 @@ class HumanoidDirVectorEnv(MujocoFamily):
             start += flat.shape[1]
 
 
-class HumanoidDirEnv(BatchOfOne):
-    """One slot of `HumanoidDirVectorEnv`."""
-
-    family_class = HumanoidDirVectorEnv
+HumanoidDirEnv = one_slot(HumanoidDirVectorEnv)

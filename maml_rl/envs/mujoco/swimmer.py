@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
@@ -68,7 +68,4 @@ class SwimmerVelVectorEnv(VelocityTasks, SwimmerFamily):
         super().__init__(num_envs, low=low, high=high, **options)
 
 
-class SwimmerVelEnv(BatchOfOne):
-    """One slot of `SwimmerVelVectorEnv`."""
-
-    family_class = SwimmerVelVectorEnv
+SwimmerVelEnv = one_slot(SwimmerVelVectorEnv)

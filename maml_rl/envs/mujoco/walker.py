@@ -7,7 +7,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
@@ -125,31 +125,8 @@ class Walker2DDirVectorEnv(DirectionTasks, Walker2DFamily):
     task_description = "direction: 1 to walk forward, -1 to walk backward, each with probability 1/2"
 
 
-class Walker2DRandParamsEnv(BatchOfOne):
-    """One slot of `Walker2DRandParamsVectorEnv`."""
-
-    family_class = Walker2DRandParamsVectorEnv
-
-
-class HopperRandParamsEnv(BatchOfOne):
-    """One slot of `HopperRandParamsVectorEnv`."""
-
-    family_class = HopperRandParamsVectorEnv
-
-
-class Walker2DVelEnv(BatchOfOne):
-    """One slot of `Walker2DVelVectorEnv`."""
-
-    family_class = Walker2DVelVectorEnv
-
-
-class HopperVelEnv(BatchOfOne):
-    """One slot of `HopperVelVectorEnv`."""
-
-    family_class = HopperVelVectorEnv
-
-
-class Walker2DDirEnv(BatchOfOne):
-    """One slot of `Walker2DDirVectorEnv`."""
-
-    family_class = Walker2DDirVectorEnv
+Walker2DRandParamsEnv = one_slot(Walker2DRandParamsVectorEnv)
+HopperRandParamsEnv = one_slot(HopperRandParamsVectorEnv)
+Walker2DVelEnv = one_slot(Walker2DVelVectorEnv)
+HopperVelEnv = one_slot(HopperVelVectorEnv)
+Walker2DDirEnv = one_slot(Walker2DDirVectorEnv)
