@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -46,9 +45,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         self._look()

@@ -2,10 +2,9 @@
 
 import logging
 import math
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from time import monotonic
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tqdm import tqdm
 
@@ -17,7 +16,7 @@ logger = logging.getLogger(__name__)
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
-class TrainingProgress:
+class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     """A progress bar with the returns before and after adaptation, and the steps per second of the sampling.
 
     Args:
@@ -39,12 +38,7 @@ class TrainingProgress:
         self._best: tuple[float, int] | None = None
         self._evaluated: Metrics | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # A terminal that was closed must not hide why training has ended.
         with suppress(OSError):
             self._bar.close()
@@ -124,7 +118,7 @@ class TrainingProgress:
         return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
 
 
-class PartProgress:
+class PartProgress(AbstractContextManager["PartProgress"]):
     """A progress bar over parts of a work: policies of a report to try, iterations to record.
 
     Args:
@@ -134,12 +128,7 @@ class PartProgress:
     def __init__(self, unit: str = "part") -> None:
         self._bar: tqdm[Any] = tqdm(total=1, unit=unit, dynamic_ncols=True, disable=None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
@@ -116,15 +116,10 @@ def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
     return [range(len(chunks) * index // count, len(chunks) * (index + 1) // count) for index in range(count)]
 
 
-class Session(ABC):
+class Session(AbstractContextManager["Session"]):
     """A program at work on the chunks of a batch; as a context manager it keeps its threads and their memory."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         return
 
     @abstractmethod
@@ -248,12 +243,10 @@ class ThreadSession(Session):
         self._workers = ChunkWorkers(self._device).__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._workers is not None:
             workers, self._workers = self._workers, None
-            workers.__exit__(kind, error, traceback)
+            workers.__exit__(*error)
         self._states = []
 
     def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:

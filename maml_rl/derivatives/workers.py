@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
@@ -60,9 +59,7 @@ class ChunkWorkers:
                 self._pool = ThreadPoolExecutor(count, "maml_rl-update")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._stack.close()

@@ -3,7 +3,6 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from maml_rl.arguments import check_count
@@ -52,9 +51,7 @@ class Prefetcher(Generic[Item]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,6 +1,5 @@
 """The meta-objective on all tasks of an update: chunks computed where their episodes are, summed in a fixed order."""
 
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -65,12 +64,10 @@ class MetaObjective:
         self._session = self._hosts.start(self._program).__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         session, self._session, self._anchored = self._session, None, None
         if session is not None:
-            session.__exit__(kind, error, traceback)
+            session.__exit__(*error)
 
     def initial_parameters(self) -> Tensor:
         """Return the policy's own parameters, (D,)."""

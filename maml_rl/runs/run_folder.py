@@ -5,11 +5,11 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self
+from types import MappingProxyType
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -85,7 +85,7 @@ _MAY_CHANGE = {
 logger = logging.getLogger(__name__)
 
 
-class RunFolder:
+class RunFolder(AbstractContextManager["RunFolder"]):
     """A run that is being written.
 
     Args:
@@ -154,12 +154,7 @@ class RunFolder:
                 ) from error
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._metrics.close()
         try:
             self._events.close()
