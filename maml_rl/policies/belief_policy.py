@@ -7,7 +7,7 @@ Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -22,7 +22,7 @@ from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import make_recurrent, run, weights_of, zero_state
-from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, row_product
+from maml_rl.policies.sequence_policy import SequencePolicy, SlotRows, row_product
 
 
 class BeliefPolicy(SequencePolicy):
@@ -155,16 +155,11 @@ class BeliefPolicy(SequencePolicy):
             *((params[weight].mT.contiguous(), params[bias]) for weight, bias in self._actor.layer_names),
         ]
 
-        # By numbers of tasks and slots; what they fill at every call is made once.
-        steps: dict[torch.Size, Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {}
-
+        # What the steps of a grid fill at every call is made once.
+        @cache
         def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-            num_tasks, slots = grid
-            # The number of rows that stand before these in their block, of other tasks.
-            before = 0 if is_stacked else first_task * slots % ROWS
-            count = slots if is_stacked else num_tasks * slots
-            rows = count if is_stacked else -(-(before + count) // ROWS) * ROWS
-            make = partial(embedding.new_zeros, *((num_tasks,) if is_stacked else ()), rows)
+            rows = SlotRows(grid, None if is_stacked else first_task)
+            make = partial(embedding.new_zeros, *rows.shape)
             outputs = [make(weight.shape[-1]) for weight, _ in products]
             embedded, from_input, from_memory, belief, *layers = outputs
             seen, hidden, known = make(self.input_size), make(size), make(products[4][0].shape[-2])
@@ -173,8 +168,8 @@ class BeliefPolicy(SequencePolicy):
                 row_product(units, weight, bias, out)
                 for units, (weight, bias), out in zip(inputs, products, outputs, strict=True)
             )
-            entered, old = (values.narrow(-2, before, count) for values in (seen, hidden))
-            chosen_from = outputs[-1].narrow(-2, before, count).reshape(num_tasks, slots, -1)
+            entered, old = (values[..., rows.own, :] for values in (seen, hidden))
+            chosen_from = outputs[-1][..., rows.own, :].reshape(*grid, -1)
             # In torch's order, reset, keep and new.
             gated, recalled, both = from_input[..., : 2 * size], from_memory[..., 2 * size :], slice(0, 2 * size)
             reset, keep, new = from_input.split(size, -1)
@@ -197,15 +192,12 @@ class BeliefPolicy(SequencePolicy):
                         layers[index - 1].copy_(self._actor.nonlinearity(layers[index - 1]))
                     act_on_layer()
                 actions = choose(chosen_from, noise)
-                return actions, (old.reshape(num_tasks, slots, size).clone(),)
+                return actions, (old.reshape(*grid, size).clone(),)
 
             return step
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            grid = noise.shape[:2]
-            if grid not in steps:
-                steps[grid] = make_step(grid)
-            return steps[grid](observations, noise, memory)
+            return make_step(noise.shape[:2])(observations, noise, memory)
 
         return act
 

@@ -5,7 +5,7 @@ kernels of `recurrent.run` go through whole sequences. The two agree to rounding
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, get_args
 
 import gymnasium
@@ -16,7 +16,7 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, weights_of, zero_state
-from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, ValueKind, affine, row_product
+from maml_rl.policies.sequence_policy import SequencePolicy, SlotRows, ValueKind, affine, row_product
 
 
 class GRUPolicy(SequencePolicy):
@@ -108,29 +108,23 @@ class GRUPolicy(SequencePolicy):
         choose = self.distributions.actor(params)
         is_stacked, is_gru = gates.dim() == 3, self.cell == "gru"
 
-        # By numbers of tasks and slots; what they fill at every call is made once.
-        steps: dict[torch.Size, Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]] = {}
-
+        # What the steps of a grid fill at every call is made once.
+        @cache
         def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-            num_tasks, slots = grid
-            # The number of rows that stand before these in their block, of other tasks.
-            before = 0 if is_stacked else first_task * slots % ROWS
-            count = slots if is_stacked else num_tasks * slots
-            rows = count if is_stacked else -(-(before + count) // ROWS) * ROWS
-            lead = (num_tasks,) if is_stacked else ()
+            rows = SlotRows(grid, None if is_stacked else first_task)
             # Rows of padding stay zero.
-            units, summed = gates.new_zeros(*lead, rows, inputs + size), gates.new_empty(*lead, rows, gates.shape[-1])
+            units, summed = gates.new_zeros(*rows.shape, inputs + size), gates.new_empty(*rows.shape, gates.shape[-1])
             sum_gates = row_product(units, gates, gate_bias, summed)
-            outputs = [gates.new_empty(*lead, rows, weight.shape[-1]) for weight, _ in layers]
+            outputs = [gates.new_empty(*rows.shape, weight.shape[-1]) for weight, _ in layers]
             # Layers see the observation, too.
             enters = [units if self._layers else units[..., inputs:], *outputs[:-1]]
             products = [row_product(*each) for each in zip(enters, *zip(*layers, strict=True), outputs, strict=True)]
-            seen, old = units.narrow(-2, before, count).split((inputs, size), -1)
-            parts = summed.narrow(-2, before, count)
+            seen, old = units[..., rows.own, :].split((inputs, size), -1)
+            parts = summed[..., rows.own, :]
             # Gates are (reset, keep) in a GRU, (enter, keep, leave) in an LSTM.
             gated = parts[..., : (2 if is_gru else 3) * size]
             first, second, third, last = parts.split(size, -1)
-            chosen_from = outputs[-1].narrow(-2, before, count).reshape(num_tasks, slots, -1)
+            chosen_from = outputs[-1][..., rows.own, :].reshape(*grid, -1)
 
             def step(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
                 seen.copy_(self._encode(observations, params).reshape(seen.shape))
@@ -152,15 +146,12 @@ class GRUPolicy(SequencePolicy):
                         outputs[index - 1].tanh_()
                     product()
                 actions = choose(chosen_from, noise)
-                return actions, tuple(tensor.reshape(num_tasks, slots, size) for tensor in after)
+                return actions, tuple(tensor.reshape(*grid, size) for tensor in after)
 
             return step
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            grid = noise.shape[:2]
-            if grid not in steps:
-                steps[grid] = make_step(grid)
-            return steps[grid](observations, noise, memory)
+            return make_step(noise.shape[:2])(observations, noise, memory)
 
         return act
 

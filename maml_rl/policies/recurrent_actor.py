@@ -13,44 +13,12 @@ from maml_rl.policies.heads import CategoricalHead, DistributionParams, Head, Pa
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell
-from maml_rl.policies.sequence_policy import ROWS
+from maml_rl.policies.sequence_policy import SlotRows
 from maml_rl.policies.transformer import Attention, TokenStep, Transformer, within
 from maml_rl.policies.trial_encoder import TrialEncoder, make_linear, through
 
 # Initial bound of the last layer: actions start near the middle of their range, with noise as large as the range.
 _LAST_LAYER = 3e-3
-
-
-class _Rows:
-    """The rows of M x S slots in blocks of one shape, so that each row is rounded in the same way wherever it is.
-
-    Args:
-        grid: M and S.
-        first_task: the number of the first task; None under stacked parameters, where all rows are one block (M, S).
-    """
-
-    def __init__(self, grid: torch.Size, first_task: int | None) -> None:
-        self.grid, self._is_stacked = grid, first_task is None
-        # Rows that stand before these in their block, of other tasks.
-        self.before = 0 if first_task is None else first_task * grid[1] % ROWS
-
-    def split(self, values: Tensor) -> Sequence[Tensor]:
-        """Return the blocks of values (M, S, ...), zeros beside them."""
-        if self._is_stacked:
-            return (values,)
-        flat = values.flatten(0, 1)
-        padded = flat.new_zeros(-(-(self.before + len(flat)) // ROWS) * ROWS, *flat.shape[1:])
-        padded[self.before : self.before + len(flat)] = flat
-        blocks: Sequence[Tensor] = padded.split(ROWS)
-        return blocks
-
-    def join(self, blocks: Sequence[Tensor]) -> Tensor:
-        """Return the values (M, S, ...) of blocks."""
-        if self._is_stacked:
-            return blocks[0]
-        own = slice(self.before, self.before + self.grid.numel())
-        joined: Tensor = torch.cat(tuple(blocks))[own].unflatten(0, self.grid)
-        return joined
 
 
 class RecurrentActor(MemoryPolicy):
@@ -139,14 +107,14 @@ class RecurrentActor(MemoryPolicy):
         is_stacked = params["head.weight"].dim() == 3
         tokens: dict[torch.Size, TokenStep] = {}
 
-        def remember(rows: _Rows, blocks: Sequence[Tensor], memory: Memory) -> tuple[Sequence[Tensor], Memory]:
+        def remember(rows: SlotRows, blocks: Sequence[Tensor], memory: Memory) -> tuple[Sequence[Tensor], Memory]:
             if not isinstance(core, Transformer):
                 states = zip(*map(rows.split, memory), strict=True)
                 after = [self.encoder.step(*both, of_encoder) for both in zip(blocks, states, strict=True)]
                 each = tuple(zip(*after, strict=True))
                 return each[0], tuple(map(rows.join, each))
             if rows.grid not in tokens:
-                tokens[rows.grid] = TokenStep(core, within(of_encoder, "core."), rows.grid, rows.before)
+                tokens[rows.grid] = TokenStep(core, within(of_encoder, "core."), rows)
             token, (ring, count) = tokens[rows.grid], memory
             embedded = rows.join([self.encoder.embed(seen, of_encoder) for seen in blocks])
             token(embedded, ring.flatten(0, 1), count.flatten())
@@ -154,7 +122,7 @@ class RecurrentActor(MemoryPolicy):
             return rows.split(units), (ring, count + 1)
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            rows = _Rows(noise.shape[:2], None if is_stacked else first_task)
+            rows = SlotRows(noise.shape[:2], None if is_stacked else first_task)
             blocks = rows.split(observations.to(self.head.weight.dtype))
             units, after = remember(rows, blocks, memory)
             chosen = [

@@ -5,7 +5,7 @@ values, and into predicted rewards.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -213,6 +213,43 @@ class SequencePolicy(MemoryPolicy):
             lead = (-1, *(1,) * (numbers.dim() - 2))
             mean, std = (each.unflatten(0, lead) for each in (mean, std))
         return (numbers - mean) / std
+
+
+class SlotRows:
+    """The rows of M x S slots: one block (M, S) under stacked parameters, else in blocks of `ROWS`; see there.
+
+    Args:
+        grid: M and S.
+        first_task: the number of the first task; None under stacked parameters.
+
+    Attributes:
+        shape: (M, S), or the rows of all blocks, (R,).
+        before: rows that stand before these in their block, of other tasks.
+        own: which of the rows of a block or of all blocks are the slots'.
+    """
+
+    def __init__(self, grid: torch.Size, first_task: int | None) -> None:
+        self.grid, self._is_stacked = grid, first_task is None
+        self.before = 0 if first_task is None else first_task * grid[1] % ROWS
+        end = self.before + (grid[1] if self._is_stacked else grid.numel())
+        self.shape: tuple[int, ...] = grid if self._is_stacked else (-(-end // ROWS) * ROWS,)
+        self.own = slice(self.before, end)
+
+    def split(self, values: Tensor) -> Sequence[Tensor]:
+        """Return the blocks of values (M, S, ...), zeros beside them."""
+        if self._is_stacked:
+            return (values,)
+        padded = values.new_zeros(*self.shape, *values.shape[2:])
+        padded[self.own] = values.flatten(0, 1)
+        blocks: Sequence[Tensor] = padded.split(ROWS)
+        return blocks
+
+    def join(self, blocks: Sequence[Tensor]) -> Tensor:
+        """Return the values (M, S, ...) of blocks."""
+        if self._is_stacked:
+            return blocks[0]
+        joined: Tensor = torch.cat(tuple(blocks))[self.own].unflatten(0, self.grid)
+        return joined
 
 
 def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:

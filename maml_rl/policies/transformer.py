@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer
 from maml_rl.policies.policy import Memory
-from maml_rl.policies.sequence_policy import ROWS, row_product
+from maml_rl.policies.sequence_policy import ROWS, SlotRows, row_product
 
 # A token attends to a multiple of this many places, which depends only on its own step: the same bits in any batch.
 _PLACES = 64
@@ -208,31 +208,25 @@ class TokenStep:
     Args:
         transformer: whose parameters they are.
         params: by name, shared or stacked (M, ...).
-        grid: M and S.
-        before: rows that stand before these in their block, of other tasks.
+        rows: of the slots.
 
     Attributes:
         units: (rows, H), or (M, rows, H) under stacked parameters; each call overwrites them.
         own: which of the rows are the slots'.
     """
 
-    def __init__(self, transformer: Transformer, params: Params, grid: torch.Size, before: int) -> None:
+    def __init__(self, transformer: Transformer, params: Params, rows: SlotRows) -> None:
         self._transformer = transformer
-        self._is_stacked = params["embed.weight"].dim() == 3
-        num_tasks, slots = grid
-        count = slots if self._is_stacked else num_tasks * slots
         # Rows of padding fill the last block; then no array has a rest that vector instructions leave over.
-        rows = -(-(before + count) // ROWS) * ROWS
-        self._lead = (num_tasks,) if self._is_stacked else ()
-        self._rows, self.own = rows, slice(before, before + count)
+        self._shape, self.own = (*rows.shape[:-1], -(-rows.shape[-1] // ROWS) * ROWS), rows.own
         self._blocks = list(_blocks(params, transformer.sizes.num_layers))
         self._params = params
         weight = params["embed.weight"]
-        self._inputs = weight.new_zeros(*self._lead, rows, weight.shape[-1])
+        self._inputs = weight.new_zeros(*self._shape, weight.shape[-1])
         self._embed = self._layer(self._inputs, params, "embed")
         width = transformer.width
-        self.units, self._joined = (weight.new_zeros(*self._lead, rows, width) for _ in range(2))
-        self._hidden = weight.new_zeros(*self._lead, rows, 4 * width)
+        self.units, self._joined = (weight.new_zeros(*self._shape, width) for _ in range(2))
+        self._hidden = weight.new_zeros(*self._shape, 4 * width)
         self._layers = [
             (
                 self._layer(self.units, block, "queries_keys_values"),
@@ -276,7 +270,7 @@ class TokenStep:
     def _layer(self, units: Tensor, params: Params, name: str) -> Callable[[], Tensor]:
         """Return what multiplies `units` by a layer's weights."""
         weight, bias = params[f"{name}.weight"].mT.contiguous(), params[f"{name}.bias"]
-        out = weight.new_empty(*self._lead, self._rows, weight.shape[-1])
+        out = weight.new_empty(*self._shape, weight.shape[-1])
         product = row_product(units, weight, bias, out)
 
         def multiply() -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory, Unrolled
-from maml_rl.policies.sequence_policy import ROWS, SequencePolicy, ValueKind, row_product
+from maml_rl.policies.sequence_policy import SequencePolicy, SlotRows, ValueKind, row_product
 from maml_rl.policies.transformer import Attention, TokenStep, Transformer, within
 
 
@@ -116,18 +117,16 @@ class TransformerPolicy(SequencePolicy):
         of_body = within(params, "body.")
         weight, bias = params["head.weight"].mT.contiguous(), params["head.bias"]
         choose = self.distributions.actor(params)
-        steps: dict[torch.Size, tuple[TokenStep, Callable[[], object], Tensor]] = {}
 
+        @cache
         def begin(grid: torch.Size) -> tuple[TokenStep, Callable[[], object], Tensor]:
-            step = TokenStep(self.body, of_body, grid, 0 if is_stacked else first_task * grid[1] % ROWS)
+            step = TokenStep(self.body, of_body, SlotRows(grid, None if is_stacked else first_task))
             choices = weight.new_empty(*step.units.shape[:-1], weight.shape[-1])
             return step, row_product(step.units, weight, bias, choices), choices
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             grid = noise.shape[:2]
-            if grid not in steps:
-                steps[grid] = begin(grid)
-            step, multiply, choices = steps[grid]
+            step, multiply, choices = begin(grid)
             ring, count, *before = memory
             numbers = self._encode(observations, params).reshape(*grid, -1)
             step(torch.cat((numbers, *before), -1), ring.flatten(0, 1), count.flatten())
