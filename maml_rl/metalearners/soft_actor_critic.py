@@ -20,12 +20,11 @@ from torch.nn.functional import log_softmax
 from maml_rl.config import SettingsModel
 from maml_rl.config.config import Count, Fraction, Positive
 from maml_rl.metalearners.optimizer_state import SINGLE
+from maml_rl.policies.trial_encoder import LAST_LAYER
 
 Critics = TypeVar("Critics", bound=nn.Module)
 # What acting does not need.
 TRAINING_STATE = (SINGLE, "critic", "target")
-# Of the last layer, so that values begin near zero.
-_LAST_LAYER = 3e-3
 # Of the greatest entropy there is with discrete actions.
 _DISCRETE_TARGET = 0.98
 
@@ -111,7 +110,7 @@ class TwinMLP(nn.Module):
         sizes = [inputs, *hidden_sizes, outputs]
         self.num_layers = len(sizes) - 1
         for index, (before, after) in enumerate(pairwise(sizes)):
-            bound = _LAST_LAYER if index == self.num_layers - 1 else before**-0.5
+            bound = LAST_LAYER if index == self.num_layers - 1 else before**-0.5
             # Side by side: both networks multiply the same inputs, and later layers have inputs of their own.
             shapes: dict[str, tuple[int, ...]] = {"weight": (2, before, after), "bias": (2, 1, after)}
             if index == 0:

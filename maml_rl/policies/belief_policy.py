@@ -70,7 +70,6 @@ class BeliefPolicy(SequencePolicy):
             value="network",
             init_std=init_std,
             min_std=min_std,
-            predict_rewards=False,
         )
         self.latent_size = check_count("latent_size", latent_size)
         for size in embedding_sizes:

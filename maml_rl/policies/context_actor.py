@@ -11,12 +11,9 @@ from torch import Tensor, nn
 
 from maml_rl.policies.heads import DistributionParams, Params, SquashedGaussianHead
 from maml_rl.policies.policy import Policy
-from maml_rl.policies.sequence_policy import affine
-from maml_rl.policies.trial_encoder import make_linear
+from maml_rl.policies.trial_encoder import LAST_LAYER, make_linear, through
 
 CONTEXT = "context"
-# Of the last layer: actions are near the middle of their range at first, and noise as large as the range.
-_LAST_LAYER = 3e-3
 
 
 class ContextActor(Policy):
@@ -64,7 +61,7 @@ class ContextActor(Policy):
         self.layers = [f"layer{index}" for index in range(len(hidden_sizes))]
         for name, (inputs, outputs) in zip(self.layers, pairwise(sizes), strict=True):
             setattr(self, name, make_linear(inputs, outputs, generator))
-        self.head = make_linear(sizes[-1], self.distributions.num_units, generator, _LAST_LAYER)
+        self.head = make_linear(sizes[-1], self.distributions.num_units, generator, LAST_LAYER)
         self.context = nn.Parameter(torch.zeros(context_size), requires_grad=False)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
@@ -89,5 +86,5 @@ class ContextActor(Policy):
         params = dict(self.named_parameters()) if params is None else params
         hidden = torch.cat((observations.to(self.head.weight.dtype), contexts), -1)
         for name in self.layers:
-            hidden = affine(hidden, params[f"{name}.weight"], params[f"{name}.bias"]).relu()
-        return self.distributions.parametrize(affine(hidden, params["head.weight"], params["head.bias"]), params)
+            hidden = through(hidden, params, name).relu()
+        return self.distributions.parametrize(through(hidden, params, "head"), params)

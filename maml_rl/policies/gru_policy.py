@@ -6,7 +6,7 @@ kernels of `recurrent.run` go through whole sequences. The two agree to rounding
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 import gymnasium
 import torch
@@ -16,7 +16,7 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, weights_of, zero_state
-from maml_rl.policies.sequence_policy import SequencePolicy, SlotRows, ValueKind, affine, row_product
+from maml_rl.policies.sequence_policy import SequenceOptions, SequencePolicy, SlotRows, affine, row_product
 
 
 class GRUPolicy(SequencePolicy):
@@ -30,18 +30,12 @@ class GRUPolicy(SequencePolicy):
         action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, units of the recurrent layer.
         cell: "gru" or "lstm".
-        value: what estimates values: "head", a linear function of the policy's own units; "network", one of a recurrent
-            layer of its own; or "none".
-        init_std: initial standard deviation of a Gaussian.
-        min_std: it never falls below this.
         memory_span: initially, units hold what they remember for 1 to this many steps, and values are near zero.
             None: each unit forgets half of it at every step, and values are random at first.
-        predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
-            takes the action; rl2 trains it by `reward-prediction-coefficient`, and acting does not use it.
-        normalize_observations: see `SequencePolicy`.
         layers: units of tanh layers that compute actions from observation and memory, and of equally many that
             estimate values. Without any, both are linear functions of the memory.
         seed: of the initial weights; the global random state does not change.
+        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`; see `SequencePolicy`.
 
     Raises:
         TypeError: If a space is not supported.
@@ -55,36 +49,23 @@ class GRUPolicy(SequencePolicy):
         hidden_size: int = 64,
         *,
         cell: Cell = "gru",
-        value: ValueKind = "head",
-        init_std: float = 1.0,
-        min_std: float = 1e-6,
         memory_span: int | None = None,
-        predict_rewards: bool = False,
-        normalize_observations: bool = False,
         layers: Sequence[int] = (),
         seed: int = 0,
+        **options: Unpack[SequenceOptions],
     ) -> None:
         if cell not in get_args(Cell):
             raise ValueError(f"cell must be one of {', '.join(get_args(Cell))}, got {cell!r}")
         if memory_span is not None and memory_span < 1:
             raise ValueError(f"memory_span must be positive, got {memory_span}")
-        super().__init__(
-            observation_space,
-            action_space,
-            hidden_size,
-            value=value,
-            init_std=init_std,
-            min_std=min_std,
-            predict_rewards=predict_rewards,
-            normalize_observations=normalize_observations,
-        )
+        super().__init__(observation_space, action_space, hidden_size, **options)
         self.cell = cell
         generator = torch.Generator().manual_seed(seed)
         make = partial(make_recurrent, cell, self.input_size, hidden_size, generator, memory_span)
         # In the order of all checkpoints.
         self.core = make()
         self.head, value_head, reward_head = self._make_heads()
-        self.value_core = make() if value == "network" else None
+        self.value_core = make() if self.value == "network" else None
         self.value_head, self.reward_head = value_head, reward_head
         for name, last, outputs in (("acting", "head", self.head), ("estimating", "value_head", self.value_head)):
             if layers and outputs is not None:

@@ -15,10 +15,7 @@ from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.sequence_policy import SlotRows
 from maml_rl.policies.transformer import Attention, TokenStep, Transformer, within
-from maml_rl.policies.trial_encoder import TrialEncoder, make_linear, through
-
-# Initial bound of the last layer: actions start near the middle of their range, with noise as large as the range.
-_LAST_LAYER = 3e-3
+from maml_rl.policies.trial_encoder import LAST_LAYER, TrialEncoder, make_linear, through
 
 
 class RecurrentActor(MemoryPolicy):
@@ -73,7 +70,7 @@ class RecurrentActor(MemoryPolicy):
         self.layers = [f"layer{index}" for index in range(len(hidden_sizes))]
         for name, inputs, outputs in zip(self.layers, sizes[:-1], sizes[1:], strict=True):
             setattr(self, name, make_linear(inputs, outputs, generator))
-        self.head = make_linear(sizes[-1], self.distributions.num_units, generator, _LAST_LAYER)
+        self.head = make_linear(sizes[-1], self.distributions.num_units, generator, LAST_LAYER)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""

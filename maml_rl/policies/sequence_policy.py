@@ -7,7 +7,7 @@ values, and into predicted rewards.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import gymnasium
 import numpy as np
@@ -32,6 +32,16 @@ ROWS = 64
 _LEAST_STD = 1e-2
 
 
+class SequenceOptions(TypedDict, total=False):
+    """Further arguments of policies that are trained on sequences; see `SequencePolicy`."""
+
+    value: ValueKind
+    init_std: float
+    min_std: float
+    predict_rewards: bool
+    normalize_observations: bool
+
+
 class SequencePolicy(MemoryPolicy):
     """A body that remembers, under a head for actions, and perhaps under heads for values and rewards.
 
@@ -42,10 +52,12 @@ class SequencePolicy(MemoryPolicy):
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
         action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, units of the body.
-        value: "head" for a linear function of the policy's own units, "network" for one of a body of its own, "none".
+        value: what estimates values: "head", a linear function of the policy's own units; "network", one of a body of
+            its own; or "none".
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
-        predict_rewards: add a head for the reward of an action.
+        predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
+            takes the action; rl2 trains it by `reward-prediction-coefficient`, and acting does not use it.
         normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
             last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
 
@@ -72,10 +84,10 @@ class SequencePolicy(MemoryPolicy):
         action_space: gymnasium.Space[Any],
         hidden_size: int,
         *,
-        value: ValueKind,
-        init_std: float,
-        min_std: float,
-        predict_rewards: bool,
+        value: ValueKind = "head",
+        init_std: float = 1.0,
+        min_std: float = 1e-6,
+        predict_rewards: bool = False,
         normalize_observations: bool = False,
     ) -> None:
         super().__init__()

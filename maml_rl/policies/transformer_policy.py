@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory, Unrolled
-from maml_rl.policies.sequence_policy import SequencePolicy, SlotRows, ValueKind, row_product
+from maml_rl.policies.sequence_policy import SequenceOptions, SequencePolicy, SlotRows, row_product
 from maml_rl.policies.transformer import Attention, TokenStep, Transformer, within
 
 
@@ -33,16 +33,10 @@ class TransformerPolicy(SequencePolicy):
         num_key_value_heads: keys and values that groups of heads share; fewer make a smaller memory and faster steps.
         token_shift: add the previous observation to each token (zeros at the start of a trial). State, action and their
             result are then in one token, and a single layer can look them up.
-        value: what estimates values: "head", a linear function of the policy's own units; "network", one of a
-            transformer of its own; or "none".
-        init_std: initial standard deviation of a Gaussian.
-        min_std: it never falls below this.
-        predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
-            takes the action.
-        normalize_observations: see `SequencePolicy`.
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
         seed: of the initial weights; the global random state does not change.
+        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`; see `SequencePolicy`.
 
     Raises:
         TypeError: If a space is not supported.
@@ -64,30 +58,17 @@ class TransformerPolicy(SequencePolicy):
         num_heads: int = 4,
         num_key_value_heads: int = 1,
         token_shift: bool = False,
-        value: ValueKind = "head",
-        init_std: float = 1.0,
-        min_std: float = 1e-6,
-        predict_rewards: bool = False,
-        normalize_observations: bool = False,
         checkpoint_above: int | None = 1024,
         seed: int = 0,
+        **options: Unpack[SequenceOptions],
     ) -> None:
         sizes = Attention(context, num_layers, num_heads, num_key_value_heads)
-        super().__init__(
-            observation_space,
-            action_space,
-            hidden_size,
-            value=value,
-            init_std=init_std,
-            min_std=min_std,
-            predict_rewards=predict_rewards,
-            normalize_observations=normalize_observations,
-        )
+        super().__init__(observation_space, action_space, hidden_size, **options)
         self.context, self.token_shift = context, token_shift
         inputs = self.input_size * (1 + token_shift)
         self.body = Transformer(inputs, hidden_size, sizes, checkpoint_above=checkpoint_above)
         self.head, self.value_head, self.reward_head = self._make_heads()
-        self.value_body = copy.deepcopy(self.body) if value == "network" else None
+        self.value_body = copy.deepcopy(self.body) if self.value == "network" else None
         generator = torch.Generator().manual_seed(seed)
         for body in (self.body, self.value_body):
             if body is not None:

@@ -21,6 +21,10 @@ from maml_rl.policies.recurrent import Cell, make_recurrent, next_state, run, we
 from maml_rl.policies.sequence_policy import affine
 from maml_rl.policies.transformer import Attention, Transformer, within
 
+# Bound of the last layer of an actor or a critic: actions start near the middle of their range, with noise as large as
+# the range, and values near zero.
+LAST_LAYER = 3e-3
+
 
 def through(inputs: Tensor, params: Params, name: str) -> Tensor:
     """Return inputs (..., I) through the linear layer `name`; see `affine`."""
