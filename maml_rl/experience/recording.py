@@ -7,7 +7,7 @@ the last one, and ends with the same bytes. Observations that repeat, as those o
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -94,7 +94,7 @@ class Recording:
                 f"{folder} holds a recording already; continue it with --resume, or choose another --output"
             )
         index = _read_index(folder)
-        mine = json.loads(_as_json(about))
+        mine = _as_json(about)
         for key, there in index["about"].items():
             if there != mine[key]:
                 raise ConfigError(
@@ -105,11 +105,6 @@ class Recording:
         self._learner = None if index["learner"] is None else Segment.from_state(index["learner"])
         self.iteration = self._first = int(index["iteration"])
         remove_segments(folder, {each.file for each in (*self._segments, self._learner) if each is not None})
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all iterations are recorded, and written."""
-        return self._first == self.about.num_iterations
 
     def learner_state(self) -> dict[str, Tensor] | None:
         """Return the state of the learners after the last written iteration; None if they have not started.
@@ -150,7 +145,7 @@ class Recording:
         if arrays:
             self._learner = write_segment(self.folder, self.iteration, arrays_to_bytes(arrays))
         index = {
-            "about": json.loads(_as_json(self.about)),
+            "about": _as_json(self.about),
             "iteration": self.iteration,
             "segments": [segment.as_state() for segment in self._segments],
             "learner": None if self._learner is None else self._learner.as_state(),
@@ -188,12 +183,12 @@ class Block:
 
     def decoded(self) -> Self:
         """Return the block with its observations as they were."""
-        if self.distinct is None:
-            return self
-        values = {name: getattr(self, name) for name in ("iteration", *_ARRAYS)}
-        for name in ("observations", "final_observations"):
-            values[name] = self.distinct[values[name]]
-        return type(self)(**values, distinct=None)
+        return self if self.distinct is None else self.looked_up(self.distinct)
+
+    def looked_up(self, table: NDArray[Any]) -> Self:
+        """Return the block with the entries of a table instead of its integers."""
+        seen, final = table[self.observations], table[self.final_observations]
+        return replace(self, observations=seen, final_observations=final, distinct=None)
 
 
 class FinishedRecording:
@@ -278,20 +273,12 @@ class FinishedRecording:
             numbers = None if block.distinct is None else common.encode(block.distinct)
             if numbers is None:
                 blocks[:] = [
-                    self._renumbered(each, common.table()).decoded() if place < index else each.decoded()
+                    each.looked_up(common.table()) if place < index else each.decoded()
                     for place, each in enumerate(blocks)
                 ]
                 return None
-            values = {name: getattr(block, name) for name in ("iteration", *_ARRAYS)}
-            for name in ("observations", "final_observations"):
-                values[name] = numbers[values[name]].astype(np.uint16)
-            blocks[index] = Block(**values, distinct=None)
+            blocks[index] = block.looked_up(numbers.astype(np.uint16))
         return common.table()
-
-    @staticmethod
-    def _renumbered(block: Block, table: NDArray[Any]) -> Block:
-        values = {name: getattr(block, name) for name in ("iteration", *_ARRAYS)}
-        return Block(**values, distinct=table)
 
 
 def _block(episodes: TaskEpisodes, about: About) -> dict[str, NDArray[Any]]:
@@ -371,9 +358,10 @@ def space_from_json(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
             return spaces.MultiBinary(saved["n"])
 
 
-def _as_json(about: About) -> str:
+def _as_json(about: About) -> dict[str, Any]:
     values = {name: getattr(about, name) for name in About.__slots__}
-    return json.dumps(values, default=lambda value: value.tolist())
+    as_read: dict[str, Any] = json.loads(json.dumps(values, default=lambda value: value.tolist()))
+    return as_read
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -250,7 +250,9 @@ class Experiment:
             ConfigError: If the config combines ways of collecting that exclude each other.
         """
         config = self.config
-        placement = self._placement(evaluation)
+        # An evaluation is sampled in the default mode.
+        of_config = placement_of(config).items()
+        placement = {name: value for name, value in of_config if not (evaluation and name in _MODES)}
         # The update may still run elsewhere.
         acts_elsewhere = placement["backend"] == "ray" or placement.get("inference") == "worker"
         placement["device"] = "cpu" if acts_elsewhere else self.device
@@ -288,10 +290,10 @@ class Experiment:
             named = [name for name in chosen if name in str(error)] or chosen
             raise config.error(str(error), named[0].replace("_", "-")) from error
 
-    def _placement(self, evaluation: bool) -> dict[str, Any]:
-        """Return what the config says of the fields of `Placement`; an evaluation is sampled in the default mode."""
-        names = [each.name for each in fields(Placement) if each.name in Config.model_fields]
-        return {name: getattr(self.config, name) for name in names if not (evaluation and name in _MODES)}
+
+def placement_of(config: Config) -> dict[str, Any]:
+    """Return what a config says of the fields of `Placement`, by name."""
+    return {each.name: getattr(config, each.name) for each in fields(Placement) if each.name in Config.model_fields}
 
 
 def _against_workers(config: Config, learner: MetaLearner, device: torch.device) -> str:

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -20,7 +20,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, UsersCode, explain
 from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
-from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.build import Experiment, make_experiment, placement_of
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
@@ -34,7 +34,6 @@ from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.placement import Placement
 from maml_rl.seeding import Purpose, StreamKey, generator
 from maml_rl.task_distributions import TaskDistribution
 
@@ -70,6 +69,11 @@ class Recorded:
 
     identifier: str
     folder: Path
+
+    @classmethod
+    def within(cls, output: str | Path, identifier: str) -> Self:
+        """Return where the data set is in a folder of data sets."""
+        return cls(identifier, Path(output) / identifier)
 
 
 def record(
@@ -127,15 +131,14 @@ def record(
     experiment = make_experiment(config.override(_PLAIN, "maml-rl record"), num_workers=num_workers)
     config = experiment.config
     env = experiment.make_env()
-    described = EnvDescription(
-        env.single_observation_space, env.single_action_space, env.max_episode_steps, env.recorded_infos, env.task_space
-    )
+    described = EnvDescription.of(env)
     env.close()
     horizon = config.max_episode_steps or described.max_episode_steps
     assert horizon is not None
-    identifier = dataset_id(config.env_name, learner)
-    folder = Path(output) / identifier
-    seeds = [_learner_seed(config.seed, number) for number in range(num_tasks)]
+    recorded = Recorded.within(output, dataset_id(config.env_name, learner))
+    keys = [StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION, task=number) for number in range(num_tasks)]
+    # Of the initial weights of each learner.
+    seeds = [int(generator(key).integers(2**31)) for key in keys]
     with UsersCode(
         lambda error: ConfigError(f"{learner} cannot learn {config.env_name}: {explain(error)}"), ConfigError
     ):
@@ -156,10 +159,6 @@ def record(
             settings=_what_counts(config, checked),
             num_iterations=1 if learners is None else num_iterations or config.num_batches,
         )
-        recording = Recording(folder / FOLDER, about, resume=resume)
-        state = recording.learner_state()
-        if state is not None and learners is not None:
-            learners.load(state)
 
         def sample(iteration: int) -> TaskEpisodes:
             sampler.seek(iteration)
@@ -168,10 +167,10 @@ def record(
                 learners.update(episodes)
             return episodes
 
-        _go_on(recording, sample, learners, on_iteration)
+        _record(recorded.folder, about, sample, learners, on_iteration, resume=resume)
     if minari:
-        write_data_set(folder, identifier, credits)
-    return Recorded(identifier, folder)
+        write_data_set(recorded.folder, recorded.identifier, credits)
+    return recorded
 
 
 def record_run(
@@ -224,8 +223,7 @@ def record_run(
     observation_space, horizon = bare.single_observation_space, config.max_episode_steps or bare.max_episode_steps
     bare.close()
     assert horizon is not None
-    identifier = dataset_id(config.env_name, config.algorithm.rpartition(":")[2].lower())
-    folder = Path(output) / identifier
+    recorded = Recorded.within(output, dataset_id(config.env_name, config.algorithm.rpartition(":")[2].lower()))
     experiment.take_fixed_tasks(path)
     with experiment.make_sampler(num_workers=num_workers) as sampler:
         tasks = _draw_tasks(experiment, sampler, num_tasks)
@@ -241,17 +239,16 @@ def record_run(
             settings={"checkpoints": [each.name for each in checkpoints], **json.loads(config.to_json())},
             num_iterations=len(checkpoints),
         )
-        recording = Recording(folder / FOLDER, about, resume=resume)
 
         def sample(iteration: int) -> TaskEpisodes:
             experiment.restore(checkpoints[iteration], path)
             sampler.seek(iteration)
             return sampler.rollout(tasks)
 
-        _go_on(recording, sample, None, on_iteration)
+        _record(recorded.folder, about, sample, None, on_iteration, resume=resume)
     if minari:
-        write_data_set(folder, identifier, credits)
-    return Recorded(identifier, folder)
+        write_data_set(recorded.folder, recorded.identifier, credits)
+    return recorded
 
 
 def _draw_tasks(experiment: Experiment, sampler: MultiTaskSampler, num_tasks: int) -> list[Task]:
@@ -261,13 +258,20 @@ def _draw_tasks(experiment: Experiment, sampler: MultiTaskSampler, num_tasks: in
     return [drawn[number % len(drawn)] for number in range(num_tasks)]
 
 
-def _go_on(
-    recording: Recording,
+def _record(
+    folder: Path,
+    about: About,
     sample: Callable[[int], TaskEpisodes],
     learners: SingleTaskLearner | None,
     on_iteration: OnIteration | None,
+    *,
+    resume: bool,
 ) -> None:
     """Sample iterations, and learn from them, until everything is recorded."""
+    recording = Recording(folder / FOLDER, about, resume=resume)
+    state = recording.learner_state()
+    if state is not None and learners is not None:
+        learners.load(state)
     for iteration in range(recording.iteration, recording.about.num_iterations):
         episodes = sample(iteration)
         if recording.append(episodes):
@@ -290,11 +294,6 @@ def _check_settings(learner: str, settings: Mapping[str, Any]) -> SettingsModel 
         return model.from_arguments(**values)
     except ValueError as error:
         raise ConfigError(f"a setting of the learner {learner}: {error}") from None
-
-
-def _learner_seed(seed: int, number: int) -> int:
-    """Return the seed of the initial weights of one learner."""
-    return int(generator(StreamKey(seed, Purpose.LEARNER_CONSTRUCTION, task=number)).integers(2**31))
 
 
 def _make_learners(
@@ -344,10 +343,7 @@ def _make_sampler(
     distribution: TaskDistribution | None,
     num_workers: int | None,
 ) -> MultiTaskSampler:
-    placement = {
-        each.name: getattr(config, each.name) for each in fields(Placement) if each.name in Config.model_fields
-    }
-    placement |= {"device": "cpu", "update": "driver"}
+    placement = placement_of(config) | {"device": "cpu", "update": "driver"}
     if num_workers is not None:
         placement["num_workers"] = num_workers
     return MultiTaskSampler(
