@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, and which actors are left on it."""
+"""A Ray cluster of several nodes on this machine, and the actors that remain on it."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from ray.cluster_utils import Cluster
 
 STORE = 100 * 2**20
 HERE = Path(__file__).resolve().parent
-# Of the nodes, not in a runtime_env of the connection: so actors get the processes that a node has started ahead.
+# Set for the nodes, not in a runtime_env of the connection, so that actors use the processes that a node has
+# prestarted.
 PATHS = os.pathsep.join([str(HERE), str(HERE / "on_ray"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
 FINDS_TESTS = {"PYTHONPATH": PATHS}
 
@@ -50,7 +51,7 @@ def connected_to(cluster: Cluster) -> Iterator[str]:
 
 
 def actor_processes() -> list[psutil.Process]:
-    """Return the processes of actors that there are below this one."""
+    """Return the processes of actors below this one."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:

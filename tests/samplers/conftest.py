@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         scripts.append(
             subprocess.Popen(
                 [sys.executable, str(script)],
-                # Buffered, as output is by default: children must not repeat it.
+                # Output is buffered, as by default: children must not repeat it.
                 env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": ""},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""An environment that kills, hangs or raises where it is told to, in the processes of the tests of sampling."""
+"""An environment that dies, hangs or raises an error at a given place, in the processes of the tests of sampling."""
 
 import ctypes
 import itertools
@@ -19,7 +19,7 @@ HORIZON = 6
 
 
 class UnpicklableError(Exception):
-    """Takes three arguments, holds a lambda, and cannot say what it is."""
+    """Takes three arguments, holds a lambda, and fails when it is converted to text."""
 
     def __init__(self, first: object, second: object, third: object) -> None:
         super().__init__(first, second, third)
@@ -30,7 +30,7 @@ class UnpicklableError(Exception):
 
 
 class FaultyEnv(gymnasium.Env[Any, Any]):
-    """Adds up actions and noise; behaves badly once, at one place.
+    """Adds up actions and noise; has one fault, at one place.
 
     Args:
         fault: name of a method of this class, without its underscore.
@@ -38,7 +38,7 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         marker: file that the fault creates, so that it happens once; None for every time.
         slot_task: if given, only slots whose task has this `goal` have the fault.
         busy_task: slots whose task has this `goal` take very long at `place`.
-        script: JSON file with `fault`, `place` and `marker`, read again whenever one of them counts.
+        script: JSON file with `fault`, `place` and `marker`, read again whenever one of them is used.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -131,7 +131,7 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         raise RuntimeError("x" * 50_000_000)
 
     def _work(self) -> None:
-        """Take one third of the `step_timeout` that the tests of deadlines give."""
+        """Take one third of the `step_timeout` of the tests of deadlines."""
         time.sleep(0.2)
 
     def _hang(self) -> None:
@@ -144,7 +144,7 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _wait(self) -> None:
-        """Go on when the file `<marker>.gate` is there."""
+        """Wait until the file `<marker>.gate` exists."""
         while not Path(f"{self._marker}.gate").exists():
             time.sleep(0.001)
 

@@ -1,4 +1,4 @@
-"""A sampler of `FaultyEnv`, and what it samples."""
+"""A sampler of `FaultyEnv`, and the digests of its episodes."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Iterations of an algorithm wherever its episodes are, and all that is to have the same bytes."""
+"""Iterations of an algorithm in any placement, and everything in them that must have the same bytes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.samplers.hosting import RemoteHosts
 
 NUM_TASKS = 9
-# What algorithms need that learn from trials.
+# Settings that algorithms with trials need.
 OF_TRIALS: dict[str, dict[str, Any]] = {
     "rl2": {
         "observe-last": True,
@@ -30,11 +30,11 @@ OF_TRIALS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Learned:
-    """What came of some iterations.
+    """The results of some iterations.
 
     Attributes:
         metrics: of each.
-        state: bytes of parameters, and of what the learner keeps.
+        state: bytes of the parameters and of the learner's state.
     """
 
     metrics: list[dict[str, Any]]
@@ -58,7 +58,7 @@ def config_of(algorithm: str, **settings: Any) -> Config:
 
 
 def learn(experiment: Experiment, sampler: MultiTaskSampler, iterations: int, *, on_hosts: bool) -> Learned:
-    """Train an experiment's learner from its start with a sampler, which may be that of another with such a policy."""
+    """Train an experiment's learner from its start with a sampler, which may be that of another experiment."""
     learner = experiment.metalearner
     sampler.policy = learner.policy
     sampler.seek(-1)
@@ -80,7 +80,7 @@ def learn(experiment: Experiment, sampler: MultiTaskSampler, iterations: int, *,
 
 
 def learned_here(algorithm: str, iterations: int = 2, **settings: Any) -> Learned:
-    """Return what comes of it in this process."""
+    """Return the results in this process."""
     experiment = make_experiment(config_of(algorithm, **settings))
     with experiment.make_sampler() as sampler:
         return learn(experiment, sampler, iterations, on_hosts=False)

@@ -1,4 +1,4 @@
-"""Hosts that are objects of this process, to which everything goes pickled, and which can be lost at any moment."""
+"""Hosts that are objects of this process; everything reaches them pickled, and they can be lost at any moment."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from maml_rl.samplers.in_process import InProcessBackend
 
 
 class LostError(Exception):
-    """A host is lost in the middle of its work."""
+    """A host is lost during its work."""
 
 
 class MemoryCarrier:
-    """Brings requests to hosts in this process.
+    """Carries requests to hosts in this process.
 
     Args:
-        make: makes a host, for which signs of life are what is passed.
-        num_hosts: how many.
-        losses: share of the signs of life at which a host is lost.
+        make: makes a host, with the function that it calls as a sign of life.
+        num_hosts: their number.
+        losses: probability that a host is lost at a sign of life.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def _rest(request: Request) -> tuple[Any, ...]:
 
 
 class HostedBackend(InProcessBackend):
-    """Samples in this process, and has hosts there."""
+    """Samples in this process, and has hosts in it."""
 
     _carrier: MemoryCarrier | None = None
 
@@ -95,14 +95,14 @@ class HostedBackend(InProcessBackend):
 
 
 def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0) -> MemoryCarrier:
-    """Have a sampler whose environments are in this process sample on hosts."""
+    """Make a sampler whose environments are in this process sample on hosts."""
     here = dataclasses.replace(sampler.placement, backend="in-process", num_workers=0, update="auto")
     arguments = here, sampler._recipe, sampler.slots_per_task
 
     def make(get: Callable[[Any], Any], beat: Callable[[], None]) -> EpisodeHost:
         backend, policy = InProcessBackend(*arguments), copy.deepcopy(sampler.policy)
         with torch.no_grad():
-            # Whatever a host begins with, it computes with what it is sent.
+            # A host computes with the parameters that it receives, not with those that it starts with.
             for param in policy.parameters():
                 param.fill_(0.123)
         return EpisodeHost(policy, lambda phase: backend.run(phase, NULL_TIMER), get, beat)

@@ -1,4 +1,4 @@
-"""Iterations of a sampler, told apart by what they sampled."""
+"""Digests of a sampler's iterations."""
 
 from contextlib import closing
 from typing import Any
@@ -9,7 +9,7 @@ from maml_rl.envs import make_vector_env
 
 
 def digests(env_name: str, **options: Any) -> list[str]:
-    """Sample two iterations of two phases, the second under parameters of its own for every task."""
+    """Sample two iterations of two phases, the second with separate parameters for every task."""
     with closing(make_vector_env(env_name)) as env:
         policy = get_policy_for_env(env, (8,), "tanh")
         baseline = make_baseline("linear", env.single_observation_space)

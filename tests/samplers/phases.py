@@ -1,4 +1,4 @@
-"""Phases of episodes in `FaultyEnv` slots, with and without child processes, and who is left after them."""
+"""Phases of episodes in `FaultyEnv` slots, with and without child processes; and the remaining processes."""
 
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ def make_parallel(num_workers: int = 2, *, options: dict[str, Any] | None = None
 
 
 def play(vector_env: MetaVectorEnv, num_tasks: int = NUM_SLOTS) -> NDArray[Any]:
-    """Sample tasks, give them to the slots, and play one episode; return all that came out."""
+    """Sample tasks, give them to the slots, and play one episode; return all results."""
     tasks = vector_env.sample_tasks(num_tasks, seed=SEED)
     vector_env.reset_task([tasks[slot % num_tasks] for slot in range(vector_env.num_envs)])
     vector_env.reset_buffers(np.arange(vector_env.num_envs) + 100)
@@ -57,7 +57,7 @@ def play_until_through(vector_env: ParallelVectorEnv) -> NDArray[Any]:
 
 
 def play_in_process() -> NDArray[Any]:
-    """Return what an undisturbed phase brings."""
+    """Return the results of an undisturbed phase."""
     vector_env = SerialVectorEnv(FaultyEnv, {}, NUM_SLOTS)
     rows = play(vector_env)
     vector_env.close()

@@ -1,4 +1,4 @@
-"""Scripts that sample in processes of their own, and what becomes of the processes that they start."""
+"""Scripts that sample in processes of their own, and the fate of the processes that they start."""
 
 import subprocess
 import time
@@ -17,7 +17,7 @@ from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 
 
 def finish(script: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for a script, and return its exit code and what it wrote."""
+    """Wait for a script, and return its exit code and its output."""
     output, errors = script.communicate(timeout=30)
     return script.returncode, output, errors
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from maml_rl.envs import Retry
 
 HORIZON = 6
-# Latencies and faults come from the operating system: nothing that is sampled may depend on them.
+# Latencies and faults are drawn from the operating system: no sampled value may depend on them.
 _CHANCE = random.SystemRandom()
 
 
@@ -117,13 +117,13 @@ class AwaitedEnv(SlowEnv):
 
 
 class WaitingEnv(SlowEnv):
-    """Says itself that its slots are to wait side by side."""
+    """Declares that its slots wait concurrently."""
 
     stepping = "threads"
 
 
 class FixedThreadEnv(SlowEnv):
-    """Says itself that it is not safe in threads."""
+    """Declares that it is not thread-safe."""
 
     thread_safe = False
 

@@ -1,4 +1,4 @@
-"""Backends: the same episodes from each of them, for any range of the tasks; and where the policy acts by default."""
+"""Backends: all give the same episodes, for any range of the tasks; and the default place where the policy acts."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from maml_rl.seeding import PhaseStreams
 
 pytestmark = pytest.mark.timeout(60)
 
-# Forked children have the torch of this process, and so start at once.
+# Forked children share the torch of this process, and so start at once.
 BACKENDS: dict[str, dict[str, Any]] = {
     "in-process": {},
     "processes, central": {"num_workers": 2, "inference": "central"},
@@ -45,7 +45,7 @@ def backend_of(policy: Policy, num_workers: int = 0, **options: Any) -> Iterator
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
-def test_part_of_a_phase_has_the_episodes_of_the_whole_phase_there(name: str) -> None:
+def test_part_of_a_phase_has_the_same_episodes_as_in_the_whole_phase(name: str) -> None:
     policy = NormalMLPPolicy(2, 2, (4,))
     stacked = {name: value.detach() for name, value in policy.stack_parameters(5).items()}
     stacked["mu.bias"] = stacked["mu.bias"] + torch.arange(5.0).unsqueeze(1) * 0.01
@@ -101,7 +101,7 @@ def test_preparing_starts_the_workers_that_the_phase_uses() -> None:
         ({"backend": "in-process", "num_workers": 2}, "has no workers, but num_workers is 2"),
     ],
 )
-def test_backend_that_cannot_be_is_refused_with_the_remedy(options: dict[str, Any], message: str) -> None:
+def test_impossible_backend_is_refused_with_the_remedy(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2), **options)
 
@@ -128,7 +128,7 @@ class CountingPolicy(NormalMLPPolicy):
 
 
 class RememberingPolicy(CountingPolicy):
-    """Acts by what it did in earlier calls: a copy, or another order of calls, would act otherwise."""
+    """Acts by its earlier calls: a copy, or another order of calls, would act differently."""
 
     stateless = False
 
@@ -155,7 +155,7 @@ def test_policy_with_a_memory_acts_in_this_process_for_all_slots_at_once() -> No
 
 @dataclasses.dataclass
 class Case:
-    """A sampler with two children, and whether the policy is to act in them."""
+    """A sampler with two children, and whether the policy must act in them."""
 
     in_children: bool
     num_tasks: int = 2
@@ -178,7 +178,7 @@ class Case:
         pytest.param(Case(False, options={"num_workers": 0}), id="no children"),
     ],
 )
-def test_policy_acts_in_the_children_where_that_is_possible_and_pays(
+def test_policy_acts_in_the_children_where_that_is_possible_and_faster(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CountingPolicy, "calls", 0)
@@ -190,7 +190,7 @@ def test_policy_acts_in_the_children_where_that_is_possible_and_pays(
 
 
 @pytest.mark.slow
-def test_number_of_tasks_decides_anew_every_time() -> None:
+def test_number_of_tasks_is_considered_for_every_phase() -> None:
     policy = NormalMLPPolicy(2, 2, (4,))
     options: dict[str, Any] = {"start_method": "fork", "max_episode_steps": 3, "seed": 0}
     with (

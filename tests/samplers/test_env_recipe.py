@@ -1,4 +1,4 @@
-"""What a child is to make its environment from is checked in the parent, before any process starts."""
+"""The parent checks the recipe of a child's environment before any process starts."""
 
 import pickle
 import sys
@@ -31,7 +31,7 @@ class InstanceOfSomething:
         (partial(FaultyEnv, marker=InstanceOfSomething()), {}, "environment callable faulty_env.FaultyEnv cannot be"),
     ],
 )
-def test_what_cannot_cross_to_a_child_is_refused_before_any_process_starts(
+def test_recipe_that_cannot_reach_a_child_is_refused_before_any_process_starts(
     env: Any, env_kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -41,7 +41,7 @@ def test_what_cannot_cross_to_a_child_is_refused_before_any_process_starts(
         ParallelVectorEnv(env, env_kwargs, 2, 2)
 
 
-def test_vector_environment_in_place_of_an_id_is_refused() -> None:
+def test_vector_environment_instead_of_an_id_is_refused() -> None:
     vector_env = make_vector_env("2DNavigation-v0", {}, 1)
     with pytest.raises(TypeError, match="itself, which cannot cross"):
         ParallelVectorEnv(vector_env, {}, 2, 2)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What an environment raises is told in the same way wherever it is: with its id, slot, task and step."""
+"""An environment's error is reported in the same way in every placement: with its id, slot, task and step."""
 
 import gc
 import weakref
@@ -34,7 +34,7 @@ TASKS = [{"goal": 1.0}, {"goal": 7.0}]
 
 
 def fail(placement: str, fault: str, place: Any) -> ChildEnvError:
-    """Return what sampling raises where an environment fails at one place."""
+    """Return the error of sampling in an environment that fails at one place."""
     with faulty_sampler({"fault": fault, "place": place}, **PLACEMENTS[placement]) as sampler:
         # Drawing tasks resets a slot, too.
         work = partial(sampler.sample_tasks, 2) if place == "sample_tasks" else partial(sampler.rollout, TASKS)
@@ -45,7 +45,7 @@ def fail(placement: str, fault: str, place: Any) -> ChildEnvError:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("fault", ["leave_quietly", "raise_os", "raise_unpicklable"])
-def test_whatever_an_environment_raises_in_this_process_names_environment_slot_task_and_step(
+def test_every_error_of_an_environment_in_this_process_names_environment_slot_task_and_step(
     fault: str, place: Any
 ) -> None:
     error = fail("in process", fault, place)
@@ -63,7 +63,7 @@ def test_whatever_an_environment_raises_in_this_process_names_environment_slot_t
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("placement", ["central", "in children"])
-def test_workers_tell_the_same(placement: str, place: Any) -> None:
+def test_errors_from_workers_name_the_same(placement: str, place: Any) -> None:
     told = str(fail(placement, "leave_quietly", place))
     assert told.startswith("SystemExit in slot ")
     assert f", {PLACES[place]}, of faulty_env.FaultyEnv: 0" in told
@@ -84,12 +84,12 @@ def test_slot_that_raises_is_the_one_that_is_named() -> None:
         sampler.rollout(TASKS)
 
 
-def test_ctrl_c_within_an_environment_of_this_process_passes() -> None:
+def test_ctrl_c_in_an_environment_of_this_process_is_not_wrapped() -> None:
     with faulty_sampler({"fault": "interrupt", "place": 1}, num_workers=0) as sampler, pytest.raises(KeyboardInterrupt):
         sampler.rollout(sampler.sample_tasks(2))
 
 
-def test_refused_task_stays_the_error_that_it_is() -> None:
+def test_refused_task_stays_a_task_error() -> None:
     def refuse(*_: Any) -> None:
         raise TaskError("the entry 'goal' is missing")
 
@@ -121,7 +121,7 @@ def test_environment_that_fails_to_close_costs_a_warning(fault: str, caplog: pyt
     assert "close() raises" in caplog.text
 
 
-def test_environment_is_gone_with_its_last_use_without_the_garbage_collector() -> None:
+def test_environment_is_freed_after_its_last_use_without_the_garbage_collector() -> None:
     made: list[Any] = []
 
     class Counted(FaultyEnv):
@@ -136,7 +136,7 @@ def test_environment_is_gone_with_its_last_use_without_the_garbage_collector() -
         with MultiTaskSampler(Counted, {}, 2, policy, num_workers=0, max_episode_steps=HORIZON) as sampler:
             sampler.rollout(sampler.sample_tasks(1))
         del sampler
-        # Of a forked child, which inherits it, the collector must not find it.
+        # The collector of a forked child, which inherits the environment, must not find it.
         assert [env() for env in made] == [None] * len(made) != []
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Advantages of chunks of tasks: side by side on several cores, and the same whatever their number."""
+"""Advantages of chunks of tasks: computed in parallel, and the same for any number of threads."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.inner_loop import InnerPhases
 from tests.synthetic import OBSERVATION_SIZE
 
-# Wide enough that 2 to 3 tasks make a chunk.
+# Wide enough that a chunk has 2 to 3 tasks.
 POLICY = NormalMLPPolicy(OBSERVATION_SIZE, 2, (512,))
 HORIZON, EPISODES = 16, 8
 
 
 def sampled(num_tasks: int = 11, *, horizon: int = HORIZON) -> TaskEpisodes:
-    """Episodes of which those of later tasks end earlier."""
+    """Episodes; those of later tasks end earlier."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(3, horizon - num_tasks + 2, (num_tasks, EPISODES), generator=generator)
     lengths += torch.arange(num_tasks - 1, -1, -1).unsqueeze(1)
@@ -87,7 +87,7 @@ def test_advantages_of_chunks_are_those_of_each_chunk_alone_for_any_number_of_th
         assert torch.equal(advantages(baseline, sampled(), threads), found)
 
 
-def test_baseline_knows_the_fits_of_all_tasks_afterwards() -> None:
+def test_baseline_has_the_fits_of_all_tasks_afterwards() -> None:
     episodes, baseline = sampled(), LinearFeatureBaseline(OBSERVATION_SIZE)
     advantages(baseline, episodes, threads=2)
     whole = LinearFeatureBaseline(OBSERVATION_SIZE)
@@ -95,7 +95,7 @@ def test_baseline_knows_the_fits_of_all_tasks_afterwards() -> None:
     torch.testing.assert_close(baseline(episodes), whole.fit(episodes)(episodes))
 
 
-def test_a_baseline_that_says_nothing_of_tasks_is_fitted_to_all_of_them_at_once(
+def test_baseline_that_is_not_taskwise_is_fitted_to_all_tasks_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Shared:

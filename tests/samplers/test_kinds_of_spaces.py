@@ -1,4 +1,4 @@
-"""Observations and actions of every kind, sampled in every place with the same result."""
+"""Observations and actions of every kind, with the same episodes in every placement."""
 
 from contextlib import closing
 from typing import Any

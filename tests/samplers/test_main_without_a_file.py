@@ -1,4 +1,4 @@
-"""What is defined where no worker can import it: in `python -c`, in a script from standard input, in a notebook."""
+"""Classes that no worker can import: of `python -c`, a script from standard input, or a notebook."""
 
 import subprocess
 import sys
@@ -70,7 +70,7 @@ def test_policy_class_works_with_default_workers_wherever_it_is_defined(how: str
     assert (ended.stdout, ended.returncode) == ("True\n", 0), ended.stderr
 
 
-def test_policy_that_workers_are_told_to_load_is_refused_before_any_starts(tmp_path: Path) -> None:
+def test_policy_that_workers_cannot_import_is_refused_before_any_starts(tmp_path: Path) -> None:
     ended = run(POLICY + 'sample(num_workers=2, inference="worker")', tmp_path, "stdin")
     line = ended.stderr.splitlines()[-1]
     assert line.startswith("TypeError: the policy ")

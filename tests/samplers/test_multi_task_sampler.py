@@ -1,4 +1,4 @@
-"""MultiTaskSampler: the same episodes wherever they are sampled, and MAML's inner loop in one call."""
+"""MultiTaskSampler: the same episodes in every placement, and MAML's inner loop in one call."""
 
 import random
 import threading
@@ -21,7 +21,7 @@ from tests.envs.third_party import SplitEnv
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytest.mark.timeout(120)]
 
 FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
-# An odd number of slots, in this process unless a test says otherwise.
+# An odd number of slots, in this process unless a test changes it.
 digests = partial(digests_of, batch_size=3, num_workers=0)
 
 
@@ -64,7 +64,7 @@ def test_episodes_are_bit_identical_when_groups_of_children_take_turns(env_name:
     assert digests(env_name, num_workers=5, num_groups=3) == in_process
 
 
-def test_episodes_are_right_for_every_slot_however_late_children_answer() -> None:
+def test_episodes_of_every_slot_are_correct_however_late_children_answer() -> None:
     with make_sampler(NormalMLPPolicy(2, 2, (8,), "tanh"), num_workers=4, recv_timeout=0.0) as sampler:
         tasks = sampler.sample_tasks(6)
         episodes = sampler.rollout(tasks)
@@ -121,7 +121,7 @@ def test_evaluation_draws_the_test_tasks_of_a_family_that_keeps_them_apart() -> 
     assert test_of_workers == test
 
 
-def test_seek_continues_where_an_undisturbed_run_would_be(policy: NormalMLPPolicy) -> None:
+def test_seek_continues_like_an_undisturbed_run(policy: NormalMLPPolicy) -> None:
     with make_sampler(policy) as sampler:
         undisturbed = [sampler.rollout(sampler.sample_tasks(2)).digest() for _ in range(4)]
     with make_sampler(policy) as sampler:
@@ -195,7 +195,7 @@ def test_no_thread_is_left_behind(policy: NormalMLPPolicy) -> None:
     assert threading.active_count() == before
 
 
-def test_closed_sampler_says_so(sampler: MultiTaskSampler) -> None:
+def test_closed_sampler_is_a_clear_error(sampler: MultiTaskSampler) -> None:
     sampler.close()
     sampler.close()
     with pytest.raises(RuntimeError, match="closed; make a new one"):

@@ -1,4 +1,4 @@
-"""PopulationEvaluator: the returns that the members' own episodes have, wherever those are sampled."""
+"""PopulationEvaluator: the returns of each member's own episodes, in every placement."""
 
 import threading
 from contextlib import closing
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytes
 
 HORIZON = 5
 GOAL = {"goal": [0.3, -0.2]}
-# Forked children have the torch of this process, and so start at once.
+# Forked children share the torch of this process, and so start at once.
 FORK: dict[str, Any] = {"start_method": "fork"}
 
 
 class LocalEnv(gymnasium.Env[Any, Any]):
-    """Rewards actions near the task's `aim`; holds what cannot be pickled, and misbehaves once if it is told how."""
+    """Rewards actions near the task's `aim`; holds an object that cannot be pickled, and may have one fault."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -85,7 +85,7 @@ def generations(evaluator: PopulationEvaluator, weights: Any, count: int = 2) ->
         return [evaluator.evaluate(weights).tolist() for _ in range(count)]
 
 
-# What a member's return is.
+# The return of a member.
 
 
 def test_return_of_each_member_is_that_of_its_weights_stepped_by_hand() -> None:
@@ -119,7 +119,7 @@ def test_discrete_actions_are_evaluated_too() -> None:
         assert evaluator.evaluate(bias).tolist() == [0.0, 1.0]
 
 
-# The same wherever it is sampled.
+# The same in every placement.
 
 
 @pytest.mark.parametrize("inference", ["auto", "central"])
@@ -177,7 +177,7 @@ def test_members_with_equal_weights_have_noise_of_their_own() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("inference", ["auto", "central"])
-def test_with_common_noise_only_the_weights_make_a_difference(inference: Any, num_workers: int) -> None:
+def test_members_with_common_noise_differ_only_by_their_weights(inference: Any, num_workers: int) -> None:
     weights = np.repeat(members(navigator(), 2), [4, 1], axis=0)
     common: dict[str, Any] = {"common_noise": True, "episodes": 3, "inference": inference}
     first, second = generations(make_evaluator(num_workers, **common), weights)
@@ -185,7 +185,7 @@ def test_with_common_noise_only_the_weights_make_a_difference(inference: Any, nu
         assert len(set(returns[:4])) == 1
         assert returns[4] != returns[0]
     assert first[0] != second[0]
-    # The noise is that of the first member, who cannot tell.
+    # All members have the noise of the first.
     assert first[0] == generations(make_evaluator(episodes=3), weights, 1)[0][0]
 
 
@@ -198,7 +198,7 @@ def test_search_may_be_resumed_at_a_generation() -> None:
         assert evaluator.generation == 3
 
 
-def test_resumed_search_gets_the_tasks_that_it_would_have_got() -> None:
+def test_resumed_search_gets_the_tasks_of_an_undisturbed_one() -> None:
     weights = members(navigator(), 2)
 
     def search(evaluator: PopulationEvaluator, generations: int) -> list[Any]:
@@ -243,7 +243,7 @@ def test_population_of_another_size_needs_no_new_evaluator(num_workers: int) -> 
 # Tasks.
 
 
-def test_all_members_have_the_task_that_is_named() -> None:
+def test_all_members_have_the_given_task() -> None:
     assert next(iter(dict(navigator().named_parameters()))) == "sigma"
     still = np.zeros_like(members(navigator(), 3))
     still[:, :2] = -20.0
@@ -251,7 +251,7 @@ def test_all_members_have_the_task_that_is_named() -> None:
     np.testing.assert_allclose(returns, -HORIZON * np.hypot(*GOAL["goal"]), rtol=1e-4)
 
 
-def test_task_that_is_drawn_depends_on_the_seed_alone() -> None:
+def test_drawn_task_depends_only_on_the_seed() -> None:
     weights = members(navigator(), 2)
     first = generations(make_evaluator(task=None), weights)
     with make_evaluator(task=None) as evaluator:
@@ -271,7 +271,7 @@ def test_each_member_may_have_a_task_of_its_own(num_workers: int) -> None:
         assert alone[number] == together[number]
 
 
-def test_tasks_are_other_ones_at_every_call_and_the_same_for_the_same_seed() -> None:
+def test_tasks_differ_between_calls_and_are_the_same_for_the_same_seed() -> None:
     def goals() -> list[tuple[float, ...]]:
         with make_evaluator() as evaluator:
             return [tuple(task["goal"]) for _ in range(2) for task in evaluator.sample_tasks(3)]
@@ -283,7 +283,7 @@ def test_tasks_are_other_ones_at_every_call_and_the_same_for_the_same_seed() -> 
 # Weights.
 
 
-def test_weights_and_policy_go_both_ways() -> None:
+def test_weights_can_be_taken_from_a_policy_and_put_into_one() -> None:
     policy = navigator()
     with make_evaluator(policy=policy) as evaluator:
         before = evaluator.policy_weights()
@@ -297,7 +297,7 @@ def test_weights_and_policy_go_both_ways() -> None:
         np.testing.assert_allclose(evaluator.policy_weights(), before + 1.0, rtol=1e-6)
 
 
-def test_list_of_vectors_is_as_good_as_an_array() -> None:
+def test_list_of_vectors_is_accepted_like_an_array() -> None:
     weights = members(navigator(), 3)
     assert generations(make_evaluator(), list(weights)) == generations(make_evaluator(), weights)
 
@@ -314,7 +314,7 @@ def test_evolution_strategy_asks_and_tells() -> None:
                 strategy.tell(candidates, -evaluator.evaluate(candidates))
             evaluator.set_policy_weights(strategy.mean)
         finally:
-            # The package seeds the global state, which is its right in a script.
+            # The package `cma` seeds the global random state.
             np.random.set_state(state)
         np.testing.assert_allclose(evaluator.policy_weights(), strategy.mean, atol=1e-6)
 
@@ -322,7 +322,7 @@ def test_evolution_strategy_asks_and_tells() -> None:
 # Environments and their faults.
 
 
-def test_environment_may_hold_locks_because_it_is_made_in_the_child() -> None:
+def test_environment_may_hold_locks_because_the_child_creates_it() -> None:
     weights = np.random.default_rng(0).normal(size=(3, 11))
     assert generations(make_local(2), weights) == generations(make_local(0), weights)
 
@@ -376,7 +376,7 @@ def test_environment_object_is_refused_with_the_remedy() -> None:
         PopulationEvaluator(LocalEnv(), navigator(), 0)  # type: ignore[arg-type]
 
 
-def test_lambda_is_refused_before_any_child_starts_and_taken_where_there_is_none() -> None:
+def test_lambda_is_refused_before_any_child_starts_and_accepted_without_children() -> None:
     with pytest.raises(TypeError, match=r"<lambda> cannot be pickled .*; pass a function or class that a module"):
         PopulationEvaluator(lambda: LocalEnv(), navigator(), 2)
     policy = NormalMLPPolicy(1, 1, (3,), "tanh")
@@ -422,7 +422,7 @@ def test_policy_that_cannot_be_pickled_is_refused_where_it_is_to_act_in_children
         (np.full((1, 24), 1e300), "the weights of member 0 are not finite as torch.float32"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_before_any_child_starts(weights: Any, message: str) -> None:
+def test_weights_of_a_wrong_shape_are_refused_before_any_child_starts(weights: Any, message: str) -> None:
     with make_evaluator(2) as evaluator:
         assert evaluator.size == 24
         with pytest.raises(ValueError, match=message):

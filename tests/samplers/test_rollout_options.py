@@ -22,7 +22,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 
 
 class Choosing(nn.Module):
-    """A module of a user's, with a distribution that takes uniform noise."""
+    """A user's module, with a distribution that takes uniform noise."""
 
     def __init__(self, discrete: bool, inputs: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def policy_for(name: str) -> tuple[str, Policy]:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for param in policy.parameters():
-            # Far from uniform, so that a draw and the most probable action differ now and then, and ties never occur.
+            # Far from uniform, so that a draw and the most probable action sometimes differ, and ties never occur.
             param.add_(torch.randn(param.shape, generator=generator))
     return env_name, policy
 
@@ -117,7 +117,7 @@ def test_greedy_policies_choose_modes_that_no_noise_changes() -> None:
 
 
 class Counter(Policy):
-    """Keeps a count itself."""
+    """Keeps a count of its own."""
 
     noise_kind, noise_size = "normal", 2
 
@@ -130,7 +130,7 @@ class Counter(Policy):
         return noise, ()
 
 
-def test_options_that_make_no_sense_are_refused_in_one_line() -> None:
+def test_invalid_options_are_refused_in_one_line() -> None:
     sampler, _ = sampler_for("normal", "in this process")
     with sampler:
         tasks = sampler.sample_tasks(1)
@@ -159,6 +159,6 @@ def test_trials_of_any_length_leave_the_memory_of_their_last_step() -> None:
         sampler.seek(0)
         part, memory = sampler.remember_trials(tasks, num_episodes=2, deterministic=True)
         assert torch.equal(part.actions, whole.actions[:, :, :2])
-        # What is remembered after two episodes is what the third begins with.
+        # The memory after two episodes is the one with which the third begins.
         assert whole.memory is not None
         assert torch.equal(memory[0], whole.memory[0][:, 0, 2])

@@ -1,4 +1,4 @@
-"""Slots that wait side by side give the episodes that serial stepping gives, whoever answers first."""
+"""Slots that wait concurrently give the episodes of serial stepping, in whatever order they answer."""
 
 import threading
 import time
@@ -37,7 +37,7 @@ def a_policy(memory: bool = False, size: int = 2) -> Policy:
 
 
 def digests(env: Any, policy: Policy | None = None, **options: Any) -> tuple[list[str], int]:
-    """Sample two iterations, the second under parameters of its own for each task; return digests and retries."""
+    """Sample two iterations, the second with separate parameters for each task; return digests and retries."""
     settings = {"seed": 0, "max_episode_steps": HORIZON, "start_method": "fork", "max_retries": 50, **options}
     policy = policy or a_policy()
     with MultiTaskSampler(env, {}, EPISODES, policy, **settings) as sampler:
@@ -88,7 +88,7 @@ def test_a_memory_is_carried_through_the_episodes_of_a_slot(slots_per_task: int,
 
 
 @pytest.mark.parametrize("slots_per_task", [1, 4])
-def test_what_is_shown_of_the_last_step_is_that_of_serial_stepping(slots_per_task: int) -> None:
+def test_last_step_is_that_of_serial_stepping(slots_per_task: int) -> None:
     policy = a_policy(memory=True, size=5)
     options = {"slots_per_task": slots_per_task, "observe_last": True, "num_workers": 0}
     serial, _ = digests(SlowEnv, policy, **options)
@@ -98,7 +98,7 @@ def test_what_is_shown_of_the_last_step_is_that_of_serial_stepping(slots_per_tas
 
 
 def test_a_slot_does_not_wait_for_a_slower_one() -> None:
-    """With a barrier every step takes as long as the slowest slot, which is another one each time."""
+    """With a barrier every step would take as long as the slowest slot, a different one each time."""
     slots, steps, wait = 16, HORIZON, 0.4
     with MultiTaskSampler(
         partial(SteadyEnv, wait), {}, 1, a_policy(), seed=0, max_episode_steps=steps, **THREADS
@@ -107,12 +107,12 @@ def test_a_slot_does_not_wait_for_a_slower_one() -> None:
         started = time.monotonic()
         sampler.rollout(tasks)
         seconds = time.monotonic() - started
-    # In each slot, one step of six and no reset takes `wait`, the others nothing.
+    # In each slot, one step of six takes `wait`; resets and other steps take no time.
     assert seconds < 3 * wait < (steps - 1) * wait
 
 
 class SteadyEnv(SlowEnv):
-    """Never ends, and waits in one step, which is another one for every task."""
+    """Never ends, and waits in one step, a different one for every task."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_policy_acts_in_batches_of_one_shape() -> None:
     "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}], ids=str
 )
 @pytest.mark.parametrize("stepping", ["serial", "threads"])
-def test_retried_episodes_begin_anew_from_their_keys(
+def test_retried_episodes_restart_from_their_keys(
     stepping: str, options: dict[str, Any], undisturbed: list[str], tmp_path: Path
 ) -> None:
     env = partial(SlowEnv, retry=0.08, after=0.001, marker=str(tmp_path))
@@ -167,7 +167,7 @@ def test_retried_episodes_begin_anew_from_their_keys(
 
 
 @pytest.mark.parametrize("stepping", ["serial", "threads"])
-def test_retries_restore_the_memory_of_where_the_episode_began(stepping: str) -> None:
+def test_retries_restore_the_memory_at_the_start_of_the_episode(stepping: str) -> None:
     options = {"slots_per_task": 1, "num_workers": 0}
     serial, _ = digests(SlowEnv, a_policy(memory=True), **options)
     found, retries = digests(partial(SlowEnv, retry=0.05), a_policy(memory=True), stepping=stepping, **options)
@@ -175,7 +175,7 @@ def test_retries_restore_the_memory_of_where_the_episode_began(stepping: str) ->
     assert retries > 0
 
 
-def test_kills_and_retries_at_random_moments_leave_the_episodes_and_nothing_else(
+def test_kills_and_retries_at_random_moments_change_no_episode_and_leave_no_process(
     undisturbed: list[str], tmp_path: Path
 ) -> None:
     env = partial(SlowEnv, wait=0.002, retry=0.03, kill=0.01, marker=str(tmp_path))
@@ -204,7 +204,7 @@ def test_a_pause_longer_than_the_deadline_is_not_a_call_that_hangs(undisturbed: 
 
 
 class OnceEnv(SlowEnv):
-    """Asks once for a long pause."""
+    """Raises `Retry` with a long pause, once."""
 
     def __init__(self, marker: str) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class OnceEnv(SlowEnv):
     def _go_wrong(self) -> None:
         if self._steps == 1:
             try:
-                # Of slots that come here at once, only one.
+                # Only one of several slots that get here at once.
                 self._once.touch(exist_ok=False)
             except FileExistsError:
                 return
@@ -240,7 +240,7 @@ def test_a_family_chooses_how_it_is_stepped() -> None:
     assert steps_in_threads(SlowEnv, CallRules(threads=2))
 
 
-def test_time_limit_of_a_registration_holds_where_nobody_awaits_the_wrapper() -> None:
+def test_time_limit_of_a_registration_applies_although_the_wrapper_is_not_awaited() -> None:
     found = []
     for env in ("slow_env:Slow-v0", "slow_env:SlowAwaited-v0"):
         with MultiTaskSampler(env, {}, 2, a_policy(), seed=0, num_workers=0) as sampler:
@@ -281,7 +281,7 @@ def test_more_threads_than_slots_are_refused_before_any_process_starts() -> None
     assert psutil.Process().children() == before
 
 
-def test_what_renders_is_refused_in_threads() -> None:
+def test_rendering_is_refused_in_threads() -> None:
     def make() -> Any:
         env = SlowEnv()
         env.render_mode = "rgb_array"
@@ -291,7 +291,7 @@ def test_what_renders_is_refused_in_threads() -> None:
         digests(make, **THREADS)
 
 
-def test_a_wrapper_around_what_must_be_awaited_is_refused() -> None:
+def test_wrapper_around_an_awaited_environment_is_refused() -> None:
     def make() -> Any:
         return gymnasium.wrappers.TransformReward(AwaitedEnv(), lambda reward: reward)
 
@@ -355,7 +355,7 @@ def test_a_watcher_sees_how_many_slots_wait_and_which_is_the_slowest(num_workers
         watcher.join()
     counts = [each for each in seen if each is not None]
     assert {each.waiting + each.acting + each.done for each in counts} == {4}
-    # Three wait, each in a step of its own task; the slot of the third task never does, and is over by then.
+    # Three slots wait, each in a step of its own task; that of the third task never waits and has ended by then.
     assert any((each.waiting, each.done) == (3, 1) and each.slowest in (0, 1, 3) for each in counts)
     assert max(each.seconds for each in counts) > 0.2
 

@@ -1,4 +1,4 @@
-"""Observations and actions as text: a policy of one's own reads and writes strings, and the episodes hold bytes."""
+"""Observations and actions as text: a user's policy reads and writes strings, and the episodes hold bytes."""
 
 import string
 from functools import partial
@@ -55,7 +55,7 @@ def test_texts_are_the_same_bytes_in_every_placement(options: dict[str, Any], se
 
 
 @pytest.mark.parametrize("stepping", ["serial", "threads"])
-def test_a_policy_is_asked_once_for_every_step(stepping: Any) -> None:
+def test_policy_is_called_once_for_every_step(stepping: Any) -> None:
     reader = Reader()
     episodes, _ = trials(partial(GuessingEnv, wait=0.002), reader, num_workers=0, stepping=stepping)
     assert episodes.lengths.unique().numel() > 1
@@ -68,7 +68,7 @@ def test_recorded_bytes_are_read_as_texts(serial: Any) -> None:
     said = PackedSpace(GuessingEnv.action_space).read(episodes.actions)
     assert seen["answer"].shape == seen["guesses"].shape == said.shape == tuple(episodes.rewards.shape)
     real = episodes.mask.numpy() > 0
-    # At every step but the first an environment repeats what was said.
+    # At every step except the first, the environment repeats the last action.
     for task, step, episode in np.argwhere(real):
         answer, guesses = seen["answer"][task, step, episode], seen["guesses"][task, step, episode]
         before = said[task, step - 1, episode]
@@ -78,7 +78,7 @@ def test_recorded_bytes_are_read_as_texts(serial: Any) -> None:
     assert set(said[real]) == set(WORDS)
 
 
-def test_what_was_right_in_one_episode_is_said_in_the_next() -> None:
+def test_right_answer_of_one_episode_is_repeated_in_the_next() -> None:
     evaluation = evaluate_trials(Reader(), PlainTextEnv, 6, 4, max_episode_steps=5, seed=1)
     assert evaluation.env_name == "text_env.PlainTextEnv"
     assert evaluation.returns.shape == (6, 4, 1)
@@ -87,7 +87,7 @@ def test_what_was_right_in_one_episode_is_said_in_the_next() -> None:
 
 
 @pytest.mark.parametrize("stepping", ["serial", "threads"])
-def test_an_episode_that_begins_anew_is_taken_back(stepping: Any, serial: Any) -> None:
+def test_restarted_episode_is_undone_in_the_policy(stepping: Any, serial: Any) -> None:
     found, _ = trials(partial(GuessingEnv, retry=0.2), Reader(), num_workers=0, stepping=stepping)
     assert found.digest() == serial[0].digest()
     with pytest.raises(ValueError, match=r"restarted.*Forgetful may remember.*give it a method begin_anew\(tasks\)"):
@@ -119,7 +119,7 @@ def test_bytes_hold_an_element(own: Any, element: Any, num_bytes: int) -> None:
 
 
 class Says:
-    """Says always the same."""
+    """Always gives the same answer."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer

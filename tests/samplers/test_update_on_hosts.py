@@ -1,4 +1,4 @@
-"""Updates where the episodes are: the same bytes for the threads of this process, and for any number of hosts."""
+"""Updates where the episodes are: the same bytes for threads of this process and for any number of hosts."""
 
 import dataclasses
 import importlib
@@ -22,7 +22,7 @@ from maml_rl.samplers.hosting import RemoteHosts
 from maml_rl.samplers.placement import Placement
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
-# Of the signs of life of hosts, where few requests leave few of them.
+# Share of the hosts' signs of life, for learners with few requests.
 SHARES_LOST = {"reptile": 0.2, "rl2": 0.1}
 
 
@@ -88,11 +88,11 @@ def test_a_hundred_losses_in_all_stages_change_no_byte(algorithm: str) -> None:
         {"num-steps": 2, "algorithm-settings": {"first-order": True}},
     ],
 )
-def test_settings_do_not_matter_to_where_the_update_is(settings: dict[str, Any]) -> None:
+def test_update_on_hosts_has_the_same_bytes_for_other_settings(settings: dict[str, Any]) -> None:
     assert on_hosts("maml-trpo", 2, iterations=1, **settings)[0] == learned_here("maml-trpo", 1, **settings)
 
 
-def test_hosts_send_vectors_of_parameters_not_more_with_longer_episodes() -> None:
+def test_bytes_from_hosts_do_not_grow_with_the_length_of_episodes() -> None:
     def received(horizon: int) -> int:
         settings = {"env-name": "HalfCheetahDir-v5", "max-episode-steps": horizon}
         return sum(on_hosts("maml-trpo", 2, iterations=1, **settings)[1].received)
@@ -101,7 +101,7 @@ def test_hosts_send_vectors_of_parameters_not_more_with_longer_episodes() -> Non
     assert long < 1.1 * short
 
 
-def test_evaluation_gets_returns_and_infos_from_hosts_and_no_episode_unless_one_asks() -> None:
+def test_evaluation_gets_returns_and_infos_from_hosts_and_episodes_only_on_request() -> None:
     experiment = make_experiment(config_of("meta-sgd", **{"num-steps": 2}))
     digests: list[list[str]] = []
 
@@ -122,7 +122,7 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_no_episode_unless_one_
     assert {name: info.tobytes() for name, info in found.infos.items()} == {
         name: info.tobytes() for name, info in expected.infos.items()
     }
-    # Two repetitions of three phases, whose returns alone are sent.
+    # Two repetitions of three phases; only their returns are sent.
     assert received < 2 * found.returns.nbytes + 6000
     with_episodes, received = evaluated(2, on_batch=fetch)
     assert with_episodes.returns.tobytes() == expected.returns.tobytes()
@@ -141,7 +141,7 @@ def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> N
             received += [] if carrier is None else [sum(carrier.received)]
     assert found[0].columns == "episode"
     assert found[1].returns.tobytes() == found[0].returns.tobytes()
-    # One number for an episode.
+    # One number per episode.
     assert 0 < received[0] < found[0].returns.nbytes + 3000
 
 
@@ -152,7 +152,7 @@ def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> N
         ({"backend": "ray"}, "auto"),
         ({"backend": "ray", "update": "workers"}, "workers"),
         ({"backend": "ray", "update": "driver"}, "driver"),
-        # It collects in another thread, and evaluates when that waits.
+        # It collects in another thread, and evaluates while that thread waits.
         ({"backend": "ray", "prefetch": 1}, "auto"),
         ({"backend": "ray", "memory": "gru"}, "driver"),
         # Its update needs a replay, and its trials adapt by themselves.
@@ -168,7 +168,7 @@ def test_evaluation_is_on_the_workers_of_a_cluster_where_it_can_be(settings: dic
 
 
 class Whole(MetaLearner):
-    """A learner that only knows whole episodes."""
+    """A learner that needs whole episodes."""
 
     def update(self, batch: Batch) -> dict[str, Any]:
         return {"mean": float(batch.valid_episodes.rewards.mean()), "digests": [each.digest() for each in batch.phases]}
@@ -200,7 +200,7 @@ def test_learner_that_needs_whole_episodes_gets_them(hosted: tuple[MetaLearner, 
         assert str(found.tasks) == str(other.tasks)
 
 
-def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
+def test_update_in_the_workers_is_refused_where_it_is_impossible() -> None:
     for settings, message in (
         (
             {"algorithm": "rsac", "observe-last": True},
@@ -219,7 +219,7 @@ def test_update_in_the_workers_is_refused_where_it_cannot_be() -> None:
     experiment = make_experiment(config_of("maml-trpo", update="workers"))
     with pytest.raises(ConfigError, match="update='workers' needs backend='ray'"):
         experiment.make_sampler()
-    # What was trained that way can be evaluated anywhere.
+    # A run trained this way can be evaluated in any placement.
     experiment.make_sampler(evaluation=True).close()
 
 
@@ -238,7 +238,7 @@ def test_update_is_in_the_workers_of_a_cluster_where_it_can_be(settings: dict[st
     assert make_experiment(config_of(**{"algorithm": "maml-trpo", **settings})).update == update
 
 
-def test_auto_takes_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, Any]) -> None:
+def test_auto_uses_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, Any]) -> None:
     _, sampler = hosted
     for num_hosts, expected in ((4, True), (5, False)):
         put_on_hosts(sampler, num_hosts)
@@ -250,13 +250,13 @@ def test_auto_takes_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, A
 
 
 class Elsewhere:
-    """A program of a module that hosts do not have."""
+    """A program whose module the hosts do not have."""
 
     def __reduce__(self) -> Any:
         return importlib.import_module, ("module_of_nobody",)
 
 
-def test_host_without_the_module_of_the_learner_says_so(hosted: tuple[MetaLearner, Any]) -> None:
+def test_host_without_the_module_of_the_learner_is_a_clear_error(hosted: tuple[MetaLearner, Any]) -> None:
     learner, sampler = hosted
     put_on_hosts(sampler, 1)
     hosts = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS)).hosts

@@ -1,4 +1,4 @@
-"""An environment that speaks, and a policy that reads, in the processes of the tests of sampling."""
+"""An environment with text observations, and a policy that reads them, for the processes of the tests of sampling."""
 
 import random
 import string
@@ -11,12 +11,12 @@ from gymnasium import spaces
 from maml_rl.envs import Retry
 
 WORDS = ("apple", "pear", "quince")
-# Latencies and faults come from the operating system: nothing that is sampled may depend on them.
+# Latencies and faults are drawn from the operating system: no sampled value may depend on them.
 _CHANCE = random.SystemRandom()
 
 
 class GuessingEnv(gymnasium.Env[Any, Any]):
-    """A fruit is to be guessed; the answer is in words that are not all ASCII, and after a while.
+    """A guessing game about fruits; the answer comes after a while, in words that are not all ASCII.
 
     Args:
         wait: longest seconds of a call.
@@ -54,7 +54,7 @@ class GuessingEnv(gymnasium.Env[Any, Any]):
 
 
 class PlainTextEnv(GuessingEnv):
-    """The same, whose observations are a text alone."""
+    """The same, with a single text as observation."""
 
     observation_space = GuessingEnv.observation_space["answer"]
 
@@ -68,10 +68,10 @@ class PlainTextEnv(GuessingEnv):
 
 
 class Reader:
-    """Guesses what it has not guessed in a trial, and what was right ever after, as one that calls a model would.
+    """Guesses fruits that it has not tried in the trial, and repeats a right one, like a policy that calls a model.
 
     Attributes:
-        answered: how many times it has answered.
+        answered: number of its answers.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Reader:
         if done:
             self._before[task] = len(said)
         if reward == 0.0 and len(said):
-            # A wrong guess stays in the way of no other.
+            # A wrong guess does not affect others.
             assert done or text == f"{said[-1]} is wrong"
         self.answered += 1
         said.append(said[-1] if reward else WORDS[len(said) % len(WORDS)])
@@ -105,7 +105,7 @@ class Reader:
 
 
 class Forgetful(Reader):
-    """The same, which cannot take back what it knows."""
+    """The same, but it cannot restore an earlier memory."""
 
     begin_anew = None  # type: ignore[assignment]
 

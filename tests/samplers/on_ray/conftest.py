@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests: what takes its time is the start of nodes and actors."""
+"""One Ray cluster for all tests, because starting nodes and actors takes the most time."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """Three nodes of one CPU each, to which nobody is connected."""
+    """Three nodes of one CPU each, to which no process is connected."""
     pytest.importorskip("ray")
     from cluster_on_this_machine import cluster_of
 
@@ -18,7 +18,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def connected(cluster: Any) -> Iterator[Any]:
-    """The cluster, to which this process is connected while the tests of a module run."""
+    """The cluster, with this process connected while the tests of a module run."""
     from cluster_on_this_machine import connected_to
 
     with connected_to(cluster):

@@ -1,4 +1,4 @@
-"""Placement groups on a real cluster of three nodes: one that a run reserves, and one that its process is in."""
+"""Placement groups on a real cluster of three nodes: one that a run reserves, and one that contains its process."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ NUM_TASKS = 4
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(connected: Any) -> Iterator[None]:
-    """The cluster stays, with processes that wait for work; no actor may."""
+    """The cluster and its idle processes may remain, but no actor."""
     yield
     wait_until(lambda: not actor_processes())
 
@@ -37,7 +37,7 @@ def sampled(**options: Any) -> tuple[list[str], set[str]]:
     """Return digests of two phases on two actors, and the ids of their nodes."""
     with faulty_sampler(backend="ray", num_workers=2, strict=True, **options) as sampler:
         sampler.prepare(NUM_TASKS)
-        # What a user sees of an actor does not say on which of the nodes of one machine it is.
+        # The public interface does not show on which of several nodes of one machine an actor is.
         nodes = {actor.known.node for actor in sampler._backend._pool._actors}
         return digests(sampler, NUM_TASKS), nodes
 
@@ -71,7 +71,7 @@ def test_actors_of_a_process_in_a_placement_group_are_on_its_nodes() -> None:
     try:
         strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
         trial = ray.remote(sampled).options(num_cpus=1, scheduling_strategy=strategy)
-        # All CPUs of the cluster belong to the group: elsewhere its actors would wait forever.
+        # All CPUs of the cluster belong to the group: outside of it actors would wait forever.
         found, nodes = ray.get(trial.remote(), timeout=120)
     finally:
         remove_placement_group(group)

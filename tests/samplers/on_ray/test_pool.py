@@ -1,4 +1,4 @@
-"""What the pool of Ray actors decides, tried on actors and a cluster that only note what they are told."""
+"""The decisions of the pool of Ray actors, tested with fake actors and a fake cluster that record their calls."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ VERSIONS = own_versions()
 
 
 class Actor:
-    """Stands for an actor: keeps its calls, and counts how often somebody looks at them."""
+    """A fake actor: records its calls, and counts how often they are polled."""
 
     def __init__(self, index: int) -> None:
         self.actor_id, self.index = f"actor-{index}", index
@@ -63,7 +63,7 @@ class Actor:
 
 
 class Clusters:
-    """Stands for a cluster: nodes by id with their CPUs, on which actors are placed one after the other."""
+    """A fake cluster: nodes by id with their CPUs, on which actors are placed one after the other."""
 
     address, shares, nothing_left = "head:6379", False, "no node of the Ray cluster is left"
 
@@ -148,7 +148,7 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
         cluster.places[actor.actor_id] = "2"
         pool._lose(actor, "was lost: no torch")
         failures += 1
-    # Two CPUs: both had begun to start there; max_restarts=1 allows the first failure.
+    # Two CPUs: two actors were starting on them; max_restarts=1 allows the first failure.
     assert failures == 3
     assert list(cluster.left_out) == ["2"]
     (warning,) = warnings_of(caplog)
@@ -159,7 +159,7 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
 def test_failed_starts_of_one_node_do_not_count_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, cluster = pool_of({str(number): 1 for number in range(6)}, monkeypatch)
     pool._hire(6)
-    # Six failures, where one node may have one.
+    # Six failures in all; one is allowed per node.
     for number, actor in enumerate(list(pool._actors)):
         cluster.places[actor.actor_id] = str(number)
         pool._lose(actor, "was lost")
@@ -224,11 +224,11 @@ def test_node_with_other_code_of_the_same_version_is_left_out(
     assert list(cluster.left_out) == ["2"]
 
 
-# What a cluster's monitoring is told.
+# Metrics for the monitoring of a cluster.
 
 
 class Noted:
-    """Stands for a metric of Ray."""
+    """A fake metric of Ray."""
 
     values: ClassVar[dict[str, list[float]]] = {}
 
@@ -266,7 +266,7 @@ def test_actors_and_losses_are_reported_to_the_monitoring_of_the_cluster(monkeyp
 # CPUs and tasks.
 
 
-def test_places_that_no_task_can_use_are_said_once(
+def test_workers_beyond_the_number_of_tasks_are_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, _ = pool_of({"1": 64}, monkeypatch, num_workers=48)
@@ -277,7 +277,7 @@ def test_places_that_no_task_can_use_are_said_once(
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.5])
-def test_giving_units_looks_at_each_actor_a_few_times_however_many_there_are(
+def test_assigning_units_polls_each_actor_a_few_times_for_any_number_of_units(
     idle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def looks(size: int) -> float:
@@ -289,7 +289,7 @@ def test_giving_units_looks_at_each_actor_a_few_times_however_many_there_are(
         pool._open, pool._waiting = set(units), deque(units)
         for actor in pool._actors:
             actor.looks = 0
-        # Units that have been with an actor for long are given to those that are idle.
+        # Units that an actor has had for long are given to idle actors.
         pool._durations = [0.0]
         pool._assign()
         assert sum(unit.copies for unit in units) == size
@@ -299,12 +299,10 @@ def test_giving_units_looks_at_each_actor_a_few_times_however_many_there_are(
     assert looks(800) < 12
 
 
-# Which cluster.
+# The choice of the cluster.
 
 
-def test_cluster_of_this_machine_is_looked_for_where_ray_notes_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cluster_of_this_machine_is_found_where_ray_records_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ray._common.utils import get_ray_address_file
 
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
@@ -318,7 +316,7 @@ def test_cluster_of_this_machine_is_looked_for_where_ray_notes_it(
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Clusters on this machine that only note who connects to them: those that answer, and the one last started."""
+    """Fake clusters on this machine that record connections: those that answer, and the one last started."""
     known = SimpleNamespace(answering={"one:1", "two:2"}, last="one:1", made=[])
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(RayCluster, "_found", None)
@@ -339,7 +337,7 @@ def connect(address: str | None = None, **options: Any) -> None:
     ray_cluster._connect(Placement(backend="ray", ray_address=address, ray_head_timeout=1.0, **options))
 
 
-def test_connection_is_quiet_unless_one_asks_and_has_the_runtime_env(connections: Any) -> None:
+def test_connection_is_quiet_by_default_and_has_the_runtime_env(connections: Any) -> None:
     connect()
     assert connections.options["log_to_driver"] is False
     assert "runtime_env" not in connections.options
@@ -394,11 +392,11 @@ def test_node_of_the_cluster_that_is_alive_on_this_machine_makes_it_part_of_it(
     assert (time.monotonic() - started >= 0.3) is not is_node
 
 
-# Nodes for actors that ask for no CPU.
+# Nodes for actors that request no CPU.
 
 
 def connect_to(nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that this process is connected to a cluster of these nodes."""
+    """Pretend that this process is connected to a cluster with these nodes."""
     monkeypatch.setattr(ray_cluster, "_connect", lambda placement: False)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
@@ -409,7 +407,7 @@ def nodes_with(*resources: dict[str, float]) -> list[dict[str, Any]]:
     return [{"NodeID": str(index), "Alive": True, "Resources": each} for index, each in enumerate(resources)]
 
 
-def test_actors_that_ask_for_no_cpu_stay_off_nodes_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_that_request_no_cpu_stay_off_nodes_without_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
         {"NodeID": "head", "Alive": True, "Resources": {"memory": 1.0}},
         {"NodeID": "worker", "Alive": True, "Resources": {"CPU": 2.0}},
@@ -457,7 +455,7 @@ def test_head_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.Monkey
         pool._require_cluster()
 
 
-# What actors ask for, and where they are.
+# Requests of actors, and their places.
 
 
 @pytest.mark.parametrize(
@@ -472,7 +470,7 @@ def test_head_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.Monkey
         ({"ray_placement_group": "PACK"}, "reserves all actors at once; say how many by num_workers"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused_before_anything_starts(options: dict[str, Any], message: str) -> None:
+def test_inconsistent_requests_are_refused_before_anything_starts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Placement(backend="ray", **options)
 
@@ -483,7 +481,7 @@ def test_requests_that_make_no_sense_are_refused_before_anything_starts(options:
         ([{"CPU": 8.0}, {"CPU": 3.0}, {"memory": 1.0}], {"CPU": 1.0}, 11),
         ([{"CPU": 8.0}, {"CPU": 3.0}], {"CPU": 2}, 5),
         ([{"CPU": 1.0}, {"CPU": 1.0}], {"CPU": 0.1}, 20),
-        # Each node by itself: what one lacks another has no use for.
+        # Each node is counted separately: spare resources of one node do not help another.
         (
             [{"CPU": 8.0, "simulator": 1.0}, {"CPU": 1.0, "simulator": 4.0}, {"CPU": 9.0}],
             {"CPU": 1, "simulator": 0.5},
@@ -491,13 +489,13 @@ def test_requests_that_make_no_sense_are_refused_before_anything_starts(options:
         ),
     ],
 )
-def test_places_are_counted_on_each_node_by_what_an_actor_asks_for(
+def test_places_are_counted_on_each_node_by_the_request_of_an_actor(
     nodes: list[dict[str, float]], asked: dict[str, float], expected: int
 ) -> None:
     assert sum(places.places_on(node, asked) for node in nodes) == expected
 
 
-def test_actors_ask_ray_for_what_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_request_the_given_resources_from_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     connect_to(nodes_with({"CPU": 4.0, "GPU": 1.0, "memory": 4e9, "simulator": 1.0}), monkeypatch)
     resources = {"GPU": 0.25, "memory": 1_000_000_000, "simulator": 0.5}
     env = {"env_vars": {"LICENSE": "mine"}}
@@ -512,13 +510,13 @@ def test_actors_ask_ray_for_what_they_were_given(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("options", [{"ray_num_cpus": 4}, {"ray_resources": {"simulator": 1}}])
-def test_what_no_node_has_is_refused_at_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resource_that_no_node_has_is_refused_at_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     connect_to(nodes_with({"CPU": 2.0}, {"CPU": 2.0}), monkeypatch)
     with pytest.raises(
         ConfigError, match=r"no node of the Ray cluster at head:6379 has (4 CPU|1 CPU and 1 simulator),"
     ):
         RayCluster(Placement(backend="ray", **options))
-    # Nodes with CPUs may still be to come.
+    # Nodes with CPUs may still join.
     connect_to(nodes_with({"memory": 1.0}), monkeypatch)
     waiting = RayCluster(Placement(backend="ray", **options))
     assert waiting.count_places() == 0
@@ -544,14 +542,14 @@ def test_placement_group_for_which_there_are_no_nodes_is_refused_at_once(
 
 
 class Group:
-    """Stands for a placement group of Ray."""
+    """A fake placement group of Ray."""
 
     bundle_specs: ClassVar[list[dict[str, float]]] = [{"CPU": 2.0}, {"CPU": 3.0}]
 
 
 @pytest.fixture
 def in_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is in a group with one CPU of its first bundle, and is to have its actors there, too."""
+    """This process has one CPU of the first bundle of a group, and its actors must be in that group, too."""
     connect_to(nodes_with({"CPU": 64.0}), monkeypatch)
     context = SimpleNamespace(gcs_address="head:6379", get_assigned_resources=lambda: {"CPU": 1.0})
     worker = SimpleNamespace(should_capture_child_tasks_in_placement_group=True)
@@ -569,7 +567,7 @@ def test_actors_of_a_process_in_a_placement_group_are_in_it_and_as_many_as_fit()
             options = cluster.actor_options()
             assert isinstance(options["scheduling_strategy"].placement_group, Group)
             assert (options["num_cpus"], options.get("label_selector")) == (cpus, None)
-        # A group cannot do without one of its nodes.
+        # A group needs all of its nodes.
         assert training.refuse("0", "it has other versions")
         assert training.count_places() == 0
         assert training.nothing_left == "the placement group of this process has a node that is not of use"

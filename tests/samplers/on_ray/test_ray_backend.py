@@ -1,4 +1,4 @@
-"""The Ray backend on a real cluster of three nodes: the episodes of this process, whatever happens to actors."""
+"""The Ray backend on a real cluster of three nodes: bit-identical to sampling in this process, with any faults."""
 
 import json
 import os
@@ -38,15 +38,15 @@ NUM_TASKS = 5
 
 
 def nightly(*case: Any) -> Any:
-    """Mark a case that repeats another one with other actors, each of which takes seconds to start."""
+    """Mark a case that repeats another one with other actors, which take seconds to start."""
     return pytest.param(*case, marks=pytest.mark.nightly)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(connected: Any) -> Iterator[None]:
-    """The cluster stays; no actor may."""
+    """The cluster may remain, but no actor."""
     yield
-    # Ray kills them by a message to each, which a process that was paged out takes its time to read.
+    # Ray kills actors by a message to each, which a process that was paged out takes long to read.
     _, alive = psutil.wait_procs(actor_processes(), timeout=60)
     assert not alive
 
@@ -66,7 +66,7 @@ def undisturbed() -> list[str]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("side_by_side", ["awaited", "threads"])
-def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here(side_by_side: str) -> None:
+def test_slots_that_wait_concurrently_give_the_episodes_of_serial_stepping_on_actors(side_by_side: str) -> None:
     envs = {"awaited": slow_env.AwaitedEnv, "threads": slow_env.SlowEnv}
     found = []
     for settings in (
@@ -90,7 +90,7 @@ def test_slots_that_wait_side_by_side_give_the_episodes_of_serial_stepping_here(
     assert retries > 0
 
 
-def test_texts_are_the_bytes_of_one_process_here() -> None:
+def test_texts_have_the_bytes_of_one_process_on_actors() -> None:
     found = []
     for settings in (
         {"env": text_env.GuessingEnv, "num_workers": 0},
@@ -105,7 +105,7 @@ def test_texts_are_the_bytes_of_one_process_here() -> None:
 
 
 @pytest.mark.nightly
-def test_recorded_histories_are_the_bytes_of_one_process_here(tmp_path: Path) -> None:
+def test_recorded_histories_have_the_bytes_of_one_process_on_actors(tmp_path: Path) -> None:
     for backend, num_workers in (("in-process", 0), ("ray", 2)):
         record_small(tmp_path / backend, learner="q-learning", backend=backend, num_workers=num_workers)
     found = content(tmp_path / "ray")
@@ -114,8 +114,8 @@ def test_recorded_histories_are_the_bytes_of_one_process_here(tmp_path: Path) ->
 
 
 def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
-    """Return the digests of phases of several sizes, with adapted parameters, in waves of episodes, without noise."""
-    # A lambda goes to the actors by value.
+    """Return the digests of phases of several sizes: with adapted parameters, in waves, and without noise."""
+    # A lambda is sent to the actors by value.
     policy = NormalMLPPolicy(2, 2, (8,), lambda units: torch.relu(units))
     with (
         torch.random.fork_rng(),
@@ -162,7 +162,7 @@ def test_digests_are_those_of_the_backend_in_this_process(num_workers: int, capl
 
 
 def test_shorter_episodes_of_some_units_are_padded_as_in_this_process() -> None:
-    # A chain of bandit-like episodes: some end early, each unit at another step.
+    # Episodes like those of a bandit: some end early, each unit at a different step.
     def found(backend: str, num_workers: int) -> list[str]:
         policy = NormalMLPPolicy(11, 3, (4,))
         with torch.no_grad():
@@ -178,7 +178,7 @@ def test_shorter_episodes_of_some_units_are_padded_as_in_this_process() -> None:
     assert found("ray", 2) == found("in-process", 0)
 
 
-def test_population_gets_the_same_returns_and_sends_each_actor_the_parameters_of_its_tasks_alone(
+def test_population_gets_the_same_returns_and_sends_each_actor_only_the_parameters_of_its_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put, sizes = ray.put, []
@@ -199,13 +199,13 @@ def test_population_gets_the_same_returns_and_sends_each_actor_the_parameters_of
             return first + list(map(float, evaluator.evaluate(weights)))
 
     found = returns(num_workers=2, backend="ray")
-    # Two units have a part each of 600 times 24 numbers.
+    # Two units, each with a part of 600 x 24 numbers.
     assert 0 < max(sizes) < 600 * 24 * 4 * 0.6
     assert found == returns(num_workers=0)
 
 
 class Counting(MemoryPolicy):
-    """Acts by how many steps it has done in its trial."""
+    """Acts by the number of steps it has taken in its trial."""
 
     noise_kind, noise_size = "normal", 2
 
@@ -336,7 +336,7 @@ def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_pat
         with pytest.raises(ChildEnvError, match=r"UnpicklableError|RuntimeError|SystemExit") as raised:
             sampler.rollout(tasks)
         assert len(str(raised.value)) < 20_000
-        # It continues as if nothing had happened.
+        # The sampler continues undisturbed.
         assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
 
 
@@ -376,7 +376,7 @@ def test_sampler_gives_the_same_episodes_after_each_of_many_faults(undisturbed: 
         assert len(str(raised.value)) < 20_000
         assert sample() == undisturbed
         wait_until(lambda: (sampler.prepare(NUM_TASKS), len(sampler.pids) == 2)[-1])
-        # One actor hangs, far below its time limit; the other samples its tasks.
+        # One actor hangs, for much less than its time limit; the other samples its tasks.
         marker = prepare("hang", 2)
         assert sample() == undisturbed
         assert marker.exists()
@@ -385,7 +385,7 @@ def test_sampler_gives_the_same_episodes_after_each_of_many_faults(undisturbed: 
         timer.start()
         with pytest.raises(RuntimeError, match="interrupted by another thread"):
             sample()
-        # It may still be killing actors.
+        # Ray may still be killing actors.
         timer.join()
 
 
@@ -399,7 +399,7 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.05)
 
 
-def test_nodes_that_join_are_used_and_nodes_that_leave_are_done_without(connected: Any, undisturbed: list[str]) -> None:
+def test_nodes_may_join_and_leave_during_a_run(connected: Any, undisturbed: list[str]) -> None:
     with make_sampler("ray", num_workers=None) as sampler:
         tasks = sampler.sample_tasks(NUM_TASKS)
         found = {sampler.rollout(tasks).digest()}
@@ -414,7 +414,7 @@ def test_nodes_that_join_are_used_and_nodes_that_leave_are_done_without(connecte
         found.add(sampler.rollout(tasks).digest())
         assert len(found) == 1
         assert found.pop() == undisturbed[0]
-        # The next tests would see it.
+        # A node that remains would affect the next tests.
         wait_until(lambda: sum(each["Alive"] for each in ray.nodes()) == 3)
 
 
@@ -426,7 +426,7 @@ def test_more_workers_than_cpus_are_refused_if_the_number_is_strict() -> None:
         make_sampler("ray", num_workers=9, strict=True)
 
 
-# What is refused.
+# Refusals.
 
 
 def test_policy_that_cannot_be_pickled_is_refused_with_the_name_of_the_attribute() -> None:

@@ -1,4 +1,4 @@
-"""What happens to a run when its driver, its head node or its code is not as it should be; on a real Ray cluster."""
+"""Runs on a real Ray cluster whose driver or head node dies, or whose nodes have other code."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 # Training.
 
 
-def test_training_begun_on_child_processes_and_resumed_on_ray_is_that_of_one_process(
+def test_training_started_on_child_processes_and_resumed_on_ray_equals_that_of_one_process(
     cluster: Any, tmp_path: Path
 ) -> None:
     evaluating = ["--evaluate-every", "10", "--evaluation-tasks", "3"]
@@ -81,7 +81,7 @@ def test_training_begun_on_child_processes_and_resumed_on_ray_is_that_of_one_pro
     assert run_train([*settings, str(tmp_path / "plain"), "--num-workers", "0", "--num-batches", "30"]) == 0
     run = str(tmp_path / "mixed")
     assert run_train([*settings, run, "--num-workers", "2", "--num-batches", "10"]) == 0
-    # The evaluations' actors ask for no CPU: they share those of the training's, which wait meanwhile.
+    # The evaluations' actors request no CPU: they share those of the training's actors, which wait meanwhile.
     on_ray = ["--backend", "ray", "--ray-address", cluster.address, "--num-workers"]
     metrics, over = tmp_path / "mixed" / "metrics.jsonl", threading.Event()
     moments = [15]
@@ -154,14 +154,14 @@ def test_head_node_that_goes_away_ends_the_run_with_the_remedy(tmp_path: Path) -
 
 
 @pytest.mark.nightly
-def test_job_that_is_submitted_trains_beside_the_gpu_that_it_asked_for(tmp_path: Path) -> None:
+def test_submitted_job_trains_with_the_gpu_that_it_requested(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     (tmp_path / "sent").mkdir()
     (tmp_path / "sent" / "my.yaml").write_text("env-name: 2DNavigation-v0\n")
     train = [sys.executable, "-m", "maml_rl", "train", "my.yaml", "--backend", "ray", *SMALL, "--num-batches", "2"]
     words = [*train, "--num-workers", "1", "--output-folder", str(tmp_path / "run")]
     (tmp_path / "sent" / "job.sh").write_text(f'echo "GPU $CUDA_VISIBLE_DEVICES"; exec {shlex.join(words)}\n')
-    # A GPU that is only said to be there: what Ray gives the job is what it would give it.
+    # A GPU that is only declared: Ray assigns it to the job like a real one.
     with cluster_of(2, include_dashboard=True, dashboard_port=0, num_gpus=1, dashboard_agent_listen_port=0) as running:
         to = ["--address", f"http://{running.head_node.webui_url}", "--working-dir", str(tmp_path / "sent")]
         submit = ["-m", "ray.scripts.scripts", "job", "submit", *to, "--entrypoint-num-gpus", "1", "--", "sh", "job.sh"]
@@ -217,14 +217,14 @@ def test_family_of_the_user_travels_with_the_runtime_env(
 
 
 def pretend_another_gymnasium(folder: Path) -> None:
-    """Have processes with this folder on their path find another version of a package than there is."""
+    """Make processes with this folder on their path see another version of Gymnasium."""
     other = folder / "gymnasium-9.9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: gymnasium\nVersion: 9.9.9\n")
 
 
 @pytest.mark.nightly
-def test_other_versions_on_all_nodes_are_refused_with_both(cluster: Any, tmp_path: Path) -> None:
+def test_other_versions_on_all_nodes_are_refused_with_both_versions(cluster: Any, tmp_path: Path) -> None:
     pretend_another_gymnasium(tmp_path)
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}}
     with pytest.raises(ConfigError, match=r"the Ray node \S+ has gymnasium 9.9.9, this process has \d.*same versions"):
@@ -258,7 +258,7 @@ def test_node_of_other_versions_that_joins_is_left_out_with_one_warning(
 def warning_of_the_node_that_joined(
     cluster: Any, folder: Path, caplog: pytest.LogCaptureFixture, **options: Any
 ) -> str:
-    """Have a node with this folder on its path join a run, and return its one warning; the bytes stay the same."""
+    """Let a node with this folder on its path join a run, and return the only warning; the bytes stay the same."""
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     policy = NormalMLPPolicy(2, 2, (4,))
     with MultiTaskSampler(
@@ -302,8 +302,8 @@ def large_digest(num_tasks: int, **options: Any) -> str:
 
 
 @pytest.mark.nightly
-def test_episodes_that_the_object_store_cannot_hold_go_by_the_disk() -> None:
-    # 120 MB in one unit; the least store that Ray takes has 75 MiB.
+def test_episodes_too_large_for_the_object_store_go_through_the_disk() -> None:
+    # 120 MB in one unit; the smallest store that Ray allows has 75 MiB.
     with cluster_of(1, object_store_memory=78 * 2**20) as small, connected_to(small):
         found = large_digest(100, backend="ray", num_workers=1)
     assert found == large_digest(100, num_workers=0)
@@ -323,10 +323,10 @@ def test_full_object_store_on_a_full_disk_ends_with_the_remedy() -> None:
 
 
 class Losing(StageTimer):
-    """Removes a node while its episodes are there and nowhere else.
+    """Removes a node while its episodes are only on it.
 
     Args:
-        cluster: of the node.
+        cluster: that has the node.
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -393,7 +393,7 @@ def test_server_of_another_kind_is_not_a_cluster(tmp_path: Path, capsys: pytest.
 
 
 def test_machine_outside_of_the_cluster_ends_in_one_line(cluster: Any, tmp_path: Path) -> None:
-    # With process numbers of its own, this machine's nodes are not to be found.
+    # In a process namespace of its own, it cannot find this machine's nodes.
     apart = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*apart, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to make a process namespace")

@@ -20,7 +20,7 @@ from maml_rl.samplers.ray.source_digests import modules_of_user, source_digest
 
 pytestmark = pytest.mark.ray
 
-# A family whose class is in one module of a package, with what it imports in two others outside of it.
+# A family whose class is in one module of a package and imports two others outside of it.
 FILES = {
     "digested/__init__.py": "",
     "digested/family.py": "import digested_beside\nfrom digested_with import shift\n\n\nclass Family:\n    pass\n",
@@ -39,7 +39,7 @@ def write(folder: Path, **changes: str) -> Path:
 
 @pytest.fixture
 def digest_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], str | None]]:
-    """Digests a module as another process would that has it in a folder."""
+    """Digest a module as a process would that has it in this folder."""
 
     def digest(folder: Path, name: str) -> str | None:
         with monkeypatch.context() as context:
@@ -77,7 +77,7 @@ def test_names_of_files_are_part_of_the_digest(digest_at: Callable[[Path, str], 
 
 
 @pytest.mark.parametrize("name", ["nowhere_at_all", "nowhere.at.all", "sys"])
-def test_what_has_no_source_has_no_digest(name: str) -> None:
+def test_module_without_source_has_no_digest(name: str) -> None:
     assert source_digest.__wrapped__(name) is None
 
 
@@ -85,7 +85,7 @@ def test_package_itself_has_a_digest() -> None:
     assert source_digest("maml_rl") == source_digest.__wrapped__(maml_rl.__name__) is not None
 
 
-def test_modules_behind_a_pickle_are_those_of_the_user_and_what_they_import(
+def test_modules_of_a_pickle_are_those_of_the_user_and_their_imports(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(write(tmp_path)))
@@ -94,7 +94,7 @@ def test_modules_behind_a_pickle_are_those_of_the_user_and_what_they_import(
     try:
         expected = ["digested", "digested_beside", "digested_with"]
         assert modules_of_user([cloudpickle.dumps({"env": Family, "size": 3})]) == expected
-        # As in what an id is registered with.
+        # As in the keyword arguments of a registered id.
         assert modules_of_user([cloudpickle.dumps("digested.family:Family")]) == expected
     finally:
         source_digest.cache_clear()
@@ -103,7 +103,7 @@ def test_modules_behind_a_pickle_are_those_of_the_user_and_what_they_import(
             del sys.modules[name]
 
 
-def test_algorithm_whose_module_is_another_on_a_node_ends_with_both_digests(
+def test_algorithm_whose_module_differs_on_a_node_ends_with_both_digests(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(write(tmp_path)))
@@ -123,7 +123,7 @@ def test_algorithm_whose_module_is_another_on_a_node_ends_with_both_digests(
         text = f"the Ray node 10.0.0.2 has code of digested_with {there}, the driver has {here}; copy the same files"
         with pytest.raises(ConfigError, match=text):
             _from_store(stored)
-        # What is missing there is told by its import.
+        # A missing module is reported by its import.
         assert modules_of_user([cloudpickle.dumps(Family())])
         monkeypatch.setattr(source_digests, "_find", lambda name: None)
         source_digest.cache_clear()

@@ -1,4 +1,4 @@
-"""Updates in the actors of a real cluster of three nodes: the bytes of an update in this process, whatever dies."""
+"""Updates in the actors of a real cluster of three nodes: bit-identical to updates in this process, with any faults."""
 
 import os
 import random
@@ -23,19 +23,19 @@ from maml_rl.metalearners import trial_ppo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
-# Learners whose policies differ in their numbers alone, so that the same actors serve them.
+# Learners whose policies differ only in their parameters, so that the same actors serve them.
 PERCEPTRONS = ("maml-trpo", "promp", "meta-sgd", "reptile")
 IN_WORKERS = {"backend": "ray", "update": "workers", "max-restarts": 100}
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> None:
-    """The actors stay from test to test."""
+    """The actors remain from test to test."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks(connected: Any) -> Iterator[None]:
-    """Several chunks of few tasks; and no actor that stays in the end."""
+    """Several chunks of few tasks; no actor may remain after the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
         patch.setattr(trial_ppo, "_CHUNK", 1)
@@ -76,7 +76,7 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(kills: int, sampler
         choice = random.Random(0)
         while not over.wait(choice.uniform(0.2, 1.0)):
             actors = [process for process in actor_processes() if process.pid not in killed]
-            # One stays, so that there is progress; every start takes seconds.
+            # One actor survives, so that there is progress; every start takes seconds.
             if len(actors) > 1 and len(killed) < max(kills, 4):
                 victim = choice.choice(actors).pid
                 with suppress(ProcessLookupError):
@@ -87,7 +87,7 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(kills: int, sampler
     killer.start()
     expected = learned_here("maml-trpo", 8)
     try:
-        # The first training sees a kill; otherwise there are as many as it takes.
+        # The first training must see a kill.
         for _ in range(1 if kills == 1 else kills):
             assert learn(make_experiment(config_of("maml-trpo")), sampler, 8, on_hosts=True) == expected
             if len(killed) >= kills:

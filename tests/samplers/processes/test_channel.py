@@ -1,4 +1,4 @@
-"""Messages arrive whole and in order, however the socket cuts them, and a closed other end is noticed."""
+"""Messages arrive complete and in order, however the socket splits them, and a closed peer is noticed."""
 
 import socket
 import threading
@@ -18,13 +18,13 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
     right.close()
 
 
-def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, socket.socket]) -> None:
+def test_messages_arrive_complete_and_in_order(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     other.sendall(encode("first") + encode(["second"]) + encode(None))
     assert [channel.receive() for _ in range(3)] == ["first", ["second"], None]
 
 
-def test_message_cut_anywhere_arrives_whole(ends: tuple[Channel, socket.socket]) -> None:
+def test_message_split_anywhere_arrives_complete(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     data = encode({"a": 1}) + encode("b")
     received = []
@@ -34,7 +34,7 @@ def test_message_cut_anywhere_arrives_whole(ends: tuple[Channel, socket.socket])
     assert received == [{"a": 1}, "b"]
 
 
-def test_message_larger_than_the_line_arrives_whole(ends: tuple[Channel, socket.socket]) -> None:
+def test_message_larger_than_the_socket_buffer_arrives_complete(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     message = bytes(5_000_000)
     sender = threading.Thread(target=other.sendall, args=(encode(message),))

@@ -1,4 +1,4 @@
-"""Children as processes: how they start and end, what they take with them, and what they import."""
+"""Children as processes: their start, their end, their helper processes, and their imports."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def test_helpers_of_an_environment_end_with_it(tmp_path: Path) -> None:
     make_env = partial(HelpedEnv, pid_file=str(pid_file), fault="kill", place=2, marker=str(tmp_path / "marker"))
     with ParallelVectorEnv(make_env, None, NUM_SLOTS, 2, start_method="fork") as vector_env:
         np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
-        # One slot each, and the slots of the child that was killed a second time.
+        # One slot for each child, and again those of the child that was killed.
         assert len(pid_file.read_text().split()) > NUM_SLOTS
         helpers = [process for process in child_processes() - before if process.pid not in vector_env.pids]
         assert len(helpers) == NUM_SLOTS
@@ -87,7 +87,7 @@ def test_children_outlive_the_thread_that_started_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_children_import_neither_torch_nor_the_main_script(start_method: str, run: Run, tmp_path: Path) -> None:
-    # It stands in for the real one, which takes long to load, before it on the path.
+    # A fake torch, before the real one on the path, which takes long to load.
     (tmp_path / "torch.py").touch()
     code = f"""
         import torch
@@ -133,7 +133,7 @@ def test_script_without_guard_whose_environment_needs_it_fails_with_the_remedy(r
     assert 'put what it does under `if __name__ == "__main__":`' in errors
 
 
-def test_memory_that_cannot_be_had_is_a_clear_error(run: Run) -> None:
+def test_shared_memory_that_cannot_be_allocated_is_a_clear_error(run: Run) -> None:
     code = """
         import resource
         from maml_rl.errors import ChildEnvError

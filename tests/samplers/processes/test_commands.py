@@ -1,4 +1,4 @@
-"""What parent and child say to each other is data: frozen, picklable, and numbered by generation."""
+"""Messages between parent and child are data: frozen, picklable, and numbered by generation."""
 
 import dataclasses
 import pickle
@@ -26,7 +26,7 @@ def test_every_message_is_frozen_picklable_and_numbered(message: Any) -> None:
         example.generation = 3
 
 
-def test_spaces_survive_the_way_to_the_parent() -> None:
+def test_spaces_reach_the_parent_unchanged() -> None:
     ready = commands.Ready(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
     assert pickle.loads(pickle.dumps(ready)) == ready
 
@@ -65,7 +65,7 @@ def test_cause_of_death_is_reported(code: int | None, text: str) -> None:
     assert text in describe_exit(code)
 
 
-def test_what_a_child_does_is_reported() -> None:
+def test_activity_of_a_child_is_reported() -> None:
     assert describe_command(commands.Step(1), 17) == "in step 17"
     assert describe_command(None, None) == "between commands"
     assert describe_command(commands.SendInfos(0), 3) == "in SendInfos"

@@ -1,4 +1,4 @@
-"""However the parent ends, its children end with it, and print nothing."""
+"""Children end with their parent, however it ends, and print nothing."""
 
 import os
 import signal

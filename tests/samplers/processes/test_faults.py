@@ -47,10 +47,10 @@ def marker(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_killed_child_is_replaced_and_the_phase_comes_out_the_same(
+def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
     place: Any, marker: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # `sample_tasks` resets slot 0, so a fault of a reset is bound to the task of another slot.
+    # `sample_tasks` resets slot 0, so a fault in a reset is tied to the task of another slot.
     slot_task = None if place in ("make", "sample_tasks") else first_goals()[3]
     with make_parallel(fault="kill", place=place, marker=marker, slot_task=slot_task) as vector_env:
         start = time.monotonic()
@@ -114,7 +114,7 @@ def test_direct_user_gets_an_error_and_the_next_reset_a_new_child_with_the_old_t
         np.testing.assert_array_equal(infos["goal"], first_goals())
 
 
-def test_step_of_a_child_that_is_gone_says_that_a_reset_is_needed(marker: str) -> None:
+def test_step_of_a_lost_child_reports_that_a_reset_is_needed(marker: str) -> None:
     with make_parallel(NUM_SLOTS, fault="kill", place=0, marker=marker, slot_task=first_goals()[3]) as vector_env:
         with pytest.raises(ChildLost):
             play(vector_env)
@@ -168,7 +168,7 @@ def test_descriptors_memory_and_children_stay_flat_over_a_thousand_iterations_wi
             if iteration in (200, 600, 1_000):
                 held[iteration] = hold()
     assert held[200][:2] == held[600][:2] == held[1_000][:2]
-    # What leaks grows all the time; the allocator takes a few megabytes from the system once in a while.
+    # A leak grows all the time; the allocator takes a few megabytes from the system now and then.
     assert min(held[600][2] - held[200][2], held[1_000][2] - held[600][2]) < 1_000_000
     with pytest.raises(ChildEnvError):
         make_parallel(fault="raise", place="make")
@@ -214,7 +214,7 @@ def test_failure_is_reported_within_a_second_while_another_child_is_busy() -> No
     ("fault", "part"),
     [("raise_unpicklable", "UnpicklableError"), ("raise_huge", "xxxx"), ("leave", "SystemExit")],
 )
-def test_exception_of_any_kind_crosses_as_bounded_text(fault: str, part: str) -> None:
+def test_exception_of_any_kind_reaches_the_parent_as_bounded_text(fault: str, part: str) -> None:
     with pytest.raises(ChildEnvError) as caught:
         play(make_parallel(fault=fault, place=1))
     assert part in str(caught.value)
@@ -265,14 +265,14 @@ def test_hung_constructor_is_shown_and_killed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("place", ["make", "reset_task", "reset", 2])
-def test_slots_that_take_long_together_but_not_each_are_not_a_hang(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_take_long_only_together_are_not_a_hang(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maml_rl.samplers.processes.startup._LEAST_MAKE_SECONDS", 0.0)
     # Five slots of one worker take 1 s.
     with make_parallel(1, options={"step_timeout": 0.6}, fault="work", place=place) as vector_env:
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
-def test_hang_is_reported_with_its_deadline_and_what_else_would_help() -> None:
+def test_hang_is_reported_with_its_deadline_and_the_remedies() -> None:
     vector_env = make_parallel(
         1, options={"step_timeout": 0.6}, fault="hang", place="reset", slot_task=first_goals()[3]
     )

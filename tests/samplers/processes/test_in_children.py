@@ -1,4 +1,4 @@
-"""Worker inference: episodes bit-identical to those of central inference, one message a phase, all faults survived."""
+"""Worker inference: episodes bit-identical to those of central inference, one message per phase, and faults."""
 
 import os
 import time
@@ -30,7 +30,7 @@ from maml_rl.seeding import PhaseStreams
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytest.mark.timeout(120)]
 
 FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
-# Forked children have the torch of this process, and so start at once.
+# Forked children share the torch of this process, and so start at once.
 IN_CHILDREN: dict[str, Any] = {"inference": "worker", "start_method": "fork"}
 
 
@@ -43,7 +43,7 @@ def sample_faulty(num_workers: int, options: dict[str, Any] | None = None, **fau
         return sampler.rollout([{"goal": 0.0}, {"goal": 1.0}, {"goal": 2.0}]).digest()
 
 
-# The same as central inference.
+# Central inference as the reference.
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> N
 
 
 def make_slots(num_workers: int = 2, **options: Any) -> ParallelVectorEnv:
-    """Return two slots for each of three tasks of 2D navigation, the tasks of which are set."""
+    """Return two slots for each of three tasks of 2D navigation, with their tasks."""
     settings = {"granularity": 2, "start_method": "fork", "max_episode_steps": 5, **options}
     slots = ParallelVectorEnv("2DNavigation-v0", {}, 6, num_workers, **settings)
     slots.reset_task([{"goal": [0.1 * (slot // 2 + 1), 0.3]} for slot in range(6)])
@@ -134,7 +134,7 @@ def test_parameters_of_every_phase_reach_the_children() -> None:
 
 
 class ShiftedPolicy(NormalMLPPolicy):
-    """Adds a constant that is no parameter."""
+    """Adds a constant that is not a parameter."""
 
     def __init__(self) -> None:
         super().__init__(2, 2, (4,), "tanh")
@@ -144,7 +144,7 @@ class ShiftedPolicy(NormalMLPPolicy):
         return super().act(observations, noise, params=params)[0] + self.shift, ()
 
 
-def test_constants_of_the_policy_reach_the_children_too() -> None:
+def test_constants_of_the_policy_reach_the_children() -> None:
     policy = ShiftedPolicy()
     with make_slots() as slots:
         before = phase(slots, policy, horizon=1).actions
@@ -193,7 +193,7 @@ def test_policy_of_the_main_script_is_found_by_the_children(run: Run) -> None:
 
 
 @pytest.mark.parametrize("place", ["reset_task", "reset", 0, 2, HORIZON - 1])
-def test_killed_child_is_replaced_and_the_phase_comes_out_the_same(
+def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
     place: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     marker = str(tmp_path / "marker")
@@ -225,7 +225,7 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, pla
 
 
 class SlowEnv(FaultyEnv):
-    """Takes its time for every step."""
+    """Takes long for every step."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.1)
@@ -248,7 +248,7 @@ def test_slots_of_a_phase_may_take_longer_together_than_the_time_of_one(place: A
     assert sample_faulty(1, {"step_timeout": 0.6}, fault="work", place=place) == sample_faulty(0)
 
 
-def test_lost_phase_is_broken_off_by_the_other_children() -> None:
+def test_lost_phase_is_aborted_by_the_other_children() -> None:
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     env = partial(SlowEnv, fault="kill", place=0, slot_task=1.0)
     with ParallelVectorEnv(env, {}, 2, 2, start_method="fork", max_restarts=5) as slots:
@@ -292,7 +292,7 @@ def test_value_that_is_not_finite_is_named_with_the_number_of_its_task_among_all
         ({"device": "cuda"}, r"acts on the CPU, in every worker, got device='cuda'"),
     ],
 )
-def test_combination_that_makes_no_sense_is_refused_with_the_reason(options: dict[str, Any], message: str) -> None:
+def test_invalid_combination_is_refused_with_the_reason(options: dict[str, Any], message: str) -> None:
     settings = {"inference": "worker", "num_workers": 2, **options}
     with pytest.raises(ValueError, match=message):
         MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2), **settings)

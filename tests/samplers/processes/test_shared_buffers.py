@@ -1,4 +1,4 @@
-"""Shared arrays: the right types and shapes, one memory for all who map it, and nothing but it."""
+"""Shared arrays: the right types and shapes, and one memory for all processes that map it."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def file() -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_arrays_have_the_types_of_their_spaces_and_no_byte_more(file: int) -> None:
+def test_arrays_have_the_types_of_their_spaces_and_no_extra_bytes(file: int) -> None:
     progress = SharedProgress(file, 2)
     shared = SharedBuffers(file, progress.size, ENV, 7)
     assert shared.step.observations.dtype == np.uint8
@@ -49,7 +49,7 @@ def test_arrays_have_the_types_of_their_spaces_and_no_byte_more(file: int) -> No
         assert array.ctypes.data % 64 == 0
 
 
-def test_two_who_map_the_file_see_the_same(file: int) -> None:
+def test_two_mappings_of_the_file_share_their_contents(file: int) -> None:
     left, right = (SharedBuffers(file, 0, ENV, 5) for _ in range(2))
     left.actions[3] = 4
     right.step.observations[1, 2, 2] = 255
@@ -57,7 +57,7 @@ def test_two_who_map_the_file_see_the_same(file: int) -> None:
     assert left.step.observations.sum() == 255
 
 
-def test_part_is_a_view_of_its_slots_alone(file: int) -> None:
+def test_part_is_a_view_of_only_its_slots(file: int) -> None:
     shared = SharedBuffers(file, 0, ENV, 5)
     part = shared.step.part(slice(3, 5))
     part.observations[:] = 1
@@ -70,7 +70,7 @@ def test_part_is_a_view_of_its_slots_alone(file: int) -> None:
 
 
 @pytest.mark.parametrize("num_envs", [10**12, 10**30])
-def test_absurd_amount_is_a_clear_error(file: int, num_envs: int) -> None:
+def test_absurd_size_is_a_clear_error(file: int, num_envs: int) -> None:
     with pytest.raises(
         ChildEnvError, match=r"cannot get \d+\.\d MiB of shared memory for 10+ slots of Box.*more memory than"
     ):

@@ -1,4 +1,4 @@
-"""Tasks of very different length: idle workers take the next ones, with the episodes of any other way."""
+"""Tasks of very different length: idle workers take the next ones, and the episodes stay the same."""
 
 import os
 import signal
@@ -22,10 +22,10 @@ SLOW, TASKS = 3, 6
 
 
 class UnevenEnv(SlowEnv):
-    """Takes long in the first tasks, and notes which process has which task; see `SlowEnv`.
+    """Takes long in the first tasks, and records which process has which task; see `SlowEnv`.
 
     Args:
-        folder: for notes; one is left for each episode that begins.
+        folder: receives a file for each episode that begins.
         wait: seconds of an episode of a slow task.
         fault: what happens once, in phase 1 and the last task: "kill", "raise", or nothing.
     """
@@ -60,7 +60,7 @@ def tasks_of(phase: int) -> list[dict[str, float]]:
 
 
 def sampled(env: Any, **options: Any) -> list[str]:
-    """Sample two phases, in the second of which workers take units, and return their digests."""
+    """Sample two phases, the second of them in units, and return their digests."""
     settings: dict[str, Any] = {"seed": 0, "max_episode_steps": 4, "num_workers": 2, "slots_per_task": 1, **options}
     with MultiTaskSampler(env, {}, 2, NormalMLPPolicy(2, 1, (4,), "tanh", seed=0), **settings) as sampler:
         return [sampler.rollout(tasks_of(phase)).digest() for phase in range(2)]
@@ -78,7 +78,7 @@ def workers_of(folder: Path, phase: int) -> dict[int, set[str]]:
 
 
 @pytest.mark.parametrize("observe_last", [False, True])
-def test_idle_workers_take_the_next_tasks_where_these_take_very_different_times(
+def test_idle_workers_take_the_next_tasks_when_their_times_differ_much(
     undisturbed: list[str], tmp_path: Path, observe_last: bool
 ) -> None:
     if observe_last:
@@ -93,15 +93,15 @@ def test_idle_workers_take_the_next_tasks_where_these_take_very_different_times(
     else:
         assert sampled(partial(UnevenEnv, str(tmp_path), 0.09)) == undisturbed
     first, second = (workers_of(tmp_path, phase) for phase in (0, 1))
-    # At first each worker has its own tasks, and one of them all that are slow.
+    # At first each worker has its own tasks, and one worker has all the slow ones.
     assert len(set.union(*(first[task] for task in range(SLOW)))) == 1
     assert len(set.union(*(second[task] for task in range(SLOW)))) == 2
 
 
-def test_a_worker_that_dies_with_a_unit_costs_no_unit_that_was_done(undisturbed: list[str], tmp_path: Path) -> None:
+def test_worker_that_dies_with_a_unit_costs_no_finished_unit(undisturbed: list[str], tmp_path: Path) -> None:
     assert sampled(partial(UnevenEnv, str(tmp_path), 0.09, "kill")) == undisturbed
     begun = Counter(path.name.split("-")[1] for path in tmp_path.iterdir() if path.name.startswith("1-"))
-    # Two episodes each. The last unit was lost, and of those that were done none was sampled again.
+    # Two episodes per task. The last unit was lost, and no finished unit was sampled again.
     assert begun.pop(str(TASKS - 1)) > 2
     assert min(begun.values()) == 2
     assert sum(count > 2 for count in begun.values()) <= 1

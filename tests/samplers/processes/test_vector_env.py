@@ -1,4 +1,4 @@
-"""ParallelVectorEnv: what it brings is what the same slots bring in one process, however they are spread."""
+"""ParallelVectorEnv: its results are those of the same slots in one process, for any number of children."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, NUM_SLOTS, 100])
-def test_slots_come_out_the_same_for_any_number_of_children(num_workers: int) -> None:
+def test_slots_give_the_same_results_for_any_number_of_children(num_workers: int) -> None:
     with make_parallel(num_workers) as vector_env:
         assert vector_env.num_workers == len(vector_env.pids) == min(num_workers, NUM_SLOTS)
         lengths = [part.stop - part.start for part in vector_env.parts]
@@ -34,13 +34,13 @@ def test_slots_come_out_the_same_for_any_number_of_children(num_workers: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_slots_come_out_the_same_for_any_start_method(start_method: str) -> None:
+def test_slots_give_the_same_results_for_any_start_method(start_method: str) -> None:
     with make_parallel(options={"start_method": start_method}) as vector_env:
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
 @pytest.mark.parametrize("env_id", ["TabularMDP-v0", "2DNavigation-v0", "AntDir-v5"])
-def test_batched_families_come_out_the_same_through_gymnasiums_interface(env_id: str) -> None:
+def test_batched_families_give_the_same_results_through_gymnasiums_interface(env_id: str) -> None:
     children = ParallelVectorEnv(env_id, {}, 3, 2, start_method="fork")
     with children:
         alone = make_vector_env(env_id, {}, 3)
@@ -80,8 +80,8 @@ def assert_same(left: Any, right: Any) -> None:
         np.testing.assert_array_equal(left, right)
 
 
-def test_tasks_go_to_the_slots_they_are_meant_for() -> None:
-    """Not sliced by the number of processes."""
+def test_every_slot_gets_the_task_at_its_index() -> None:
+    """Tasks are not sliced by the number of processes."""
     goals = [10.0, 11.0, 12.0, 13.0, 14.0]
     with make_parallel(2) as vector_env:
         vector_env.reset_task([{"goal": goal} for goal in goals])
@@ -101,7 +101,7 @@ def test_every_slot_has_a_stream_of_its_own_and_seed_zero_is_a_seed() -> None:
     assert len(np.unique(equal_seeds[:, 0])) == 1
 
 
-def test_bytes_and_numbers_keep_their_types() -> None:
+def test_integers_and_floats_keep_their_types() -> None:
     with ParallelVectorEnv(PictureEnv, None, 3, 2, start_method="fork") as vector_env:
         observations, _ = vector_env.reset(seed=0)
         assert observations.dtype == np.uint8
@@ -146,7 +146,7 @@ def test_seconds_of_physics_are_counted_for_every_child() -> None:
 
 @pytest.fixture
 def half_blocked(tmp_path: Path) -> Any:
-    """Two children, the second of which does not finish its first step before the gate is open."""
+    """Two children; the second does not finish its first step before the gate is open."""
     marker = str(tmp_path / "marker")
     with make_parallel(fault="wait", place=0, marker=marker, slot_task=first_goals()[3]) as vector_env:
         vector_env.reset_task([{"goal": goal} for goal in first_goals()])
@@ -157,7 +157,7 @@ def half_blocked(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.05])
-def test_partial_wait_takes_the_workers_that_have_replied_and_at_least_one(half_blocked: Any, timeout: float) -> None:
+def test_partial_wait_takes_at_least_one_worker_and_all_that_have_replied(half_blocked: Any, timeout: float) -> None:
     vector_env, gate = half_blocked
     assert vector_env.step_recv(timeout) == [0]
     gate.touch()
@@ -172,7 +172,7 @@ def test_wait_for_one_group_leaves_the_other_alone(half_blocked: Any) -> None:
     vector_env.step_send(0, np.zeros((2, 1), np.float32))
     gate.touch()
     assert vector_env.step_recv(None, [1]) == [1]
-    # The reply of worker 0, which came during the wait for worker 1, is still there.
+    # The reply of worker 0, which arrived during the wait for worker 1, is kept.
     assert vector_env.step_recv(None, [0]) == [0]
 
 

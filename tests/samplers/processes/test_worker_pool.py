@@ -1,4 +1,4 @@
-"""The parent's book-keeping of replies, with a test in the place of the workers."""
+"""The parent's bookkeeping of replies, with a test instead of workers."""
 
 import os
 import socket
@@ -93,7 +93,7 @@ def test_reply_without_a_command_is_dropped(pool: Any) -> None:
 @pytest.mark.parametrize(
     ("names", "kind"), [(["TaskError", "TaskError"], TaskError), (["TaskError", "KeyError"], ChildEnvError)]
 )
-def test_malformed_tasks_alone_are_task_errors(pool: Any, names: list[str], kind: type[Exception]) -> None:
+def test_only_malformed_tasks_are_task_errors(pool: Any, names: list[str], kind: type[Exception]) -> None:
     pool, lines = pool
     for index, (line, name) in enumerate(zip(lines, names, strict=True)):
         pool.send(index, Step(0), 10.0)

@@ -1,4 +1,4 @@
-"""What a policy remembers is carried through a trial, slot by slot: for every placement, and after every fault."""
+"""A policy's memory is carried through a trial, slot by slot, in every placement and after every fault."""
 
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ EPISODES = 4
 
 
 class TrialEnv(FaultyEnv):
-    """Episodes of different lengths; misbehaves in a given episode of a trial, or in any."""
+    """Episodes of different lengths, with a fault in a given episode of a trial, or in any."""
 
     def __init__(self, in_episode: int | None = None, **fault: Any) -> None:
         super().__init__(**fault)
@@ -45,7 +45,7 @@ class TrialEnv(FaultyEnv):
 
 
 class Counting(MemoryPolicy):
-    """Puts out how many steps it remembers, or with `tells_count=False` what it has added up."""
+    """Outputs the number of steps that it remembers, or with `tells_count=False` the sum that it has added up."""
 
     noise_kind, noise_size = "normal", 1
 
@@ -67,7 +67,7 @@ class Counting(MemoryPolicy):
 
 
 class Recurrent(nn.Module):
-    """What users write."""
+    """A recurrent policy as a user would write it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def sample(
         return second
 
 
-def test_a_memory_is_kept_through_a_trial_and_begins_anew_with_the_next() -> None:
+def test_memory_is_kept_through_a_trial_and_reset_for_the_next() -> None:
     episodes = sample(Counting())
     assert len(set(episodes.lengths.flatten().tolist())) > 2
     before = episodes.lengths.cumsum(1) - episodes.lengths
@@ -163,7 +163,7 @@ def test_trials_are_bit_identical_for_any_placement(kind: str, slots_per_task: i
 @pytest.mark.slow
 @pytest.mark.parametrize("inference", ["worker", "central"])
 @pytest.mark.parametrize(("fault", "episode", "step"), [("kill", 2, 2), ("segfault", 1, 0), ("kill", 3, "reset")])
-def test_trials_are_bit_identical_after_a_death_in_their_middle(
+def test_trials_are_bit_identical_after_a_worker_died_during_one(
     inference: Any, fault: str, episode: int, step: Any, recurrent: Recurrent, tmp_path: Path
 ) -> None:
     for policy in (recurrent, Counting(tells_count=False)):
@@ -187,13 +187,13 @@ def remembered(policy: nn.Module, num_workers: int = 0, **options: Any) -> TaskE
     return sample(policy, num_workers, record_memory=True, **options)
 
 
-def test_recorded_memory_is_what_was_remembered_before_each_action() -> None:
+def test_recorded_memory_is_that_before_each_action() -> None:
     episodes = remembered(Counting())
     assert episodes.memory is not None
     count, seen = episodes.memory
     grid = episodes.rewards.shape
     assert (count.shape, count.dtype, seen.shape) == (grid, torch.int64, (*grid, 2))
-    # The policy puts out its count before it goes on.
+    # The policy outputs its count before it increases it.
     assert torch.equal(count.float(), episodes.actions[..., 0])
     by_hand = torch.zeros(len(TASKS), 2)
     for episode in range(EPISODES):
@@ -204,7 +204,7 @@ def test_recorded_memory_is_what_was_remembered_before_each_action() -> None:
             by_hand = torch.where(real[:, None], 0.9 * by_hand + observed, by_hand)
 
 
-def test_memory_is_recorded_only_where_asked_and_changes_no_episode() -> None:
+def test_memory_is_recorded_only_on_request_and_changes_no_episode() -> None:
     plain, recorded = sample(Counting(tells_count=False)), remembered(Counting(tells_count=False))
     assert plain.memory is None
     assert plain.digest() == recorded.digest()
@@ -214,7 +214,7 @@ def test_memory_is_recorded_only_where_asked_and_changes_no_episode() -> None:
 
 
 @pytest.mark.parametrize("options", [{"reset_memory_each_episode": True}, {"slots_per_task": 2}])
-def test_recorded_memory_begins_where_that_of_the_slots_does(options: dict[str, Any]) -> None:
+def test_recorded_memory_starts_with_that_of_the_slots(options: dict[str, Any]) -> None:
     episodes = remembered(Counting(), **options)
     assert episodes.memory is not None
     assert torch.equal(episodes.memory[0].float(), episodes.actions[..., 0])
@@ -249,7 +249,7 @@ def test_recorded_memory_is_the_same_for_any_placement_and_after_a_death(
 
 
 class Shapeless(Counting):
-    """Remembers something of another shape than it should, where it is told to."""
+    """Returns a memory of a wrong shape, at a given place."""
 
     def __init__(self, place: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Transfers to an accelerator, played through on the CPU: the packing is the same, and so must be the episodes."""
+"""Transfers to an accelerator, tested on the CPU: the packing is the same, and the episodes must be, too."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ class CountingLink(DeviceLink):
 
 
 class LinkedActor(acting.Actor):
-    """Goes the way of an accelerator, whatever the device."""
+    """Transfers as to an accelerator, whatever the device."""
 
     def __init__(self, policy: Any, params: Any, observations: Any, *options: Any) -> None:
         super().__init__(policy, params, observations, *options)

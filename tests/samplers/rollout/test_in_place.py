@@ -1,4 +1,4 @@
-"""Observations that slots write where they are recorded."""
+"""Observations that slots write directly into the recorded arrays."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ STREAMS = PhaseStreams(0, 0, 0, False)
 
 
 class Spied(PixelNavigationVectorEnv):
-    """Notes where it draws."""
+    """Records the arrays into which it draws."""
 
     def __init__(self, num_envs: int, **options: Any) -> None:
         self.drawn: list[NDArray[Any]] = []
@@ -35,7 +35,7 @@ def sample(env: Any, horizon: int = 5, num_tasks: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("limit", [5, 50])
-def test_images_are_drawn_where_they_are_recorded_and_copied_nowhere(limit: int) -> None:
+def test_images_are_drawn_into_the_recorded_array_without_a_copy(limit: int) -> None:
     env = Spied(6, autoreset_mode="Disabled", max_episode_steps=limit)
     own = env.buffers.observations
     episodes = sample(env)
@@ -44,7 +44,7 @@ def test_images_are_drawn_where_they_are_recorded_and_copied_nowhere(limit: int)
     for step, drawn in enumerate(env.drawn[:5]):
         assert np.shares_memory(drawn, recorded[:, step])
         np.testing.assert_array_equal(drawn.reshape(recorded[:, step].shape), recorded[:, step])
-    # What is seen after the last step is no step's observation.
+    # The observation after the last step does not belong to any step.
     assert env.drawn[5] is own is env.buffers.observations
     np.testing.assert_array_equal(own.reshape(2, 3, 32, 32, 1), episodes.final_observations.numpy())
 
@@ -58,7 +58,7 @@ def test_episodes_are_those_of_slots_whose_observations_are_copied() -> None:
 
 
 class Ending(Spied):
-    """Every other slot is at its end after two steps."""
+    """Every other slot ends after two steps."""
 
     def _step_slots(self, *arguments: Any) -> Any:
         rewards, _ = super()._step_slots(*arguments)
@@ -75,7 +75,7 @@ def test_slots_that_end_early_leave_zeros_behind_and_their_last_image_in_the_buf
     np.testing.assert_array_equal(env.buffers.observations, other.buffers.observations)
 
 
-def test_waves_copy_since_their_episodes_lie_apart() -> None:
+def test_waves_copy_because_their_episodes_are_not_contiguous() -> None:
     env = Spied(2, autoreset_mode="Disabled")
     waves = sample(env)
     assert all(drawn is env.buffers.observations for drawn in env.drawn)
@@ -103,7 +103,7 @@ def test_buffers_are_as_before_when_a_phase_ends_in_an_error() -> None:
 
 
 def test_vectors_of_one_task_are_written_in_place_too() -> None:
-    """Where the memory allows it anyway; the episodes are the same."""
+    """With one task the memory layout allows it; the episodes are the same."""
     digests = []
     for anywhere in (True, False):
         env = Navigation2DVectorEnv(3, autoreset_mode="Disabled")

@@ -1,4 +1,4 @@
-"""Log-probabilities that are recorded while sampling, against those that follow from the noise."""
+"""Log-probabilities that are recorded while sampling, compared with those computed from the noise."""
 
 import math
 from contextlib import closing
@@ -45,7 +45,7 @@ def test_recorded_categorical_log_probabilities_are_those_of_the_actions() -> No
     torch.testing.assert_close(episodes.log_probs, chosen.log())
 
 
-def test_short_episodes_have_zeros_past_their_end() -> None:
+def test_log_probabilities_are_zero_past_the_end_of_an_episode() -> None:
     policy = NormalMLPPolicy(2, 2, (8,), "tanh")
     settings: dict[str, Any] = {"seed": 0, "num_workers": 0, "record_log_probs": True, "max_episode_steps": 50}
     with MultiTaskSampler("2DNavigation-v0", {}, 20, policy, **settings) as sampler:

@@ -1,4 +1,4 @@
-"""Numbers of infos that a family declares are recorded with the episodes, wherever the episodes are sampled."""
+"""Numbers of the infos that a family declares are recorded with the episodes, in every placement."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 
 
 class LampEnv(gymnasium.Env):
-    """Ends when a lamp lights up; tells the step at every step, and at the end how bright the task wants the lamp."""
+    """Ends when a lamp lights up; its infos have the step, and at the end the brightness that the task wants."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -124,7 +124,7 @@ def test_slots_that_record_different_infos_are_refused() -> None:
 
 
 class CountedBanditVectorEnv(BernoulliBanditVectorEnv):
-    """A batched family that records what its arm paid, at every step and at the end."""
+    """A batched family that records the reward of its arm, at every step and at the end."""
 
     recorded_infos: RecordedInfos = {"reward_arm": "step"}  # noqa: RUF012
 
@@ -142,7 +142,7 @@ def test_batched_family_records_its_terms(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class HugeEnv(LampEnv):
-    """Pays a reward that is finite only as a float64."""
+    """Returns a reward that is finite only as a float64."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, over, truncated, info = super().step(action)

@@ -1,4 +1,4 @@
-"""The one rollout, against an environment whose every number can be foretold."""
+"""The rollout, tested on an environment whose every number can be predicted."""
 
 from collections.abc import Sequence
 from typing import Any
