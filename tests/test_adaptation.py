@@ -82,7 +82,7 @@ def test_first_order_moves_with_the_initial_parameters_as_if_the_step_were_const
 
 
 @ALL_KINDS
-def test_padding_does_not_matter_whatever_it_holds(kind: str) -> None:
+def test_contents_of_the_padding_do_not_matter(kind: str) -> None:
     policy, (episodes,), _ = make_problem(kind, 1, RAGGED)
     for create_graph in (True, False):
         expected = adapt(policy, episodes, step_size=0.3, create_graph=create_graph)

@@ -1,4 +1,4 @@
-"""How the contract tests play a family, and how they compare what they saw."""
+"""How the contract tests play a family, and how they compare the results."""
 
 import importlib.util
 from typing import Any
@@ -21,13 +21,13 @@ QUICK = {
     "GridNavi-v0",
     "Wind-v0",
 }
-# Of the families that need an extra, those that stand for the rest: each takes seconds to make.
+# Representatives of the families that need an extra, which take seconds to create.
 OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3"}
 TRIED = [name for name, family in FAMILIES.items() if not family.extra or name in OF_EXTRAS]
 
 
 def marks(env_id: str) -> list[pytest.MarkDecorator]:
-    """What the tests of a family are marked with."""
+    """Return the marks of a family's tests."""
     extra = FAMILIES[env_id].extra
     if extra:
         missing = importlib.util.find_spec(extra) is None
@@ -35,7 +35,7 @@ def marks(env_id: str) -> list[pytest.MarkDecorator]:
     return [] if env_id in QUICK else [pytest.mark.slow]
 
 
-# Enough steps for every reward to have shown itself, few enough for physics.
+# Enough steps for every reward to occur, few enough for physics.
 STEPS = 6
 # Actions are drawn for this many slots, whatever the number of slots.
 _ROWS = 8
@@ -49,7 +49,7 @@ def random_actions(env: MetaVectorEnv, steps: int, seed: int = 0) -> list[NDArra
 
 
 def play(env: MetaVectorEnv, seed: Any, steps: int = STEPS) -> list[NDArray[Any]]:
-    """Everything that one run shows: arrays of observations, rewards and flags."""
+    """Return everything observable in one run: arrays of observations, rewards and flags."""
     history = [env.reset(seed=seed)[0]]
     for actions in random_actions(env, steps):
         history += env.step(actions)[:4]

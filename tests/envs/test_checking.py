@@ -1,4 +1,4 @@
-"""What the author of an environment is told."""
+"""The messages to the author of an environment."""
 
 import random
 from typing import Any
@@ -22,7 +22,7 @@ def test_good_environment_passes(make_env: Any) -> None:
 
 
 class HasTwoTasks(WalkEnv):
-    """As a family does whose task is a direction; the first three draws are all alike."""
+    """Like a family whose task is a direction; the first three draws are equal."""
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
         return [{"slope": 1.0 if index < 3 else -1.0} for index in range(num_tasks)]
@@ -33,12 +33,12 @@ def test_environment_that_draws_one_task_a_few_times_in_a_row_passes() -> None:
 
 
 @pytest.mark.parametrize("thing", [WalkEnv, 3, None, gymnasium.vector.SyncVectorEnv([WalkEnv])])
-def test_what_is_not_an_environment_is_refused(thing: Any) -> None:
+def test_object_that_is_not_an_environment_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError, match="expected a gymnasium.Env, got"):  # noqa: RUF043
         check_meta_env(thing)
 
 
-def test_all_that_is_missing_is_listed() -> None:
+def test_everything_missing_is_listed() -> None:
     with pytest.raises(TypeError) as caught:
         check_meta_env(NoTaskEnv())
     message = str(caught.value)
@@ -102,7 +102,7 @@ class DrawsObjects(WalkEnv):
 
 
 class ForgetsTheTask(WalkEnv):
-    """As environments do that draw a new goal whenever they are reset."""
+    """Like environments that draw a new goal at every reset."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         result = super().reset(seed=seed, options=options)
@@ -225,7 +225,7 @@ class RefusesItsOwnRange(WalkEnv):
         (RefusesItsOwnRange, "reset_task must take a task within task_space, as {'slope': .*too steep"),
     ],
 )
-def test_misbehavior_is_reported_in_plain_words(env_class: Any, message: str) -> None:
+def test_violation_of_the_contract_is_reported_in_plain_words(env_class: Any, message: str) -> None:
     state = random.getstate()
     with pytest.raises(AssertionError, match=message):
         check_meta_env(env_class(), make_another=env_class)
@@ -262,7 +262,7 @@ def test_global_numpy_generator_is_noticed() -> None:
 
 
 class PaysAlmostNever(WalkEnv):
-    """As environments with sparse rewards do, of which random actions see nothing."""
+    """Like environments with sparse rewards that random actions never find."""
 
     def step(self, action: Any) -> Any:
         observation, _, *rest = super().step(action)

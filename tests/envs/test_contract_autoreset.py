@@ -1,4 +1,4 @@
-"""What every registered family promises to code that steps it in Gymnasium's way, without resetting slots itself."""
+"""Guarantees of every registered family to code that steps it like Gymnasium's, without resetting slots itself."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_finished_slots_are_reset_as_gymnasium_resets_single_environments(env_id
     ends = 0
     for index, actions in enumerate(random_actions(batch, 4 * LIMIT)):
         if index == LIMIT - 1:
-            # From here on the slots' episodes do not end all at once.
+            # From here on the slots' episodes end at different steps.
             mask = np.array([False, True, False, False])
             batch_results, sync_results = (env.reset(options={"reset_mask": mask.copy()}) for env in (batch, sync))
             np.testing.assert_array_equal(batch_results[0], sync_results[0])
@@ -73,7 +73,7 @@ def test_make_vec_resets_at_the_next_step_by_default(env_id: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [*AutoresetMode, *(mode.value for mode in AutoresetMode)], ids=str)
-def test_mode_is_taken_by_name_too(mode: Any) -> None:
+def test_mode_may_be_given_by_name(mode: Any) -> None:
     env = gymnasium.make_vec("Bandit-K5-v0", num_envs=2, autoreset_mode=mode)
     assert env.metadata["autoreset_mode"] is AutoresetMode(mode)
 
@@ -93,7 +93,7 @@ def test_only_vector_environments_declare_a_mode(env_id: str) -> None:
         gymnasium.make(env_id, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def test_sampler_takes_slots_that_stay_as_they_are(env_id: str) -> None:
+def test_sampler_accepts_slots_without_autoreset(env_id: str) -> None:
     env = make_vector_env(env_id, {}, 2)
     assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
     with pytest.raises(ValueError, match="leave autoreset_mode out of the environment's arguments"):
@@ -101,7 +101,7 @@ def test_sampler_takes_slots_that_stay_as_they_are(env_id: str) -> None:
 
 
 def test_mode_is_an_attribute_that_can_be_set(env_id: str) -> None:
-    """Others read it from there, too, and prefer slots that they reset themselves by a mask."""
+    """Other packages read the attribute, and prefer slots that they reset themselves by a mask."""
     env: Any = gymnasium.make_vec(env_id, num_envs=3, max_episode_steps=1)
     env.autoreset_mode = AutoresetMode.DISABLED
     env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""What every registered family promises to planners: copies go on from the same state, and closing destroys nothing."""
+"""Guarantees of every registered family to planners: copies continue from the same state, and survive closing."""
 
 import copy
 import pickle
@@ -34,7 +34,7 @@ def family(request: pytest.FixtureRequest) -> Any:
 
 
 def go_on(env: Any, actions: list[Any]) -> list[Any]:
-    """Everything that some steps show, with a reset between them, which continues the present streams."""
+    """Return the results of some steps with an unseeded reset between them, which continues the current streams."""
     seen: list[Any] = []
     for index, action in enumerate(actions):
         if index == len(actions) // 2:

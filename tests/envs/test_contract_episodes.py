@@ -1,4 +1,4 @@
-"""What every registered family promises about episodes; a new id is tested by being registered."""
+"""Guarantees of every registered family about episodes; registering a new id is enough to test it."""
 
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_frozen_slots_keep_their_final_observation_and_ignore_actions(env_id: st
     assert fresh.shape == observations.shape
 
 
-def test_reset_mask_resets_the_masked_slots_alone(env_id: str) -> None:
+def test_reset_mask_resets_only_the_masked_slots(env_id: str) -> None:
     undisturbed, masked = make_vector_env(env_id, {}, 4), make_vector_env(env_id, {}, 4)
     before = undisturbed.reset(seed=3)[0], masked.reset(seed=3)[0]
     np.testing.assert_array_equal(*before)
@@ -130,8 +130,8 @@ def test_reset_mask_resets_the_masked_slots_alone(env_id: str) -> None:
             np.testing.assert_array_equal(result[mask], new[mask])
 
 
-def test_slot_that_waits_frozen_continues_as_if_it_had_not_waited(env_id: str) -> None:
-    """Unseeded resets go on with a slot's own stream, which steps of other slots must not move."""
+def test_slot_continues_the_same_way_after_being_frozen(env_id: str) -> None:
+    """Unseeded resets continue a slot's own stream, which steps of other slots must not advance."""
     alone, together = (make_vector_env(env_id, {}, 8, max_episode_steps=2) for _ in range(2))
     waiting = np.arange(8) >= 4
     actions = random_actions(alone, 2)
@@ -166,7 +166,7 @@ def arrays_in(infos: dict[str, Any]) -> list[Any]:
     return [array for arrays in nested for array in arrays]
 
 
-def test_results_have_the_dtypes_and_spaces_they_should(vector_env: MetaVectorEnv) -> None:
+def test_results_have_the_declared_dtypes_and_spaces(vector_env: MetaVectorEnv) -> None:
     observations, _ = vector_env.reset(seed=0)
     assert vector_env.observation_space.contains(observations)
     for actions in random_actions(vector_env, 3):
@@ -177,7 +177,7 @@ def test_results_have_the_dtypes_and_spaces_they_should(vector_env: MetaVectorEn
     assert terminated.dtype == truncated.dtype == np.bool_
 
 
-def test_info_tells_the_reward_terms_and_the_task(vector_env: MetaVectorEnv) -> None:
+def test_info_has_the_reward_terms_and_the_task(vector_env: MetaVectorEnv) -> None:
     tasks = vector_env.sample_tasks(4, seed=0)
     vector_env.reset_task(tasks)
     vector_env.reset(seed=0)

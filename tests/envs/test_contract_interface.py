@@ -1,4 +1,4 @@
-"""What every registered family promises about its interface; a new id is tested by being registered."""
+"""Guarantees of every registered family's interface; registering a new id is enough to test it."""
 
 import warnings
 from typing import Any
@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from maml_rl.envs import FAMILIES, MetaVectorEnv, check_meta_env, make_vector_env
 from tests.envs.contract import random_actions
 
-# These cannot hold: positions have no bounds, and navigation takes steps of 0.1.
+# These warnings do not apply: positions have no bounds, and navigation takes steps of 0.1.
 OPINIONS = (
     r".*A Box observation space m(in|ax)imum value is -?infinity.*",
     r".*For Box action spaces, we recommend.*",
@@ -35,10 +35,10 @@ def test_single_environment_passes_stable_baselines3s_checker(env_id: str, stabl
         stable_baselines3.common.env_checker.check_env(env)
 
 
-def test_stable_baselines3_makes_single_environments(env_id: str, stable_baselines3: Any) -> None:
-    """It asks for pictures first, and takes a `TypeError` for an answer."""
+def test_stable_baselines3_can_make_single_environments(env_id: str, stable_baselines3: Any) -> None:
+    """It requests pictures first, and handles the `TypeError`."""
     with warnings.catch_warnings():
-        # Gymnasium says that a family without pictures has none.
+        # Gymnasium warns that a family without rendering has none.
         warnings.filterwarnings("ignore", r".*not in the possible render_modes.*")
         envs = stable_baselines3.common.env_util.make_vec_env(env_id, n_envs=2, seed=0)
     assert envs.reset().shape[0] == 2

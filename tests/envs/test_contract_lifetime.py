@@ -1,4 +1,4 @@
-"""What every registered family promises from a fresh start to the end of an episode of full length."""
+"""Guarantees of every registered family from its creation to the end of an episode of full length."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.envs.contract import OF_EXTRAS, TRIED, assert_same_slot, assert_same_
 
 @pytest.mark.slow
 def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id: str) -> None:
-    """Where each slot has a task and a seed of its own, and some are reset while the others go on."""
+    """Each slot has a task and a seed of its own, and some are reset while the others continue."""
     batch: Any = make_vector_env(env_id, {}, 3)
     tasks = batch.sample_tasks(3, seed=1)
     batch.reset_task(tasks)
@@ -50,10 +50,10 @@ def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id
 @pytest.mark.slow
 def test_unseeded_environments_differ(env_id: str) -> None:
     one, other = make_vector_env(env_id, {}, 8), make_vector_env(env_id, {}, 8)
-    # A pull of a bandit has two outcomes; hundreds of them are never all alike.
+    # A pull of a bandit has two outcomes; hundreds of them are practically never all equal.
     times = 2 if FAMILIES[env_id].has_physics or FAMILIES[env_id].extra else 20
     plays = [[array for _ in range(times) for array in play(env, None)] for env in (one, other, one)]
-    # Where an episode leaves nothing to chance.
+    # Families whose episodes are deterministic.
     sure = ("2DNavigation-v0", "PixelNavigation-v0", "SparsePointGoal-v0", "DarkRoom-v0", "GridNavi-v0", "Wind-v0")
     chance = env_id not in (*sure, *OF_EXTRAS)
     assert same(plays[0], plays[1]) is not chance
@@ -64,7 +64,7 @@ def test_unseeded_environments_differ(env_id: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_families_work_without_a_word_a_file_or_torch(tmp_path: Path) -> None:
+def test_families_print_nothing_write_no_file_and_do_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys, gymnasium, numpy as np, maml_rl\n"
         f"for env_id in {[name for name in TRIED if not FAMILIES[name].extra]}:\n"

@@ -1,4 +1,4 @@
-"""What every registered family promises about tasks; a new id is tested by being registered."""
+"""Guarantees of every registered family about tasks; registering a new id is enough to test it."""
 
 import json
 
@@ -43,12 +43,12 @@ def test_sampled_tasks_belong_to_the_caller(vector_env: MetaVectorEnv) -> None:
     assert same(before, play(vector_env, 0))
 
 
-# Tasks of families with sparse rewards of which random actions see something.
+# Tasks of families with sparse rewards that random actions find.
 WITHIN_REACH: dict[str, Task] = {
     "SparsePointGoal-v0": {"goal": np.array([0.1, 0.1])},
     "DarkRoom-v0": {"goal": np.array([4.0, 4.0])},
     "GridNavi-v0": {"goal": np.array([0.0, 0.0])},
-    # Where slot 1 starts at first, and what takes its first action to the goal.
+    # The first start of slot 1, and a task whose goal its first action reaches.
     "SemiCircle-v0": {"goal": np.array([1.17, 0.67])},
     "Wind-v0": {"wind": np.array([0.092, 1.097])},
 }
@@ -91,7 +91,7 @@ def test_tasks_survive_json(vector_env: MetaVectorEnv) -> None:
     assert same(before, play(vector_env, 0))
 
 
-def test_task_at_construction_is_the_task(env_id: str, vector_env: MetaVectorEnv) -> None:
+def test_task_given_to_the_constructor_is_the_task(env_id: str, vector_env: MetaVectorEnv) -> None:
     task = vector_env.sample_tasks(2, seed=5)[1]
     vector_env.reset_task([task] * 4)
     made = gymnasium.make_vec(env_id, num_envs=4, task=task, autoreset_mode="Disabled")
@@ -100,7 +100,7 @@ def test_task_at_construction_is_the_task(env_id: str, vector_env: MetaVectorEnv
     assert_same_tasks([info["task"]], [task])
 
 
-def test_environments_without_a_task_all_have_the_same(env_id: str, vector_env: MetaVectorEnv) -> None:
+def test_environments_without_a_given_task_all_have_the_same_one(env_id: str, vector_env: MetaVectorEnv) -> None:
     assert same(play(vector_env, 0), play(make_vector_env(env_id, {}, 4), 0))
 
 

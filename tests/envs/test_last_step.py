@@ -1,4 +1,4 @@
-"""Slots that show the last step: for every family, and for other people's environments."""
+"""Slots that show the last step: for every family, and for third-party environments."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def flat(space: spaces.Space[Any], values: np.ndarray) -> np.ndarray:
 
 
 def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> None:
-    """Play two episodes in both; compare what is shown with what happened."""
+    """Play two episodes in both; compare the shown steps with the real ones."""
     parts = LastStepParts.of(plain.single_observation_space, plain.single_action_space)
     tasks = plain.sample_tasks(plain.num_envs, seed=3)
     plain.reset_task(tasks)
@@ -52,22 +52,22 @@ def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> No
     shown.close()
 
 
-def test_last_step_stands_behind_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
+def test_last_step_follows_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
     play_trial(vector_env, make_vector_env(ObservedLastStep(env_id), {}, vector_env.num_envs), 4)
 
 
 @pytest.mark.parametrize("env", [WalkEnv, PixelEnv, CellEnv, KnobsEnv, SwitchesEnv])
-def test_environments_of_other_people_show_their_last_steps(env: Any) -> None:
+def test_third_party_environments_show_their_last_steps(env: Any) -> None:
     plain, shown = (make_vector_env(made, {}, 2, max_episode_steps=3) for made in (env, ObservedLastStep(env)))
     play_trial(plain, shown, 5)
 
 
-def test_an_oracle_can_see_its_last_step_too() -> None:
+def test_oracle_can_also_observe_its_last_step() -> None:
     both = make_vector_env(ObservedLastStep(ObservedTask("2DNavigation-v0")), {}, 2)
     assert both.single_observation_space.shape == (2 + 2 + 2 + 2,)
 
 
-def test_parts_are_found_in_a_space_that_shows_them() -> None:
+def test_parts_of_the_last_step_are_found_in_the_space() -> None:
     shown = make_vector_env(ObservedLastStep("TabularMDP-v0"), {}, 1)
     parts = LastStepParts.within(shown.single_observation_space, shown.single_action_space)
     assert parts == LastStepParts(slice(0, 10), slice(10, 15), slice(15, 16), slice(16, 17), 17)
@@ -96,7 +96,7 @@ def test_sampler_shows_the_last_step_in_every_placement(env: Any) -> None:
     assert (later[..., reward + 1] == 1.0).all()
 
 
-def test_an_error_names_what_is_observed() -> None:
+def test_error_names_the_observed_environment() -> None:
     assert describe_env(ObservedLastStep(ObservedTask(WalkEnv))).endswith(
         "WalkEnv with observed tasks with observed last steps"
     )

@@ -1,4 +1,4 @@
-"""The small parts of the contract that every vector environment shares."""
+"""Small parts of the contract that all vector environments share."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Meta-World's benchmarks, against the package itself, which `make test-metaworld` installs."""
+"""Meta-World's benchmarks, compared with the package itself, which `make test-metaworld` installs."""
 
 import importlib
 import os
@@ -58,7 +58,7 @@ def small() -> dict[str, Any]:
 
 
 def bare(metaworld: Any, name: str, task: Task) -> Any:
-    """Return Meta-World's own environment with a task, as its users make it."""
+    """Return Meta-World's own environment with a task, as its users create it."""
     env_class = metaworld.ALL_V3_ENVIRONMENTS[name]
     env = env_class()
     data = {"rand_vec": task["rand_vec"], "env_cls": env_class, "partially_observable": True}
@@ -67,7 +67,7 @@ def bare(metaworld: Any, name: str, task: Task) -> Any:
 
 
 def scripted_action(env: Any, observation: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float32]:
-    """Return what Meta-World's scripted policy does, which sees the goal, with some noise."""
+    """Return the action of Meta-World's scripted policy, which sees the goal, with some noise."""
     names = {env_class: name for name, env_class in sys.modules["metaworld"].ALL_V3_ENVIRONMENTS.items()}
     policy = importlib.import_module("metaworld.policies").ENV_POLICY_MAP[names[type(env)]]()
     action = policy.get_action(np.concatenate([observation[:-3], env._target_pos]))
@@ -76,7 +76,7 @@ def scripted_action(env: Any, observation: NDArray[np.float64], random: np.rando
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 @pytest.mark.filterwarnings("ignore:Constant.s. may be too high")
-def test_episodes_are_those_of_bare_metaworld_whatever_was_before(metaworld: Any, name: str) -> None:
+def test_episodes_are_those_of_plain_metaworld_after_any_earlier_episodes(metaworld: Any, name: str) -> None:
     env = make_vector_env(f"MetaWorld/ML1-{name}", {}, 1)
     other, task = env.sample_tasks(2, seed=3)
     env.reset_task([other])
@@ -148,7 +148,7 @@ def test_benchmark_has_metaworlds_environments_for_training_and_for_tests(metawo
     assert environments.benchmark_environments(benchmark) == {split: tuple(splits[split]) for split in splits}
 
 
-def test_each_environment_is_drawn_as_often_as_any_other_and_no_goal_twice(metaworld: Any) -> None:
+def test_environments_are_drawn_equally_often_and_no_goal_twice(metaworld: Any) -> None:
     env = make_vector_env(ML10)
     drawn = env.sample_tasks(25, seed=4)
     counts = Counter(task["env_name"] for task in drawn)
@@ -160,7 +160,7 @@ def test_each_environment_is_drawn_as_often_as_any_other_and_no_goal_twice(metaw
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_training_draws_training_tasks_and_an_evaluation_test_tasks_alone(metaworld: Any, num_workers: int) -> None:
+def test_only_evaluations_draw_test_tasks(metaworld: Any, num_workers: int) -> None:
     policy = get_policy_for_env(make_vector_env(REACH))
     splits = metaworld.env_dict.ML10_V3
     for evaluation, split in ((False, "train"), (True, "test")):
@@ -179,7 +179,7 @@ def test_evaluation_of_ml1_never_sees_a_goal_of_training(metaworld: Any) -> None
 
 
 @pytest.mark.filterwarnings("ignore:Constant.s. may be too high")
-def test_success_is_kept_from_the_step_that_solves_the_task_to_the_end_of_the_episode(metaworld: Any) -> None:
+def test_success_stays_one_from_the_step_that_solves_the_task(metaworld: Any) -> None:
     env = make_vector_env(REACH, {}, 1, max_episode_steps=120)
     (task,) = env.sample_tasks(1, seed=0)
     env.reset_task([task])
@@ -201,7 +201,7 @@ def test_success_is_kept_from_the_step_that_solves_the_task_to_the_end_of_the_ep
     env.close()
 
 
-def test_success_rate_stands_beside_the_return(metaworld: Any, small: dict[str, Any], tmp_path: Path) -> None:
+def test_success_rate_is_shown_beside_the_return(metaworld: Any, small: dict[str, Any], tmp_path: Path) -> None:
     train(Config.model_validate(small), tmp_path, num_workers=0)
     metrics = (tmp_path / "metrics.jsonl").read_text()
     assert '"info/success/step_0": ' in metrics
@@ -268,7 +268,7 @@ def test_there_are_never_more_than_two_environments_for_each_slot(
         ([0.0, 0.7, 0.02], r"must have the shape \(6,\)"),
     ],
 )
-def test_goal_that_cannot_be_is_refused_in_one_line_and_changes_nothing(
+def test_impossible_goal_is_refused_in_one_line_and_changes_nothing(
     metaworld: Any, numbers: list[float], words: str
 ) -> None:
     env = make_vector_env(REACH, {}, 2)
@@ -294,7 +294,7 @@ def test_numbers_that_an_environment_does_not_have_must_be_zero(metaworld: Any) 
 
 
 @pytest.mark.parametrize("benchmark", ["ML11", "ML1-reach", "MT10"])
-def test_unknown_benchmark_is_refused_with_those_that_there_are(metaworld: Any, benchmark: str) -> None:
+def test_unknown_benchmark_is_refused_with_the_known_ones(metaworld: Any, benchmark: str) -> None:
     with pytest.raises(ValueError, match=f"no benchmark '{benchmark}'; expected ML10, ML25, ML45, or ML1-"):
         MetaWorldVectorEnv(1, benchmark=benchmark)
 
@@ -312,7 +312,7 @@ def test_picture_shows_the_arm_of_the_slot(metaworld: Any) -> None:
     env.close()
 
 
-# What follows needs no Meta-World, and takes care that none is found.
+# The tests below hide Meta-World, and do not need it.
 
 
 def test_family_names_the_extra_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ids, what they are registered with, and what making one takes."""
+"""Ids, their registration, and the environments that are made from them."""
 
 import subprocess
 import sys
@@ -127,7 +127,7 @@ def test_unknown_id_is_refused_with_the_closest(env_id: str, message: str) -> No
 
 
 @pytest.mark.parametrize(("old", "new"), [("HalfCheetahDir-v1", "HalfCheetahDir-v5"), ("AntVel-v0", "AntVel-v5")])
-def test_id_of_an_earlier_version_means_the_family_with_a_warning(old: str, new: str) -> None:
+def test_id_of_an_earlier_version_makes_the_family_with_a_warning(old: str, new: str) -> None:
     with pytest.warns(FutureWarning, match=f"{old} is an earlier version of {new}"):
         assert find_spec(old).id == new
     with pytest.warns(FutureWarning, match=old):
@@ -159,7 +159,7 @@ def test_vector_entry_point_that_is_not_a_family_is_not_used(registered: Any) ->
     assert isinstance(make_vector_env("Walk-v0"), SerialVectorEnv)
 
 
-def test_vector_entry_point_function_may_give_a_family(registered: Any) -> None:
+def test_vector_entry_point_may_be_a_function_that_returns_a_family(registered: Any) -> None:
     def make(num_envs: int, **kwargs: Any) -> MetaVectorEnv:
         return SerialVectorEnv(WalkEnv, {"scale": 5.0}, num_envs)
 
@@ -167,7 +167,7 @@ def test_vector_entry_point_function_may_give_a_family(registered: Any) -> None:
     assert make_vector_env("Walk-v0", {}, 2).envs[0].scale == 5.0  # type: ignore[attr-defined]
 
 
-def test_callable_becomes_serial_with_a_time_limit_if_asked() -> None:
+def test_callable_becomes_serial_with_a_time_limit_if_given() -> None:
     vector_env = make_vector_env(WalkEnv, {"scale": 2.0}, 2)
     assert isinstance(vector_env, SerialVectorEnv)
     assert (vector_env.num_envs, vector_env.max_episode_steps) == (2, None)
@@ -179,7 +179,7 @@ def test_callable_becomes_serial_with_a_time_limit_if_asked() -> None:
 
 
 def test_single_environments_of_a_family_behave_like_the_family() -> None:
-    """Serial around `gymnasium.make`, and batched: the same numbers for seeds of 32 bits."""
+    """The serial adapter around `gymnasium.make` and the batched family give the same numbers for seeds of 32 bits."""
     serial = make_vector_env(lambda: gymnasium.make("TabularMDP-v0"), {}, 3)
     batched = make_vector_env("TabularMDP-v0", {}, 3)
     tasks = batched.sample_tasks(3, seed=0)

@@ -22,7 +22,7 @@ def values(task: dict[str, Any]) -> bytes:
 def test_every_episode_has_a_task_of_its_own_and_a_seed_repeats_them(env_id: str) -> None:
     env = SampleTaskOnReset(gymnasium.make(env_id))
     with warnings.catch_warnings():
-        # It says that the environment is wrapped, which is meant, and what spaces are unusual.
+        # The checker warns that the environment is wrapped, as intended, and that spaces are unusual.
         warnings.simplefilter("ignore")
         check_env(env, skip_render_check=True)
     runs = []
@@ -38,7 +38,7 @@ def test_every_episode_has_a_task_of_its_own_and_a_seed_repeats_them(env_id: str
     assert runs[0] == runs[1]
 
 
-def test_the_drawn_task_is_the_one_that_rewards() -> None:
+def test_rewards_are_those_of_the_drawn_task() -> None:
     env = SampleTaskOnReset(gymnasium.make("2DNavigation-v0"))
     for seed in range(3):
         env.reset(seed=seed)
@@ -47,7 +47,7 @@ def test_the_drawn_task_is_the_one_that_rewards() -> None:
         assert reward == pytest.approx(-np.linalg.norm(after - np.asarray(env.task["goal"])), rel=1e-4)
 
 
-def test_anyones_family_may_be_wrapped_and_what_has_no_tasks_is_refused() -> None:
+def test_third_party_family_may_be_wrapped_and_an_environment_without_tasks_is_refused() -> None:
     env = SampleTaskOnReset(gymnasium.wrappers.TimeLimit(WalkEnv(), 3))
     env.reset(seed=0)
     assert env.task

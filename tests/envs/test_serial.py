@@ -1,4 +1,4 @@
-"""The adapter around other people's environments."""
+"""The adapter around third-party environments."""
 
 from functools import partial
 from typing import Any
@@ -69,7 +69,7 @@ def test_finished_slot_is_not_stepped_and_keeps_its_final_observation() -> None:
     assert infos["_place"].tolist() == [False, True]
 
 
-def test_actions_are_clipped_to_the_bounds_and_of_their_dtype() -> None:
+def test_actions_are_clipped_to_the_bounds_and_have_their_dtype() -> None:
     vector_env = walks(1)
     start = vector_env.reset(seed=0)[0][0, 0]
     observations = vector_env.step(np.array([[7.0]]))[0]
@@ -123,7 +123,7 @@ def test_long_seeds_are_masked_to_32_bits() -> None:
     assert (first[0] == first[1]).all()
 
 
-def test_seed_zero_is_a_seed_and_no_seed_is_none() -> None:
+def test_seed_zero_is_a_seed_and_a_missing_seed_stays_none() -> None:
     vector_env = walks()
     assert vector_env.reset(seed=0)[1]["seed"].tolist() == [0, 1, 2]
     assert vector_env.reset()[1]["seed"].tolist() == [-1, -1, -1]
@@ -141,7 +141,7 @@ def test_seeded_sample_tasks_repeats_and_needs_a_reset_after_it() -> None:
         vector_env.step(np.zeros((3, 1), np.float32))
 
 
-def test_reset_mask_resets_the_masked_slots_alone_and_other_options_pass_through() -> None:
+def test_reset_mask_resets_only_the_masked_slots_and_other_options_pass_through() -> None:
     vector_env = walks()
     vector_env.reset(seed=0)
     before, rewards = vector_env.step(np.full((3, 1), 0.1, np.float32))[:2]
@@ -232,7 +232,7 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
     assert [env.closed for env in made] == [True, True]
 
 
-def test_environment_that_will_not_close_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_environment_that_fails_to_close_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Stubborn(WalkEnv):
         def close(self) -> None:
             super().close()
@@ -284,7 +284,7 @@ def test_task_that_is_not_a_dict_is_refused_where_it_is_drawn(task: Any) -> None
 
 
 @pytest.mark.parametrize("make_env", [SplitEnv, lambda: TimeLimit(SplitEnv(), 5)])
-def test_evaluations_draw_from_test_tasks_where_a_family_keeps_them_apart(make_env: Any) -> None:
+def test_evaluations_draw_test_tasks_of_a_family_that_has_them(make_env: Any) -> None:
     vector_env = SerialVectorEnv(make_env)
     training, test = vector_env.sample_tasks(9, seed=0), vector_env.sample_tasks(9, seed=0, evaluation=True)
     assert all(-1.0 <= task["slope"] <= 1.0 for task in training)
@@ -297,14 +297,14 @@ def test_evaluations_draw_from_all_tasks_of_other_families() -> None:
     assert vector_env.sample_tasks(9, seed=0, evaluation=True) == vector_env.sample_tasks(9, seed=0)
 
 
-def test_current_slot_tells_which_environment_raised() -> None:
+def test_current_slot_is_that_of_the_environment_that_raised() -> None:
     vector_env = walks()
     with pytest.raises(ValueError, match="expected the entry 'slope'"):
         vector_env.reset_task([SLOPES[0], {"tilt": 1.0}, SLOPES[2]])
     assert vector_env.current_slots.tolist() == [1]
 
 
-def test_every_slot_draws_itself() -> None:
+def test_every_slot_is_rendered() -> None:
     pictures = SerialVectorEnv(WalkEnv, {"render_mode": "rgb_array"}, 2).render()
     assert pictures is not None
     assert [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
@@ -312,7 +312,7 @@ def test_every_slot_draws_itself() -> None:
 
 
 class FlaggedEnv(WalkEnv):
-    """Says of the ends of episodes what a test gives it."""
+    """Returns the flags that a test gives it."""
 
     def __init__(self, **flags: Any) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ def test_end_of_an_episode_that_is_not_a_flag_is_refused(name: str, flag: Any) -
 
 @pytest.mark.parametrize("wrap", [bool, int, np.bool_, np.int64, np.array, lambda flag: np.array([flag])])
 @pytest.mark.parametrize("flag", [False, True])
-def test_flags_of_every_kind_are_taken(wrap: Any, flag: bool) -> None:
+def test_flags_of_every_kind_are_accepted(wrap: Any, flag: bool) -> None:
     vector_env = walks(1, partial(FlaggedEnv, terminated=wrap(flag)))
     vector_env.reset(seed=0)
     _, _, terminated, truncated, _ = vector_env.step(np.zeros((1, 1), np.float32))

@@ -1,4 +1,4 @@
-"""Tasks in, arrays out, and what is refused on the way."""
+"""Parsing of tasks into arrays, and refusals."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -64,7 +64,7 @@ def test_every_slot_gets_its_own_task(rows: list[int]) -> None:
     assert arrays["speed"].tolist() == [row + 1 for row in rows]
 
 
-def test_dict_that_stands_for_many_slots_is_read_once() -> None:
+def test_dict_of_several_slots_is_parsed_once() -> None:
     read = []
     entry = TaskEntry((), "anything", lambda value: not read.append(float(value)))
     tasks = [{"x": 1.0}, {"x": 2.0}]
@@ -72,7 +72,7 @@ def test_dict_that_stands_for_many_slots_is_read_once() -> None:
     assert read == [1.0, 2.0]
 
 
-def test_tasks_made_on_the_fly_are_not_mistaken_for_each_other() -> None:
+def test_temporary_tasks_are_not_confused_with_each_other() -> None:
     class Made(Sequence[Any]):
         def __len__(self) -> int:
             return 50
@@ -83,7 +83,7 @@ def test_tasks_made_on_the_fly_are_not_mistaken_for_each_other() -> None:
             return {"x": float(index)}
 
         def __iter__(self) -> Iterator[Any]:
-            # The one in between stays, so that the memory of the one before it is free again for the next.
+            # The task in between stays alive, so that the next one reuses the memory of the one before it.
             same = {"x": -1.0}
             return (same if index % 2 else self[index] for index in range(50))
 

@@ -19,7 +19,7 @@ def numbers_of(task: dict[str, Any]) -> np.ndarray:
     return np.concatenate([np.ravel(task[name]) for name in sorted(task)])
 
 
-def test_task_stands_behind_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
+def test_task_follows_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
     if any(isinstance(value, str) for value in vector_env.sample_tasks(1, seed=0)[0].values()):
         with pytest.raises(TaskError, match="'env_name' of a task cannot be observed: expected numbers"):
             make_vector_env(ObservedTask(env_id))
@@ -32,7 +32,7 @@ def test_task_stands_behind_the_environments_own_observation(env_id: str, vector
     own, seen = play(vector_env, 7), play(shown, 7)
     size = spaces.flatdim(vector_env.single_observation_space)
     for index, (array, observed) in enumerate(zip(own, seen, strict=True)):
-        # Observations, then for each step observations, rewards, terminated, truncated.
+        # Observations of the reset, then for each step observations, rewards, terminated, truncated.
         if index == 0 or index % 4 == 1:
             if array.ndim == 1:
                 array = np.eye(size)[array]
@@ -51,7 +51,7 @@ def test_task_stands_behind_the_environments_own_observation(env_id: str, vector
     ("env", "low", "size", "dtype"),
     [(WalkEnv, -1.0, 3, np.float64), (PixelEnv, 0.0, 49, np.float32), (CellEnv, 0.0, 6, np.float32)],
 )
-def test_environments_of_other_people_show_their_tasks(env: Any, low: float, size: int, dtype: Any) -> None:
+def test_third_party_environments_show_their_tasks(env: Any, low: float, size: int, dtype: Any) -> None:
     shown = make_vector_env(ObservedTask(env), {}, 2, max_episode_steps=3)
     shown.reset_task([{"slope": 0.25}, {"slope": -0.75}])
     observations, _ = shown.reset(seed=1)
@@ -102,21 +102,21 @@ def test_children_sample_the_same_episodes_as_this_process(env: Any, num_workers
 
 
 class GrowingEnv(WalkEnv):
-    """Every task has another size."""
+    """Every task has a different size."""
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
         return [{"slope": np.zeros(1 + index)} for index in range(num_tasks)]
 
 
 class BareEnv(WalkEnv):
-    """Its tasks are numbers and no dicts."""
+    """Its tasks are numbers, not dicts."""
 
     def sample_tasks(self, num_tasks: int) -> Any:
         return [1.0] * num_tasks
 
 
 class EmptyEnv(WalkEnv):
-    """Its tasks say nothing."""
+    """Its tasks are empty."""
 
     def sample_tasks(self, num_tasks: int) -> Any:
         return [{} for _ in range(num_tasks)]
@@ -152,7 +152,7 @@ def test_errors_name_the_environment_whose_tasks_are_observed() -> None:
         sampler.sample_tasks(1)
 
 
-def test_what_is_to_be_made_makes_one_slot() -> None:
+def test_observed_task_is_a_constructor_of_one_slot() -> None:
     slot = ObservedTask("2DNavigation-v0")(low=-0.1, high=0.1)
     assert slot.num_envs == 1
     assert abs(slot.reset(seed=0)[0][0, 2:]).max() <= 0.1

@@ -1,4 +1,4 @@
-"""What tasks are made from: closed forms of the parameters, and the declarations of all families."""
+"""Parameters of tasks: their closed forms, and the declarations of all families."""
 
 import pickle
 from typing import Any
@@ -25,7 +25,9 @@ EVEN = np.linspace(0.0, 1.0, 1001)[:-1]
         (TaskParameter.choice(3.0, 1.0, 2.0), 0.3, 3.0),
     ],
 )
-def test_value_at_a_quantile_is_the_closed_form(parameter: TaskParameter, quantile: float, value: float) -> None:
+def test_value_at_a_quantile_agrees_with_the_closed_form(
+    parameter: TaskParameter, quantile: float, value: float
+) -> None:
     assert parameter.at(np.array([quantile]))[0] == pytest.approx(value, rel=1e-12)
 
 
@@ -38,7 +40,7 @@ def test_value_at_a_quantile_is_the_closed_form(parameter: TaskParameter, quanti
         TaskParameter(((0.0, 0.1), (0.7, 2.0))),
     ],
 )
-def test_values_stay_in_their_ranges_and_come_back_as_quantiles(parameter: TaskParameter) -> None:
+def test_values_stay_in_their_ranges_and_map_back_to_their_quantiles(parameter: TaskParameter) -> None:
     quantiles = np.append(EVEN, np.nextafter(1.0, 0.0))
     values = parameter.at(quantiles)
     assert all(any(low <= value < high for low, high in parameter.ranges) for value in values)
@@ -76,7 +78,7 @@ def test_malformed_range_is_refused_by_name(parameter: TaskParameter, wanted: An
         parameter.within(wanted)
 
 
-def test_names_number_the_entries_of_arrays_and_tasks_are_made_of_them() -> None:
+def test_names_number_the_entries_of_arrays_and_tasks_are_made_from_them() -> None:
     space = TaskSpace({"goal": (TaskParameter.between(0, 1), (2,)), "speed": (TaskParameter.between(0, 1), ())})
     assert list(space.parameters) == ["goal_0", "goal_1", "speed"]
     (task,) = space.to_tasks({"goal_0": np.array([1.0]), "goal_1": np.array([2.0]), "speed": np.array([3.0])})
@@ -87,18 +89,18 @@ def test_names_number_the_entries_of_arrays_and_tasks_are_made_of_them() -> None
         space.find("goal")
 
 
-def test_places_are_made_of_angle_and_distance() -> None:
+def test_positions_are_made_from_angle_and_distance() -> None:
     space = PolarTaskSpace("goal", TaskParameter.between(0, 2 * np.pi), TaskParameter.between(0, 3, "square"))
     (task,) = space.to_tasks({"angle": np.array([1.5 * np.pi]), "distance": np.array([2.0])})
     np.testing.assert_allclose(task["goal"], [0.0, -2.0], atol=1e-12)
     assert space.values_of(task) == pytest.approx({"angle": 1.5 * np.pi, "distance": 2.0})
 
 
-def test_what_a_family_declares_is_what_it_draws(env_id: str) -> None:
+def test_families_draw_from_the_ranges_that_they_declare(env_id: str) -> None:
     env = make_vector_env(env_id)
     space = env.task_space
     if env_id == "TabularMDP-v0" or env_id.startswith("MetaWorld/"):
-        # Transitions are no independent numbers, and the tasks of Meta-World are a list.
+        # Transitions are not independent numbers, and the tasks of Meta-World are a list.
         assert space is None
         return
     assert space is not None
@@ -115,7 +117,7 @@ def test_what_a_family_declares_is_what_it_draws(env_id: str) -> None:
             assert np.abs(found / 200 - 1.0 / count).max() < 0.15, name
         else:
             assert np.abs(quantiles - (np.arange(200) + 0.5) / 200).max() < 0.14, name
-    # Tasks that are made of the parameters are those of the family, at the ends of the ranges, too.
+    # Tasks made from the parameters are those of the family, even at the ends of the ranges.
     for corner in (0.0, np.nextafter(1.0, 0.0)):
         env.reset_task(space.tasks_at(np.full((1, len(parameters)), corner)))
     (again,) = space.to_tasks({name: np.array([value]) for name, value in values[0].items()})
@@ -130,7 +132,7 @@ def test_range_of_a_family_follows_its_arguments() -> None:
     assert space.parameters["velocity"].ranges == ((1.0, 3.0),)
 
 
-def test_other_peoples_environments_declare_theirs() -> None:
+def test_third_party_environments_may_declare_ranges() -> None:
     class Declaring(WalkEnv):
         task_space: Any = TaskSpace.of_numbers(slope=TaskParameter.between(-1, 1))
 

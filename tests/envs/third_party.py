@@ -1,4 +1,4 @@
-"""Environments as other people write them, which know nothing of this package."""
+"""Environments written without knowledge of this package."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ class WalkEnv(gymnasium.Env):
         )
 
     def observe(self) -> Any:
-        # 0.1 has no exact float32: who casts on the way is found out.
+        # 0.1 has no exact float32, which reveals every cast.
         return np.array([self.place, 0.1])
 
     def render(self) -> Any:
@@ -55,7 +55,7 @@ class WalkEnv(gymnasium.Env):
 
 
 class PixelEnv(WalkEnv):
-    """Shows the place as an image of bytes; two buttons."""
+    """Shows the position as an image of bytes; has two buttons."""
 
     observation_space = spaces.Box(0, 255, (4, 4, 3), np.uint8)
     action_space = spaces.Discrete(2)
@@ -70,7 +70,7 @@ class PixelEnv(WalkEnv):
 
 
 class CellEnv(PixelEnv):
-    """Shows the place as one of five cells."""
+    """Shows the position as one of five cells."""
 
     observation_space = spaces.Discrete(5)
 
@@ -79,7 +79,7 @@ class CellEnv(PixelEnv):
 
 
 class WordEnv(WalkEnv):
-    """Its tasks are no numbers."""
+    """Its tasks are not numbers."""
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
         return [{"slope": "steep"} for _ in range(num_tasks)]
@@ -93,7 +93,7 @@ class SplitEnv(WalkEnv):
 
 
 class DictEnv(WalkEnv):
-    """Shows the place in several ways, and takes float64 actions."""
+    """Shows the position in several ways, and takes float64 actions."""
 
     observation_space = spaces.Dict(
         place=spaces.Box(-1.0, 1.0, (1, 1), np.float64),
@@ -109,7 +109,7 @@ class DictEnv(WalkEnv):
 
 
 class KnobsEnv(WalkEnv):
-    """Two knobs: which way, and how far."""
+    """Two knobs, for the direction and the distance."""
 
     action_space = spaces.MultiDiscrete([2, 3])
 
@@ -131,7 +131,7 @@ class SwitchesEnv(KnobsEnv):
 
 
 class NoTaskEnv(gymnasium.Env):
-    """No task family at all."""
+    """Has no tasks at all."""
 
     observation_space = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (1,)), "y": spaces.Sequence(spaces.Discrete(2))})
     action_space = spaces.Tuple([spaces.Discrete(2)])

@@ -1,4 +1,4 @@
-"""Learning histories in memory: sequences as a policy would have seen them, and best actions."""
+"""Learning histories in memory: sequences in the form that a policy sees, and best actions."""
 
 import gymnasium
 import numpy as np
@@ -101,7 +101,7 @@ def test_observations_are_those_that_a_policy_sees_with_observe_last() -> None:
         assert torch.equal(drawn.observations[:, column], seen[history])
 
 
-def test_what_is_drawn_depends_on_the_generator_alone() -> None:
+def test_drawn_sequences_depend_only_on_the_generator() -> None:
     histories = small_histories()
     histories.sequences(np.random.default_rng(5), 3, 2, keep=2)
     one, other = (source.sequences(np.random.default_rng(1), 4, 3) for source in (histories, small_histories()))

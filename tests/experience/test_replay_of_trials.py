@@ -1,4 +1,4 @@
-"""A replay against a list of trials, in memory, in a mapped file, and through its segments on disk."""
+"""A replay compared with a list of trials: in memory, in a mapped file, and after loading segments from disk."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class Trial(NamedTuple):
 
 
 def make_batch(rng: np.random.Generator, num_tasks: int = 3, num_episodes: int = 2) -> TaskEpisodes:
-    """Episodes of different lengths, whose every number is another; tasks repeat from batch to batch."""
+    """Episodes of different lengths, with no number twice; tasks repeat from batch to batch."""
     lengths = rng.integers(1, 6, size=(num_tasks, num_episodes))
     steps = int(lengths.max())
     terminated = rng.random((num_tasks, num_episodes)) < 0.5
@@ -43,7 +43,7 @@ def make_batch(rng: np.random.Generator, num_tasks: int = 3, num_episodes: int =
 
 
 def trials_of(episodes: TaskEpisodes) -> list[Trial]:
-    """Go through the episodes of each task in loops."""
+    """Return the trials of each task, found by plain loops over the episodes."""
     trials = []
     for each in episodes:
         assert each.task is not None
@@ -104,7 +104,7 @@ def all_steps(replay: Replay, tasks: list[dict[str, Any]] | None = None) -> set[
 
 
 def content(replay: Replay) -> list[Any]:
-    """Return what the same draws give."""
+    """Return the results of the same draws."""
     rng = np.random.default_rng(5)
     drawn = [replay.sample_sequences(rng, 20), replay.sample_sequences(rng, 5, length=3, tasks=replay.tasks)]
     drawn.append(replay.sample_transitions(rng, 30))
@@ -151,7 +151,7 @@ def test_sequences_are_whole_trials_and_padding_is_zero() -> None:
     assert drawn == whole
 
 
-def test_windows_begin_at_every_place_where_they_fit() -> None:
+def test_windows_begin_at_every_step_where_they_fit() -> None:
     rng, replay = np.random.default_rng(2), Replay(10_000)
     episodes = make_batch(rng, num_tasks=2)
     replay.append(episodes)
@@ -168,7 +168,7 @@ def test_windows_begin_at_every_place_where_they_fit() -> None:
 
 
 def test_rewarded_sequences_hold_the_first_reward_of_a_trial() -> None:
-    """Trials of 5 steps: trial k has rewards k from step k on, trial 0 none; some are dropped, and kept ones move."""
+    """Trial k of 5 steps has rewards k from step k on, trial 0 none; some trials are dropped, and the others move."""
     replay, ends = Replay(25), np.ones((1, 1), bool)
     numbers = np.arange(5, dtype=np.float32).reshape(1, 5, 1)
     for trial in (2, 4, 0, 0, 3, 1, 0):
@@ -198,7 +198,7 @@ def test_transitions_are_uniform_over_steps_not_trials() -> None:
     assert abs(float((rewards == 9).double().mean()) - 0.9) < 0.01
 
 
-def test_context_set_is_of_the_newest_trials_of_each_task() -> None:
+def test_context_is_drawn_from_the_newest_trials_of_each_task() -> None:
     rng, replay, trials = np.random.default_rng(3), Replay(10_000), []
     for _ in range(6):
         episodes = make_batch(rng)
@@ -242,7 +242,7 @@ def save_and_load(replay: Replay, mark: Mark, folder: Path) -> tuple[Replay, dic
 
 @pytest.mark.parametrize("segment_bytes", [1, 700, 2**20])
 @pytest.mark.parametrize("capacity", [40, 150])
-def test_killed_and_resumed_at_any_time_it_is_the_same(
+def test_replay_killed_and_resumed_at_any_time_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int, capacity: int
 ) -> None:
     monkeypatch.setattr(module, "SEGMENT_BYTES", segment_bytes)
@@ -254,7 +254,7 @@ def test_killed_and_resumed_at_any_time_it_is_the_same(
     chance = np.random.default_rng(7)
     mark = disturbed.mark()
     for batch in batches:
-        # Interrupted in the middle of the iteration: what is there afterwards is not part of the checkpoint.
+        # Interrupted during the iteration: files written after the checkpoint do not belong to it.
         if chance.random() < 0.3:
             disturbed.append(batch)
             disturbed, _ = save_and_load(disturbed, mark, tmp_path / "disturbed")
@@ -264,7 +264,7 @@ def test_killed_and_resumed_at_any_time_it_is_the_same(
         if chance.random() < 0.3:
             disturbed, _ = save_and_load(disturbed, mark, tmp_path / "disturbed")
         assert content(disturbed) == content(undisturbed)
-    # Not even how the trials are cut into segments depends on when they were written.
+    # Even the division into segments does not depend on when they were written.
     assert disturbed.save(mark) == undisturbed.save(undisturbed.mark())
 
 
@@ -279,7 +279,7 @@ def test_empty_replay_survives_its_checkpoint(tmp_path: Path) -> None:
     assert other.save(other.mark()) == replay.save(replay.mark())
 
 
-def test_checkpoint_costs_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_writes_only_new_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEGMENT_BYTES", 2_000)
     replay, rng, written = Replay(100_000), np.random.default_rng(0), []
     replay.attach(tmp_path)
@@ -317,7 +317,7 @@ def append_many(replay: Replay) -> None:
         replay.append(make_batch(np.random.default_rng(number)))
 
 
-def test_disk_that_is_full_stops_before_a_trial_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error_before_a_trial_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = Replay(30)
     replay.attach(tmp_path / "experience")
     replay.append(make_batch(np.random.default_rng(0)))

@@ -1,4 +1,4 @@
-"""A policy of one's own, as a config names it."""
+"""A user's policy that a config names."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class Squashed(nn.Module):
 
 
 class Unfit(Squashed):
-    """Its actions are no moves."""
+    """Its actions do not fit the action space."""
 
     def forward(self, observations: Tensor) -> Distribution:
         """Return the distribution of actions."""

@@ -1,4 +1,4 @@
-"""Certified benchmarks: tasks that cannot change, rules that are kept, results that others can enter."""
+"""Certified benchmarks: fixed tasks, checked rules, and submissions of results."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ def test_gridnavi_has_every_goal_once() -> None:
     assert goals == {(float(x), float(y)) for x in range(5) for y in range(5)} - corner
 
 
-def test_a_certified_benchmark_is_never_drawn_anew() -> None:
+def test_certified_benchmark_is_never_drawn_again() -> None:
     with pytest.raises(ConfigError, match="wind-v1 is certified already and must not change; add a new version"):
         certify_tasks.main(["wind-v1"])
 
@@ -147,7 +147,7 @@ def test_a_trial_longer_than_allowed_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_run_is_measured_and_its_result_fills_the_table(
+def test_run_is_measured_and_its_result_appears_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=2)
@@ -190,7 +190,7 @@ def test_options_that_contradict_each_other_are_refused(
 
 
 class CountsPulls:
-    """Remembers what it was told, and pulls the first arm."""
+    """Records what it observes, and pulls the first arm."""
 
     def __init__(self, action: Any = 0) -> None:
         self.action, self.told, self.trials = action, [], 0
@@ -210,7 +210,7 @@ def test_a_policy_of_another_package_is_measured_on_the_same_tasks() -> None:
     evaluation = measure(policy, rules, seed=3)
     assert evaluation.returns.shape == (500, 1, 2)
     assert policy.num_tasks == 500
-    # What it was told of its rewards, with the last of each trial missing, is what was measured.
+    # The rewards that it observed, all except the last of each trial, are those that were measured.
     by_trial = np.stack([rewards for _, rewards, _ in policy.told[-20:]]).reshape(2, 10, 500)
     assert not by_trial[:, 0].any()
     rest = evaluation.returns[:, 0].T - by_trial.sum(axis=1)
@@ -239,12 +239,12 @@ def test_a_trial_of_another_package_goes_through_episodes() -> None:
         (type("Half", (), {"reset": lambda self, n: None})(), "Half has no method act"),
     ],
 )
-def test_what_is_not_a_policy_is_refused(policy: Any, message: str) -> None:
+def test_object_that_is_not_a_policy_is_refused(policy: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         measure(policy, "bandit-k5-n10-v1")
 
 
-def test_actions_that_do_not_fit_are_named() -> None:
+def test_invalid_actions_are_named() -> None:
     with pytest.raises(ValueError, match=r"CountsPulls returned actions of the shape \(\d+, 2\); expected \(\d+,\)"):
         measure(CountsPulls(action=np.zeros(2)), "bandit-k5-n10-v1")
     with pytest.raises(ValueError, match="CountsPulls returned actions of the type float64; expected int64"):
@@ -274,7 +274,7 @@ def test_submissions_of_other_tasks_or_shapes_are_refused(tmp_path: Path) -> Non
         submission(rules, evaluation, policy={})
 
 
-def test_a_submission_keeps_what_a_family_records_and_the_table_shows_it(tmp_path: Path) -> None:
+def test_submission_keeps_recorded_infos_and_the_table_shows_them(tmp_path: Path) -> None:
     rules = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=3)
     evaluation = measure(CountsPulls(), rules)
     solved = np.zeros_like(evaluation.returns)

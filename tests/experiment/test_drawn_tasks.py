@@ -1,4 +1,4 @@
-"""The section `tasks` of a config: what training and its evaluations draw, wherever, and after a run is resumed."""
+"""The section `tasks` of a config: the tasks of training and its evaluations, in every placement and after resuming."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ IDS = [str(settings["distribution"]) for settings in DISTRIBUTIONS]
 
 
 class Notebook(TaskDistribution):
-    """Writes down what it is asked for and told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -58,14 +58,14 @@ class Notebook(TaskDistribution):
 
 
 class Stingy(TaskDistribution):
-    """Draws one task, however many it is asked for."""
+    """Draws one task, whatever number is requested."""
 
     def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         return family.draw(1, rng)
 
 
 class Interruption(Exception):
-    """Stands for anything that ends a run in the middle."""
+    """Stands for any error that ends a run."""
 
 
 def goals(tasks: list[Task]) -> list[list[float]]:
@@ -99,7 +99,7 @@ def test_training_is_bit_identical_after_an_interruption(tmp_path: Path, tasks: 
     assert states[0] == states[1]
 
 
-def test_family_that_is_drawn_through_a_distribution_gives_the_tasks_of_the_family() -> None:
+def test_distribution_of_a_family_draws_the_tasks_of_the_family() -> None:
     drawn = []
     for tasks in (None, {"distribution": f"{__name__}:Notebook"}):
         with make_experiment(config_of(tasks=tasks)).make_sampler(num_workers=0) as sampler:
@@ -107,7 +107,7 @@ def test_family_that_is_drawn_through_a_distribution_gives_the_tasks_of_the_fami
     assert drawn[0] == drawn[1]
 
 
-def test_curriculum_receives_the_returns_and_they_change_what_is_drawn(tmp_path: Path) -> None:
+def test_curriculum_receives_the_returns_and_draws_by_them(tmp_path: Path) -> None:
     config = config_of(tasks={**CURRICULUM, "uniform": 0.0}, meta_batch_size=12)
     train(config, tmp_path, num_workers=0)
     averages = latest_intact(tmp_path / "checkpoints")[1].state["tasks"]["averages"]
@@ -131,9 +131,7 @@ def test_curriculum_receives_the_returns_and_they_change_what_is_drawn(tmp_path:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_distribution_receives_every_batch_before_the_next_and_a_checkpoint_of_those_before_it(
-    tmp_path: Path, prefetch: int
-) -> None:
+def test_distribution_receives_every_batch_before_the_next_and_is_checkpointed(tmp_path: Path, prefetch: int) -> None:
     config = config_of(tasks={"distribution": f"{__name__}:Notebook"}, prefetch=prefetch)
     train(config, tmp_path, num_workers=0)
     checkpoints = sorted((tmp_path / "checkpoints").iterdir())
@@ -142,7 +140,7 @@ def test_distribution_receives_every_batch_before_the_next_and_a_checkpoint_of_t
         assert str(state).count("'draw', 'update'") == int(path.name[-6:])
 
 
-def test_evaluations_draw_the_test_side_of_a_split_or_if_told_that_of_training() -> None:
+def test_evaluations_draw_the_test_side_of_a_split_or_that_of_training_on_request() -> None:
     experiment = make_experiment(config_of(tasks=SPLIT))
     test = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0)
     training = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0, training_tasks=True)
@@ -177,7 +175,7 @@ def test_evaluations_of_a_list_draw_from_the_family() -> None:
     assert found[0] == found[1]
 
 
-def test_name_and_file_stand_for_a_distribution(tmp_path: Path) -> None:
+def test_name_and_file_may_replace_a_distribution(tmp_path: Path) -> None:
     save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": np.array([0.1, 0.2])}])
     experiments = [make_experiment(config_of(tasks=text)) for text in ("stratified", str(tmp_path / "some.json"))]
     stratified, listed = (experiment.task_distribution for experiment in experiments)

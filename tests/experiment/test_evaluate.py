@@ -52,7 +52,7 @@ def test_every_task_has_returns_after_every_step() -> None:
     assert np.isfinite(evaluation.returns).all()
 
 
-def test_no_step_is_an_evaluation_without_adaptation() -> None:
+def test_evaluation_without_steps_is_without_adaptation() -> None:
     assert small_evaluation(num_steps=0, rule=None).returns.shape == (6, 1, 4)
 
 
@@ -93,7 +93,7 @@ def test_adapting_on_a_bandit_raises_the_return() -> None:
     experiment = make_experiment(config)
     evaluation = evaluate(experiment, meta_batch_size=20, num_steps=2, rule=AdaptationRule(2.0), num_workers=0)
     before, _, after = evaluation.intervals()[:, 0]
-    # An unadapted policy pulls about every arm alike, worth 1/2; the best of five arms is worth 5/6.
+    # An unadapted policy pulls all arms about equally often, for a mean of 1/2; the best of five arms has 5/6.
     assert before == pytest.approx(0.5, abs=0.06)
     assert 0.6 < after < 0.9
 
@@ -112,7 +112,7 @@ def evaluation_of(returns: np.ndarray) -> Evaluation:
     return Evaluation("2DNavigation-v0", 5, tasks, (0.1,), returns.astype(np.float32))
 
 
-# Episodes of a task differ wildly, tasks do not at all; and the other way round.
+# Episodes of a task differ widely, and tasks not at all; and the other way around.
 EPISODES_DIFFER = np.tile(np.array([-10.0, 10.0] * 4), (8, 2, 1))
 TASKS_DIFFER = EPISODES_DIFFER.transpose(2, 1, 0)
 
@@ -144,7 +144,7 @@ def test_intervals_of_fixed_tasks_are_over_repetitions_and_neither_over_tasks_no
     assert [low, high] == pytest.approx([-2.306 * 10 / np.sqrt(8), 2.306 * 10 / np.sqrt(8)], abs=0.01)
 
 
-def test_interval_of_one_adaptation_to_fixed_tasks_is_unknown_and_says_what_to_do() -> None:
+def test_interval_of_one_adaptation_to_fixed_tasks_is_unknown_with_the_remedy() -> None:
     once = fixed_evaluation(TASKS_DIFFER, 1)
     assert np.isnan(once.intervals()[:, 1:]).all()
     assert np.isfinite(once.intervals()[:, 0]).all()
@@ -159,7 +159,7 @@ def test_interval_of_one_policy_on_fixed_tasks_covers_its_mean_on_them(
 ) -> None:
     rng = np.random.default_rng(repetitions)
     tasks = rng.normal(0.0, 2.0, (20, 1, 1))
-    # 500 experiments stand where the gradient steps do; the adaptations differ more than their episodes.
+    # The dimension of gradient steps holds 500 experiments; the adaptations differ more than their episodes.
     adaptations = tasks[..., None] + rng.normal(0.0, 2.0, (20, 500, repetitions, 1))
     episodes = adaptations + rng.normal(0.0, 0.5, (20, 500, repetitions, 4))
     evaluation = fixed_evaluation(episodes.reshape(20, 500, -1), repetitions)
@@ -181,7 +181,7 @@ def test_interval_of_policies_on_fixed_tasks_covers_the_algorithm_on_them(polici
 
 
 @pytest.mark.slow
-def test_interval_on_fixed_navigation_tasks_covers_what_many_adaptations_show() -> None:
+def test_interval_on_fixed_navigation_tasks_covers_the_mean_of_many_adaptations() -> None:
     tasks = [{"goal": np.array(goal)} for goal in ([0.3, 0.2], [-0.4, 0.1], [0.0, -0.5])]
     # A step so large that the adapted parameters are mostly noise.
     every = small_evaluation(tasks=tasks, num_steps=1, rule=AdaptationRule(2.0), repetitions=90)
@@ -193,7 +193,7 @@ def test_interval_on_fixed_navigation_tasks_covers_what_many_adaptations_show() 
     assert (covered >= 0.85).all(), covered
 
 
-def test_several_policies_are_left_out_one_at_a_time() -> None:
+def test_interval_of_several_policies_leaves_out_one_at_a_time() -> None:
     policies = [evaluation_of(np.full((40, 2, 3), level)) for level in (0.0, 10.0, 20.0)]
     moved = [replace(each, tasks=each.tasks[::order]) for each, order in zip(policies, (1, -1, 1), strict=True)]
     fixed = [replace(each, fixed_tasks=True) for each in policies]
@@ -216,7 +216,7 @@ def test_drawn_tasks_that_all_policies_share_make_the_interval_wider() -> None:
     assert (shared[:, 2] > fixed[:, 2] + 1.0).all()
 
 
-def test_interquartile_mean_is_that_of_the_tasks_whatever_is_resampled() -> None:
+def test_interquartile_mean_is_over_tasks_however_the_interval_is_computed() -> None:
     returns = np.random.default_rng(0).normal(size=(9, 2, 6)) + np.arange(9.0)[:, None, None] ** 2
     drawn = evaluation_of(returns)
     expected = [interquartile_mean(column, np.full(9, 1 / 9)) for column in drawn.task_returns().T]
@@ -224,7 +224,7 @@ def test_interquartile_mean_is_that_of_the_tasks_whatever_is_resampled() -> None
         assert evaluation.intervals(interquartile_mean)[:, 0].tolist() == pytest.approx(expected)
 
 
-def test_policies_of_drawn_tasks_weigh_alike_and_share_the_least_number_of_steps() -> None:
+def test_policies_have_equal_weights_and_share_the_least_number_of_steps() -> None:
     many = evaluation_of(np.zeros((40, 2, 3)))
     few = evaluation_of(np.full((10, 1, 3), 8.0))
     bounds = pooled_intervals([many, few])
@@ -232,7 +232,7 @@ def test_policies_of_drawn_tasks_weigh_alike_and_share_the_least_number_of_steps
     assert bounds[0, 0] == pytest.approx(4.0)
 
 
-def test_interquartile_mean_ignores_a_task_that_went_wild() -> None:
+def test_interquartile_mean_ignores_an_outlier_task() -> None:
     returns = np.ones((40, 2, 3))
     returns[3] = -1e6
     assert evaluation_of(returns).intervals(interquartile_mean)[0].tolist() == pytest.approx([1.0] * 3)
@@ -240,10 +240,10 @@ def test_interquartile_mean_ignores_a_task_that_went_wild() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
+def test_given_tasks_are_measured_like_the_same_tasks_drawn() -> None:
     drawn: list[Any] = []
     evaluation = small_evaluation(on_tasks=drawn.extend)
-    # Who keeps the tasks that were drawn has not chosen them.
+    # Tasks that were drawn and kept still count as drawn.
     assert not evaluation.fixed_tasks
     assert np.array_equal(evaluation.intervals(), small_evaluation().intervals(), equal_nan=True)
     again = small_evaluation(tasks=drawn, num_batches=1)
@@ -257,7 +257,7 @@ def test_given_tasks_are_measured_as_the_drawn_ones_were() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_repetitions_adapt_anew_and_the_first_is_the_same_for_any_number() -> None:
+def test_repetitions_adapt_again_and_the_first_is_the_same_for_any_number() -> None:
     phases: list[Any] = []
     once, twice = small_evaluation(), small_evaluation(repetitions=2, num_workers=2, on_batch=phases.append)
     assert twice.returns.shape == (6, 3, 8)
@@ -269,7 +269,7 @@ def test_repetitions_adapt_anew_and_the_first_is_the_same_for_any_number() -> No
         small_evaluation(repetitions=0)
 
 
-def test_saved_evaluation_is_read_without_pickle(tmp_path: Path) -> None:
+def test_saved_evaluation_is_loaded_without_pickle(tmp_path: Path) -> None:
     evaluation = evaluation_of(np.tile(np.arange(24).reshape(4, 2, 3), (5, 1, 1)))
     evaluation.save(tmp_path / "results.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["results.npz"]
@@ -309,7 +309,7 @@ def test_recorded_infos_are_evaluated_shown_and_saved(tmp_path: Path) -> None:
     heading, *rows = evaluation.table().splitlines()
     assert re.search(r"  mean power +95 % interval  mean success +95 % interval$", heading)
     for step, row in enumerate(rows):
-        # Six tasks tell an interval of a rate alone.
+        # Six tasks are enough only for the interval of a rate.
         value, low, high = evaluation.intervals(info="success")[step]
         assert row.endswith(f"unknown  {value:>12.3f}  {f'[{low:.3f}, {high:.3f}]':>20}")
         assert value == pytest.approx(success[:, step].mean())

@@ -1,4 +1,4 @@
-"""`evaluate-every`: what an evaluation tells, and that training does not notice it."""
+"""`evaluate-every`: the results of evaluations, and their independence of the training."""
 
 import json
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def test_tasks_are_neither_those_of_training_nor_those_of_a_later_test(evaluated
     assert not mine & others
 
 
-def test_evaluations_are_events_of_tensorboard(evaluated: Path) -> None:
+def test_evaluations_are_written_as_tensorboard_events(evaluated: Path) -> None:
     (events,) = (evaluated / "tensorboard").glob("events.*")
     accumulator = EventAccumulator(str(events)).Reload()
     scalars = accumulator.Scalars("evaluation/return/step_2")
@@ -112,7 +112,7 @@ def test_evaluations_are_events_of_tensorboard(evaluated: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("forked_workers")
-def test_number_of_workers_changes_no_evaluation(tmp_path: Path, evaluated: Path) -> None:
+def test_number_of_workers_does_not_change_evaluations(tmp_path: Path, evaluated: Path) -> None:
     train(config_of(), tmp_path, num_workers=2)
     assert_same(tmp_path, evaluated)
 
@@ -122,7 +122,7 @@ class Killed(Exception):
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]) -> None:
-    """Have an error come in the middle of the evaluation with this number, counted from 1."""
+    """Raise an error during the evaluation with this number, counted from 1."""
     begun: list[None] = []
 
     def fail(batch: Batch) -> None:
@@ -138,7 +138,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseE
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_run_ended_in_the_middle_of_an_evaluation_makes_each_once(
+def test_run_interrupted_during_an_evaluation_makes_each_once(
     tmp_path: Path, evaluated: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
 ) -> None:
     with monkeypatch.context() as patched:
@@ -150,7 +150,7 @@ def test_run_ended_in_the_middle_of_an_evaluation_makes_each_once(
 
 
 @pytest.mark.parametrize("iteration", range(6))
-def test_run_broken_off_anywhere_makes_each_evaluation_once(tmp_path: Path, evaluated: Path, iteration: int) -> None:
+def test_run_interrupted_anywhere_makes_each_evaluation_once(tmp_path: Path, evaluated: Path, iteration: int) -> None:
     def stop(metrics: Metrics) -> None:
         if metrics["iteration"] == iteration:
             raise Killed
@@ -164,7 +164,7 @@ def test_run_broken_off_anywhere_makes_each_evaluation_once(tmp_path: Path, eval
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_evaluations_and_batches_ahead_of_time_do_not_disturb_each_other(tmp_path: Path, num_workers: int) -> None:
+def test_evaluations_and_prefetched_batches_do_not_affect_each_other(tmp_path: Path, num_workers: int) -> None:
     config = config_of(prefetch=2, keep_checkpoints=9)
     train(config, tmp_path, num_workers=num_workers)
     found = evaluations(tmp_path)
@@ -181,7 +181,7 @@ def test_evaluation_has_a_baseline_of_its_own() -> None:
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> None:
-    """Have the evaluations find these returns."""
+    """Make the evaluations return these returns."""
     left = iter(returns)
 
     def find(*arguments: Any, **options: Any) -> Evaluation:
@@ -197,7 +197,7 @@ def test_best_checkpoint_is_that_of_the_best_evaluation_and_is_kept(
     scripted(monkeypatch, [-900.0, -700.0, -800.0])
     train(config_of(), tmp_path, num_workers=0)
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
-    # Training returns, which are far higher, count for nothing once there are evaluations.
+    # Training returns, which are far higher, are ignored once there are evaluations.
     assert names == ["iteration-000004", "iteration-000006"]
     assert find_checkpoint("best", tmp_path / "checkpoints")[1].score == -700.0
     best = load_policy(tmp_path, "best").state_dict()
@@ -205,7 +205,7 @@ def test_best_checkpoint_is_that_of_the_best_evaluation_and_is_kept(
     assert not torch.equal(best["mu.weight"], load_policy(tmp_path, "last").state_dict()["mu.weight"])
 
 
-def test_evaluations_that_begin_with_a_resumed_run_choose_from_then_on(
+def test_best_checkpoint_follows_evaluations_that_begin_in_a_resumed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted(monkeypatch, [-900.0, -700.0, -800.0])
@@ -215,7 +215,7 @@ def test_evaluations_that_begin_with_a_resumed_run_choose_from_then_on(
     assert find_checkpoint("best", tmp_path / "checkpoints")[1].iteration == 6
 
 
-def test_checkpoint_that_was_not_kept_is_named_with_those_that_were(tmp_path: Path, evaluated: Path) -> None:
+def test_missing_checkpoint_is_named_with_the_kept_ones(tmp_path: Path, evaluated: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint of iteration 3; those that were kept are: 0, 2, 4, 6"):
         load_policy(evaluated, 3)
 
@@ -230,7 +230,7 @@ def held_out(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_tasks_of_a_file_go_with_the_run(tmp_path: Path, held_out: Callable[[str], str]) -> None:
+def test_tasks_of_a_file_are_stored_in_the_run(tmp_path: Path, held_out: Callable[[str], str]) -> None:
     path = held_out("2DNavigation-v0")
     config = config_of(evaluation_tasks=path)
     train(config, tmp_path / "whole", num_workers=0)

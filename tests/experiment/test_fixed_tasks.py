@@ -1,4 +1,4 @@
-"""Sets of training and test tasks that are drawn once: in the run folder, disjoint, and the same ever after."""
+"""Sets of training and test tasks that are drawn once: stored in the run folder, disjoint, and never changed."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_both_sets_are_in_the_run_folder_and_disjoint(run: Path) -> None:
     assert load_config(run / "config.json").tasks == fixed(seed=0)
 
 
-def test_batches_are_distinct_tasks_of_the_set_and_tests_take_all_of_theirs_whatever_their_seed(run: Path) -> None:
+def test_batches_are_distinct_tasks_of_the_set_and_tests_use_their_whole_set_for_any_seed(run: Path) -> None:
     training, test = (read_tasks(run / f"{side}-tasks.json", NAVIGATION) for side in ("training", "test"))
     experiment = make_experiment(load_config(run / "config.json").override({"seed": 8}))
     experiment.restore("last", run)
@@ -69,7 +69,7 @@ def test_resumed_run_keeps_its_tasks(run: Path, tmp_path: Path) -> None:
         train(config_of(tasks=fixed(), num_batches=6), tmp_path / "run", num_workers=0, resume=True)
 
 
-def test_sampler_of_ones_own_draws_the_same_sets_on_both_sides() -> None:
+def test_sampler_without_a_run_draws_the_same_training_and_test_sets() -> None:
     policy = get_policy_for_env(make_vector_env(NAVIGATION), (4,))
     drawn = []
     for evaluation in (False, True):
@@ -92,7 +92,7 @@ def test_sampler_of_ones_own_draws_the_same_sets_on_both_sides() -> None:
         (fixed(train=20, test=10), "DarkRoom-v0 has too few different tasks for 20 training tasks and 10 test tasks"),
     ],
 )
-def test_sets_that_cannot_be_are_refused_in_one_line(tasks: dict[str, Any], message: str) -> None:
+def test_impossible_sets_are_refused_in_one_line(tasks: dict[str, Any], message: str) -> None:
     env: dict[str, Any] = {"env_name": "DarkRoom-v0", "env_kwargs": {"size": 5}} if "DarkRoom" in message else {}
     with pytest.raises(ConfigError, match=message) as caught:
         make_experiment(config_of(tasks=tasks, **env))

@@ -17,7 +17,7 @@ from maml_rl.machine import intra_op_threads
 from maml_rl.runs.checkpoint import latest_intact
 from tests.small_runs import untimed
 
-# The replays hold the trials of a few iterations, so that segments come and go.
+# The replays hold the trials of a few iterations, so that segments are added and removed.
 SETTINGS = {
     "rsac": {"hidden-size": 8, "batch-size": 4, "num-updates": 3, "warmup-trials": 10, "buffer-steps": 500},
     "varibad": {"encoder-size": 8, "belief-trials": 4, "belief-updates": 2, "replay-steps": 500},
@@ -65,7 +65,7 @@ print(kills)
         *(pytest.param(name, tuple(range(2, 82, 2)), marks=pytest.mark.nightly, id=f"{name}-40") for name in SETTINGS),
     ],
 )
-def test_killed_at_random_it_ends_with_the_same_bytes(
+def test_learner_killed_at_random_ends_with_the_same_bytes(
     algorithm: str, goals: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"

@@ -79,12 +79,12 @@ def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
         maml_rl.load_policy(tmp_path)
 
 
-def test_checkpoint_that_is_not_there_is_refused(run_folder: Path, tmp_path: Path) -> None:
+def test_missing_checkpoint_is_refused(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         maml_rl.load_policy(run_folder, tmp_path / "iteration-000009")
 
 
-def test_adapted_policy_is_what_the_sampler_and_plain_gradient_steps_give(run_folder: Path) -> None:
+def test_adapted_policy_agrees_with_the_sampler_and_plain_gradient_steps(run_folder: Path) -> None:
     policy = maml_rl.load_policy(run_folder)
     adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL, num_steps=2, seed=7)
     mirror = maml_rl.load_policy(run_folder)
@@ -113,7 +113,7 @@ def test_adaptation_leaves_the_policy_as_it_was_and_repeats(run_folder: Path) ->
     assert (parameters(first)["mu.bias"] != before["mu.bias"]).any()
 
 
-def test_no_steps_give_a_copy(run_folder: Path) -> None:
+def test_adaptation_without_steps_is_a_copy(run_folder: Path) -> None:
     policy = maml_rl.load_policy(run_folder)
     copy = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL, num_steps=0)
     assert copy is not policy

@@ -48,7 +48,7 @@ def test_own_policy_is_trained_resumed_evaluated_loaded_adapted_and_reported(tmp
     assert all(row["accepted"] for row in rows)
 
 
-def test_own_policy_begins_at_the_seed_and_leaves_the_global_random_state_alone() -> None:
+def test_own_policy_is_initialized_from_the_seed_without_the_global_random_state() -> None:
     first, again, other = (make_experiment(own(seed=seed)).policy.state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["body.0.weight"], other["body.0.weight"])

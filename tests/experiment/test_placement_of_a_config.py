@@ -1,4 +1,4 @@
-"""How a config's placement reaches the sampler."""
+"""The placement settings of a config reach the sampler."""
 
 from dataclasses import fields
 from typing import Any

@@ -1,4 +1,4 @@
-"""Work ahead of time: bounded on both sides, in order, and no thread or error is lost."""
+"""Work ahead of time: bounded on both sides, in order, without losing threads or errors."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def ignore(*, now: bool) -> None:
 
 
 class WatchedCondition(threading.Condition):
-    """Lets others wait until somebody waits."""
+    """Lets a test wait until a thread waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,14 +136,14 @@ def test_error_of_the_user_interrupts_work_that_does_not_end(monkeypatch: pytest
     assert threading.active_count() == before
 
 
-def test_item_that_nobody_will_make_is_not_waited_for() -> None:
+def test_item_that_will_never_come_is_an_error() -> None:
     with Prefetcher(counting(), 1, 1, ignore) as prefetcher:
         assert prefetcher.take() == 0
         with pytest.raises(RuntimeError, match="all 1 items are taken"):
             prefetcher.take()
     with Prefetcher(counting(), 100, 1, ignore) as prefetcher:
         assert prefetcher.take() == 0
-    # What was finished when the block ended may still be taken.
+    # An item that was finished when the block ended may still be taken.
     with pytest.raises(RuntimeError, match="the block is over"):
         _ = [prefetcher.take() for _ in range(3)]
 

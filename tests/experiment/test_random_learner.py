@@ -46,7 +46,7 @@ def drawing(**values: Any) -> Any:
     return Config.from_mapping(parse_mapping(json.dumps({**small, **learner, **values}), "x.yaml"))
 
 
-def test_runs_of_one_seed_are_the_same_whatever_torch_drew_before(tmp_path: Path) -> None:
+def test_runs_of_one_seed_are_equal_after_any_draws_of_torch(tmp_path: Path) -> None:
     runs = []
     for index in range(2):
         with torch.random.fork_rng(devices=[]):
@@ -62,7 +62,7 @@ def test_runs_of_one_seed_are_the_same_whatever_torch_drew_before(tmp_path: Path
         assert len({row[key] for row in runs[0]}) == len(runs[0])
 
 
-def test_a_resumed_run_draws_what_the_undisturbed_one_does(tmp_path: Path) -> None:
+def test_resumed_run_draws_the_same_as_an_undisturbed_one(tmp_path: Path) -> None:
     train(drawing(), tmp_path / "whole", num_workers=0)
     train(drawing(**{"num-batches": 2}), tmp_path / "parts", num_workers=0)
     with torch.random.fork_rng(devices=[]):
@@ -75,7 +75,7 @@ def test_a_resumed_run_draws_what_the_undisturbed_one_does(tmp_path: Path) -> No
         assert torch.equal(param, whole.policy.get_parameter(name))
 
 
-def test_an_error_within_the_block_leaves_the_generators_as_they_were() -> None:
+def test_error_in_the_block_restores_the_generators() -> None:
     before = torch.get_rng_state()
     with pytest.raises(TypeError, match="randn"), seeded_torch(3):
         torch.randn("five")  # type: ignore[call-overload]

@@ -42,7 +42,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [3, *(pytest.param(few, marks=pytest.mark.nightly) for few in (1, 2))])
 @pytest.mark.usefixtures("forked_workers")
-def test_any_number_of_workers_records_the_same_bytes(number: int, tmp_path: Path) -> None:
+def test_recording_has_the_same_bytes_for_any_number_of_workers(number: int, tmp_path: Path) -> None:
     for workers in (0, number):
         record_small(tmp_path / str(workers), num_workers=workers, num_iterations=2)
     found = content(tmp_path / "0")
@@ -98,7 +98,7 @@ def killed_at(folder: Path, place: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-# By night 20 kills, in parts that take less than what counts as hanging.
+# Nightly 20 kills, in parts that take less than the limit for hangs.
 @pytest.mark.parametrize(
     "places",
     [(20,), *(pytest.param(tuple(range(first, 60, 12)), marks=pytest.mark.nightly) for first in (2, 5, 8, 11))],
@@ -115,7 +115,7 @@ def test_killed_recording_ends_with_the_same_bytes(
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
-def test_histories_are_what_the_learners_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_segments(monkeypatch)
     seen = []
     monkeypatch.setattr(
@@ -136,7 +136,7 @@ def test_histories_are_what_the_learners_did(tmp_path: Path, monkeypatch: pytest
     assert load_histories(recorded.folder).num_steps == 5 * 4 * 3 * 6
 
 
-def test_minari_reads_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
@@ -214,7 +214,7 @@ def test_test_tasks_of_a_fixed_set_are_never_recorded(tmp_path: Path) -> None:
     assert len({str(task) for task in load_histories(tmp_path).tasks}) == 4
 
 
-def test_command_says_where_the_data_set_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_path_of_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["record", "dark-room", "--tasks", "3", "--iterations", "2", "--episodes", "2", "--num-workers", "0"]
     words += ["--learner-settings", "{clip: 0.1}", "--no-minari", "--output", str(tmp_path)]
     assert cli.main(words) == 0

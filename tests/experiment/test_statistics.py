@@ -63,7 +63,7 @@ def test_interval_of_a_sample_is_the_textbook_t_interval() -> None:
     assert [value, low, high] == pytest.approx([3.0, 3.0 - reach, 3.0 + reach], abs=1e-3)
 
 
-def test_policies_that_differ_in_the_seed_alone_make_the_interval_as_wide_as_they_are_apart() -> None:
+def test_interval_of_policies_that_differ_only_in_their_seed_reflects_their_spread() -> None:
     policies = [np.full((40, 1), level) for level in (0.0, 10.0, 20.0)]
     ((value, low, high),) = jackknife_intervals(pooled(policies, mean), [without_each(policies, mean)])
     reach = 4.3027 * 10.0 / np.sqrt(3.0)
@@ -85,13 +85,13 @@ def test_interval_of_a_single_unit_is_unknown(statistic: Statistic) -> None:
         np.testing.assert_array_equal(intervals, [[1.0, np.nan, np.nan]] * 2)
 
 
-def test_groups_of_different_sizes_weigh_alike() -> None:
+def test_groups_of_different_sizes_have_equal_weights() -> None:
     groups = [np.zeros((40, 1)), np.full((10, 1), 8.0)]
     assert pooled(groups, mean) == pytest.approx([4.0])
     assert without_each(groups, mean).ravel().tolist() == pytest.approx([8.0, 0.0])
 
 
-def test_strata_make_an_interval_of_their_errors_alone() -> None:
+def test_interval_of_strata_has_only_the_errors_within_them() -> None:
     rng = np.random.default_rng(0)
     strata = [rng.normal(level, 1.0, 200) for level in (0.0, 100.0)]
     value = np.array([np.mean(strata)])
@@ -151,12 +151,12 @@ def evaluation_of(returns: np.ndarray, successes: np.ndarray | None = None, **op
     )
 
 
-# At least 92 of 100 intervals cover the truth, or there are none and a sentence says why.
+# At least 92 of 100 intervals cover the truth, or there is none and a sentence explains why.
 
 
 @pytest.mark.parametrize("tasks", [10, 40])
-def test_interval_of_skewed_returns_covers_their_mean_or_a_sentence_says_that_there_is_none(tasks: int) -> None:
-    # Each column is one experiment: log-normal returns, whose t interval covers the mean in 83 and 88 % of cases.
+def test_interval_of_skewed_returns_covers_their_mean_or_is_missing_with_a_sentence(tasks: int) -> None:
+    # Each column is one experiment: log-normal returns; t intervals cover their mean in 83 and 88 % of cases.
     scores = np.exp(np.random.default_rng(tasks).normal(size=(tasks, COLUMNS)))
     intervals = interval(scores.mean(axis=0), mean_reach(scores))
     evaluation = evaluation_of(scores[:, 0])
@@ -171,7 +171,7 @@ def test_interval_of_skewed_returns_covers_their_mean_or_a_sentence_says_that_th
 
 
 def interval_of_rates(success: np.ndarray) -> np.ndarray:
-    """Return the intervals (K, 3) of episodes (N, K, B), where experiments stand in for the gradient steps."""
+    """Return the intervals (K, 3) of episodes (N, K, B); the dimension of gradient steps holds experiments."""
     return evaluation_of(success * 100.0, success).intervals(info="success")
 
 
@@ -189,7 +189,7 @@ def test_interval_of_rates_that_differ_between_tasks_is_one_over_tasks() -> None
     rates = np.where(rng.random((40, COLUMNS, 1)) < 0.3, 0.95, 0.05)
     success = rng.random((40, COLUMNS, 20)) < rates
     assert 0.92 <= coverage(interval_of_rates(success), 0.3 * 0.95 + 0.7 * 0.05) <= 0.98
-    # Ten tasks do not tell how much their rates differ.
+    # Ten tasks are too few to estimate how much their rates differ.
     assert np.isnan(interval_of_rates(success[:10])[:, 1]).mean() > 0.9
 
 
@@ -254,7 +254,7 @@ def test_difference_of_several_trainings_includes_their_seeds() -> None:
     tasks = rng.normal(0.0, 20.0, 40)
     one, other = ([evaluation_of(tasks + level) for level in levels] for levels in ((5.0, 7.0, 9.0), (1.0, 2.0, 3.0)))
     value, low, high = difference_interval(one, other)
-    # The tasks are as hard for all: the interval is that of the two samples of three seeds.
+    # The tasks are equally hard for all: the interval is that of the two samples of three seeds.
     reach = np.hypot(4.3027 * 2.0 / np.sqrt(3.0), 4.3027 * 1.0 / np.sqrt(3.0))
     assert [value, low, high] == pytest.approx([5.0, 5.0 - reach, 5.0 + reach], abs=1e-3)
 
@@ -279,7 +279,7 @@ def test_improvement_is_the_share_of_pairs_of_trainings_on_a_task() -> None:
     assert np.isnan(probability_of_improvement(scores[:1], others[:1], drawn_tasks=False)[1:]).all()
 
 
-def test_interval_of_an_improvement_covers_it_where_the_luck_of_a_training_is_in_all_of_its_tasks() -> None:
+def test_interval_of_an_improvement_covers_it_where_the_tasks_of_a_training_share_its_luck() -> None:
     random = np.random.default_rng(0)
     truth = NormalDist().cdf(0.5 / np.sqrt(2 * 0.5**2 + 2))
     covered = 0

@@ -36,11 +36,11 @@ def assert_same_run(found: Path, wanted: Path) -> None:
 
 
 class Interruption(Exception):
-    """Stands for anything that ends a run in the middle."""
+    """Stands for any error that ends a run."""
 
 
 def train_until(iteration: int, config: Config, folder: Path, **options: Any) -> None:
-    """Train, and break off right after `iteration` was written down."""
+    """Train, and interrupt right after `iteration` was recorded."""
 
     def stop(metrics: Metrics) -> None:
         if metrics["iteration"] == iteration:
@@ -60,7 +60,7 @@ def test_baselines_are_trained_without_adaptation_on_any_number_of_workers(tmp_p
     assert_same_run(tmp_path / "2", tmp_path / "0")
     rows = read_metrics(tmp_path / "0" / "metrics.jsonl")
     assert all({key for key in row if key.startswith("return/")} == {"return/step_0"} for row in rows)
-    # 3 tasks, 4 episodes, 10 steps, and one phase alone.
+    # 3 tasks, 4 episodes, 10 steps, and only one phase.
     assert rows[-1]["env_steps"] <= 3 * 120
     assert any(row["accepted"] and row["loss/after"] < row["loss/before"] for row in rows)
 
@@ -79,7 +79,7 @@ def test_methods_train_on_the_same_tasks_and_only_the_oracle_sees_them() -> None
 
 @pytest.mark.slow
 def test_oracle_learns_what_no_blind_policy_can(tmp_path: Path) -> None:
-    # A bandit's tasks are the means of its arms: who sees them soon pulls the best, worth 5/6; blind, all are 1/2.
+    # A bandit's tasks are the means of its arms: with them a policy soon pulls the best, for 5/6; without, 1/2.
     settings = {"env-name": "Bandit-K5-v0", "meta-batch-size": 40, "fast-batch-size": 20, "num-batches": 40}
     reached = {}
     for method in ("pretrain", "oracle"):
@@ -108,7 +108,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_metrics_have_what_every_iteration_promises(undisturbed: Path) -> None:
+def test_metrics_have_the_keys_of_every_iteration(undisturbed: Path) -> None:
     rows = read_metrics(undisturbed / "metrics.jsonl")
     assert [row["iteration"] for row in rows] == list(range(5))
     promised = {"env_steps", "return/step_0", "return/step_1", "kl", "loss/before", "loss/after", "digest"}
@@ -131,7 +131,7 @@ def test_folder_of_a_run_has_config_metrics_events_and_checkpoints(undisturbed: 
     assert names[-1] == "iteration-000005"
 
 
-def test_first_iteration_is_what_the_sampler_gives(undisturbed: Path) -> None:
+def test_first_iteration_agrees_with_the_sampler(undisturbed: Path) -> None:
     experiment = make_experiment(config_of())
     with experiment.make_sampler(num_workers=0) as sampler:
         tasks = sampler.sample_tasks(3)
@@ -143,7 +143,7 @@ def test_first_iteration_is_what_the_sampler_gives(undisturbed: Path) -> None:
     assert row["env_steps"] == int(train_episodes[0].mask.sum() + valid_episodes.mask.sum())
 
 
-def test_parameters_move_and_the_surrogate_falls(undisturbed: Path) -> None:
+def test_parameters_change_and_the_surrogate_falls(undisturbed: Path) -> None:
     initial = make_experiment(config_of()).policy.state_dict()
     assert any(not torch.equal(initial[name], tensor) for name, tensor in parameters(undisturbed).items())
     assert any(row["loss/after"] < row["loss/before"] for row in read_metrics(undisturbed / "metrics.jsonl"))
@@ -154,23 +154,25 @@ def test_parameters_move_and_the_surrogate_falls(undisturbed: Path) -> None:
 @pytest.mark.parametrize(
     "num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(3, marks=pytest.mark.nightly)]
 )
-def test_number_of_workers_changes_nothing(tmp_path: Path, undisturbed: Path, num_workers: int) -> None:
+def test_training_is_bit_identical_for_any_number_of_workers(
+    tmp_path: Path, undisturbed: Path, num_workers: int
+) -> None:
     train(config_of(), tmp_path / "run", num_workers=num_workers)
     assert_same_run(tmp_path / "run", undisturbed)
 
 
-def test_episodes_in_waves_train_as_well(tmp_path: Path) -> None:
+def test_training_with_waves_of_episodes_runs(tmp_path: Path) -> None:
     train(config_of(slots_per_task=2, num_batches=1), tmp_path / "run", num_workers=0)
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0]["env_steps"] > 0
 
 
-def test_other_seed_changes_everything(tmp_path: Path, undisturbed: Path) -> None:
+def test_another_seed_samples_other_episodes(tmp_path: Path, undisturbed: Path) -> None:
     train(config_of(seed=1, num_batches=1), tmp_path / "run", num_workers=0)
     assert untimed(tmp_path / "run")[0]["digest"] != untimed(undisturbed)[0]["digest"]
 
 
 @pytest.mark.parametrize("iteration", range(5))
-def test_run_broken_off_anywhere_and_resumed_is_bit_identical(
+def test_run_interrupted_anywhere_and_resumed_is_bit_identical(
     tmp_path: Path, undisturbed: Path, iteration: int
 ) -> None:
     train_until(iteration, config_of(), tmp_path)
@@ -178,7 +180,7 @@ def test_run_broken_off_anywhere_and_resumed_is_bit_identical(
     assert_same_run(tmp_path, undisturbed)
 
 
-def test_run_broken_off_again_and_again_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
+def test_run_interrupted_repeatedly_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
     train_until(0, config_of(), tmp_path)
     for iteration in (2, 3, 4):
         train_until(iteration, config_of(), tmp_path, resume=True)
@@ -200,7 +202,7 @@ def test_run_resumed_past_a_broken_checkpoint_is_bit_identical(tmp_path: Path, u
     assert_same_run(tmp_path, undisturbed)
 
 
-def test_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
     train(config_of(num_batches=2), tmp_path, num_workers=0)
     before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*.*")}
     seen: list[Metrics] = []
@@ -283,7 +285,7 @@ def test_environment_is_never_made_in_the_parent_of_children(tmp_path: Path) -> 
     config = config_of(env_name="tests.lamp_env:Marked-v0", env_kwargs={"marker": str(marker)}, num_batches=1)
     train(config, tmp_path / "run", num_workers=1)
     pids = {int(pid) for pid in marker.read_text().split()}
-    # One has tried it, one has sampled.
+    # One child has checked it, one has sampled.
     assert len(pids) == 2
     assert os.getpid() not in pids
     make_experiment(config)
@@ -328,7 +330,7 @@ def test_entropy_of_a_policy_with_discrete_actions_is_at_most_that_of_chance(tmp
     assert "policy/std" not in metrics
 
 
-def test_stopped_training_ends_after_the_present_iteration_and_resumes(tmp_path: Path) -> None:
+def test_stopped_training_ends_after_the_current_iteration_and_resumes(tmp_path: Path) -> None:
     config, stop = config_of(num_batches=4, checkpoint_every=100), Event()
 
     def stop_after_the_second(metrics: Metrics) -> None:

@@ -1,4 +1,4 @@
-"""Training in every way of collecting: where the results must agree, and what holds where they may not."""
+"""Training with every way of collecting: some must agree bit for bit, the others in their returns."""
 
 import os
 import signal
@@ -85,7 +85,7 @@ LEARNING = {
 
 
 def learned(folder: Path, num_workers: int = 2, **mode: Any) -> tuple[float, float]:
-    """Return the return after adaptation, at the beginning and, over five iterations, in the end."""
+    """Return the return after adaptation of the first iteration, and its mean over the last five."""
     train(config_of(**LEARNING, **mode), folder, num_workers=num_workers)
     returns = [row["return/step_1"] for row in untimed(folder)]
     return returns[0], sum(returns[-5:]) / 5
@@ -96,8 +96,8 @@ def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float,
     return learned(tmp_path_factory.mktemp("learned") / "run")
 
 
-# The first four need not learn by day: three have the bits of the default, as a test above shows, and the fourth waits
-# longer than the fifth.
+# The first four are nightly: three have the bits of the default, as a test above shows, and the fourth waits longer
+# than the fifth.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
@@ -116,7 +116,7 @@ def test_every_mode_trains_navigation_to_the_same_return(
 ) -> None:
     before, after = learned_by_default
     found_before, found_after = learned(tmp_path, **mode)
-    # Between seeds the returns in the end differ by some tenths; training adds four.
+    # The last returns differ by some tenths between seeds; training adds four.
     assert found_before == pytest.approx(before, abs=1e-3)
     assert found_after == pytest.approx(after, abs=0.6)
     assert min(after, found_after) > before + 2.5
@@ -126,7 +126,7 @@ def test_every_mode_trains_navigation_to_the_same_return(
 
 
 def lagging(config: Config, lag: int) -> list[str]:
-    """Train without a thread, each batch with the parameters of `lag` updates before; return digests of the batches."""
+    """Train without a thread, each batch with parameters that are `lag` updates old; return digests of the batches."""
     experiment = make_experiment(config)
     learner, versions, digests = experiment.metalearner, [], []
     with experiment.make_sampler(num_workers=0) as sampler:
@@ -140,7 +140,7 @@ def lagging(config: Config, lag: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("prefetch", "num_workers"), [(1, 0), (3, 2)])
-def test_batches_collected_ahead_are_so_many_updates_old_whatever_the_timing(
+def test_prefetched_batches_have_the_same_age_in_updates_for_any_timing(
     prefetch: int, num_workers: int, tmp_path: Path
 ) -> None:
     threads, config = threading.active_count(), config_of(prefetch=prefetch, num_batches=6)
@@ -167,7 +167,7 @@ def test_without_prefetch_nothing_is_stale_and_no_thread_is_started(
     assert "staleness" not in untimed(tmp_path)[0]
 
 
-def test_run_with_prefetch_broken_off_and_resumed_ends_with_the_same_bytes(tmp_path: Path) -> None:
+def test_interrupted_run_with_prefetch_ends_with_the_same_bytes_when_resumed(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     config = config_of(prefetch=2, num_batches=6)
     train(config, whole, num_workers=0)
@@ -203,7 +203,7 @@ def test_failure_of_an_environment_ends_the_run_and_the_thread(tmp_path: Path, m
     assert threading.active_count() == threads
 
 
-def test_collector_acts_with_a_policy_of_its_own() -> None:
+def test_collector_acts_with_its_own_policy() -> None:
     experiment = make_experiment(config_of(prefetch=1))
     with experiment.make_sampler(num_workers=0) as sampler:
         assert sampler.policy is not experiment.policy
@@ -232,7 +232,7 @@ def test_collector_acts_with_a_policy_of_its_own() -> None:
         ({"recv_timeout": 0.1}, 0, r"'recv-timeout' in .*needs workers to wait for"),
     ],
 )
-def test_combination_that_makes_no_sense_is_refused_with_its_place(
+def test_invalid_combination_is_refused_with_its_place(
     values: dict[str, Any], num_workers: int, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""A run of RL2 after training: tested and reported by episode of the trial, and stepped through a trial by hand."""
+"""A run of RL2 after training: tested and reported by episode of the trial, and acting in a trial by hand."""
 
 from pathlib import Path
 from typing import Any

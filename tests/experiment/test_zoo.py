@@ -1,4 +1,4 @@
-"""The trained policies that come with the package load, do what their evaluations say, and stay small."""
+"""The trained policies in the package load, perform as in their evaluations, and stay small."""
 
 import json
 import re
@@ -57,12 +57,12 @@ def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
     assert np.shape(found["task-returns"]) == (found["tasks"], len(found["intervals"]))
     before, *after = intervals_of(found)
     if not after:
-        # A single episode is the whole trial: it has to be better than chance.
+        # A single episode is the whole trial: its return must be above that of random actions.
         initial = evaluate(make_experiment(load_config(zoo()[name] / "config.json")), num_workers=0)
         after, before = [before], initial.intervals()[0].tolist()
-        # Returns that are all alike, as of a sparse reward that is never found, tell no interval.
+        # Equal returns, as of a sparse reward that is never found, have no interval.
         before = [before[0]] * 3 if np.ptp(initial.task_returns()) == 0.0 else before
-    # Its interval lies above that of the policy that was not adapted.
+    # Its interval is above that of the unadapted policy.
     assert max(low for _, low, _ in after) > before[2]
     np.testing.assert_allclose(np.mean(found["task-returns"], axis=0), [mean for mean, _, _ in found["intervals"]])
 
@@ -71,12 +71,12 @@ def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "ad/dark-room" else name for name in FAST]
 )
-def test_evaluation_of_a_fast_policy_can_be_made_again(name: str) -> None:
+def test_evaluation_of_a_fast_policy_is_reproducible(name: str) -> None:
     found = evaluation_of(name)
     experiment = make_experiment(load_config(zoo()[name] / "config.json"))
     experiment.restore("last", zoo()[name])
     again = evaluate(experiment, meta_batch_size=found["tasks"], num_workers=0)
-    # Other processors and versions round differently.
+    # Other processors and versions may round differently.
     if all(found["evaluated-with"][key] == describe_system()[key] for key in ("cpu", "platform", "packages")):
         assert returns_digest(again) == found["digest"]
         assert again.task_returns().tolist() == found["task-returns"]
@@ -85,7 +85,7 @@ def test_evaluation_of_a_fast_policy_can_be_made_again(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("ad/dark-room", 73), ("dpt/bandit-k5-n100", 100_000)])
-def test_policy_of_the_zoo_refuses_a_test_on_tasks_of_its_histories(name: str, count: int) -> None:
+def test_policy_of_the_zoo_refuses_a_test_on_the_tasks_of_its_histories(name: str, count: int) -> None:
     folder = zoo()[name]
     experiment = make_experiment(load_config(folder / "config.json"), num_workers=0)
     with experiment.make_sampler(num_workers=0) as sampler:
@@ -99,7 +99,7 @@ def test_policy_of_the_zoo_refuses_a_test_on_tasks_of_its_histories(name: str, c
 
 @pytest.fixture
 def own_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty one, to write to."""
+    """An empty zoo, to write to."""
     folder = tmp_path / "zoo"
     monkeypatch.setattr("maml_rl.config.catalog.ZOO", folder)
     monkeypatch.setattr("maml_rl.experiment.zoo.ZOO", folder)
@@ -144,7 +144,7 @@ def test_policy_of_a_run_is_added_listed_tested_and_loaded(
 def test_policy_whose_returns_have_no_interval_is_added_and_listed(
     own_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All tasks of an untrained policy return nothing where rewards are sparse."""
+    """With sparse rewards, the returns of an untrained policy are zero in all tasks."""
     config = config_of(env_name="SparsePointGoal-v0", num_batches=1, max_episode_steps=5)
     train(config, tmp_path / "run", num_workers=0)
     add_to_zoo(tmp_path / "run", "sparse", num_workers=0)
@@ -173,7 +173,7 @@ def test_policy_that_would_make_the_zoo_too_large_is_refused_and_leaves_nothing(
     with pytest.raises(ConfigError, match=r"with 'second' the zoo would have [\d,]+ bytes, at most [\d,]+ are allowed"):
         add_to_zoo(run, "second", num_workers=0)
     assert sorted(own_zoo.rglob("*")) == before
-    # To replace one takes no more room.
+    # Replacing a policy takes no more room.
     add_to_zoo(run, "first", overwrite=True, num_workers=0)
     assert sorted(own_zoo.rglob("*")) == before
 
@@ -198,7 +198,7 @@ def test_policy_that_would_make_the_zoo_too_large_is_refused_and_leaves_nothing(
     ],
 )
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["", "overwrite"])
-def test_name_that_is_taken_or_none_is_refused_in_one_line_and_nothing_is_touched(
+def test_taken_or_invalid_name_is_refused_in_one_line_and_nothing_changes(
     own_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str, overwrite: list[str]
 ) -> None:
     for taken in ("2d-navigation", "rl2/bandit-k5-n10", "rl2/tabular-mdp-n10"):
@@ -208,7 +208,7 @@ def test_name_that_is_taken_or_none_is_refused_in_one_line_and_nothing_is_touche
     command = ["zoo", "add", str(tmp_path / "nowhere"), "--name", name, *overwrite]
     assert cli.main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    # To replace a policy of this very name is what --overwrite is for: that there is no run is the next thing wrong.
+    # With --overwrite the name is accepted, and the missing run is the next error.
     assert re.search("nowhere" if overwrite and "--overwrite" in words else words, line)
     assert sorted(own_zoo.rglob("*")) == before
 
@@ -221,7 +221,7 @@ def test_folder_of_the_zoo_that_holds_no_policy_is_not_replaced(own_zoo: Path, r
     assert (own_zoo / "notes" / "thesis.tex").is_file()
 
 
-def test_list_of_the_zoo_takes_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_the_zoo_does_not_accept_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["zoo", "--name", "x"])
     assert "unrecognized arguments: --name x" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Problems so small that every trajectory is summed over: exact expected returns, inner steps and meta-gradients."""
+"""Problems small enough to sum over every trajectory: exact expected returns, inner steps and meta-gradients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Problem:
     horizon: int
 
     def policy(self) -> Policy:
-        """Softmax over one logit for each state and action, and a bias; float64, not uniform."""
+        """Softmax over one logit for each state and action, plus a bias; float64, not uniform."""
         num_states, num_actions = self.rewards.shape
         policy = CategoricalMLPPolicy(num_states, num_actions, (), "tanh", observation_start=0, seed=0).double()
         with torch.no_grad():
@@ -39,7 +39,7 @@ class Problem:
 
     @cached_property
     def trajectories(self) -> tuple[Tensor, Tensor, Tensor]:
-        """States and actions of all trajectories, (T, N), and the chance of the states given these, (N,)."""
+        """States and actions of all trajectories, (T, N), and the probability of the states given the actions, (N,)."""
         num_states, num_actions = self.rewards.shape
         states, actions, chances = [], [], []
         for later in product(range(num_states), repeat=self.horizon - 1):
@@ -59,7 +59,7 @@ class Problem:
         return self.rewards[states, actions].flip(0).cumsum(0).flip(0)
 
     def probabilities(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the probability of every trajectory, (..., N): the softmax is written out, apart from the policy."""
+        """Return the probability of every trajectory, (..., N); the softmax is computed without the policy's code."""
         states, actions, chances = self.trajectories
         (weight, bias) = params.values()
         logits = weight.mT + bias.unsqueeze(-2)

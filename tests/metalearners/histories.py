@@ -1,4 +1,4 @@
-"""Histories of bandits with an arm that always pays, and of who finds it; and recordings of random pulls."""
+"""Histories of learners that search the one arm of a bandit that pays; and recordings of random pulls."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ SMALL = {
 
 
 def bandit_histories(means: Any = None) -> Histories:
-    """Of learners that pull one arm after the other until one pays, and that one from then on."""
+    """Return histories of learners that pull one arm after the other until one pays, and then only that one."""
     means = np.eye(ARMS) if means is None else np.asarray(means)
     best = means.argmax(1)[:, None]
     actions = np.minimum(np.arange(PULLS), best)
@@ -48,7 +48,7 @@ def bandit_histories(means: Any = None) -> Histories:
 
 
 def bandit_config(algorithm: str, **settings: Any) -> Config:
-    """A small learner of such histories."""
+    """Return the config of a small learner of such histories."""
     given = SMALL | {key.replace("_", "-"): value for key, value in settings.items()}
     config = config_of(**BANDIT, observe_last=True)
     return config.override({"algorithm": algorithm, "algorithm-settings": given})

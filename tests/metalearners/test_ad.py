@@ -1,4 +1,4 @@
-"""Algorithm distillation: what is drawn and predicted, how it learns in context, and what is refused."""
+"""Algorithm distillation: its sequences and predictions, learning in context, and refusals."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from maml_rl.policies import GRUPolicy, TransformerPolicy
 from maml_rl.runs.checkpoint import Checkpoint, restore
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 
-# As good as the tasks of the histories, and none of them.
+# Equivalent to the tasks of the histories, but not among them.
 HELD_OUT = [{"mean": mean} for mean in 0.9999 * np.eye(ARMS)]
 
 
@@ -54,7 +54,7 @@ def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
     assert torch.allclose(learner.loss(outputs, actions), expected)
 
 
-def test_sequence_begins_as_a_trial_does_with_nothing_to_be_seen_of_the_step_before() -> None:
+def test_sequence_begins_like_a_trial_without_a_last_step() -> None:
     learner = make(context=3)
     observations, actions = learner.draw(np.random.default_rng(0))
     assert observations.shape == (3, 16, 1 + ARMS + 2)
@@ -72,11 +72,11 @@ def test_sequences_may_be_longer_than_the_context_as_trials_are() -> None:
 
 
 @pytest.mark.slow
-def test_distilled_policy_tries_one_arm_after_the_other_and_stays_with_the_one_that_pays() -> None:
+def test_distilled_policy_tries_one_arm_after_the_other_and_keeps_the_one_that_pays() -> None:
     experiment = make_experiment(bandit_config("ad", num_updates=80, label_smoothing=0.0, anneal_over=1))
     experiment.metalearner.learn_from(bandit_histories())
     metrics = experiment.metalearner.learn(Batch(()), 0)
-    # The first arm that pays is only found by trying: nothing else is left to predict.
+    # The arm that pays can only be found by trying; every other action is predictable.
     assert metrics["updates"] == 80
     returns = evaluate(experiment, tasks=HELD_OUT, num_workers=0).returns[:, 0, 0]
     assert np.allclose(returns, PULLS - np.arange(ARMS), atol=1.0)
@@ -115,7 +115,7 @@ def test_tasks_of_the_histories_are_refused_in_a_test_even_without_the_data_set(
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 33, 3000])
-def test_tasks_that_were_learned_from_are_known_by_three_bytes_each(count: int) -> None:
+def test_tasks_of_the_histories_are_recognized_by_three_bytes_each(count: int) -> None:
     draws = np.random.default_rng(0).random((count + 1000, ARMS))
     tasks = [{"mean": draw} for draw in draws]
     packed = LearnedTasks([*tasks[:count], *tasks[:count]]).packed()
@@ -156,7 +156,7 @@ def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
         make_experiment(bandit_config("ad", context=9)).metalearner.learn_from(bandit_histories())
 
 
-def test_other_returns_of_histories_of_different_lengths_are_averaged_where_there_are_episodes() -> None:
+def test_returns_of_histories_of_different_lengths_are_averaged_over_existing_episodes() -> None:
     learner = make(context=1)
     learner.learn_from(
         Histories(

@@ -1,4 +1,4 @@
-"""Learners that take steps of Adam: their gradients against an independent implementation, and their steps."""
+"""Learners with Adam: their gradients against an independent implementation, and their steps."""
 
 from collections.abc import Callable, Sequence
 
@@ -34,13 +34,13 @@ def ratio(new: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
 
 def clipped(new: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
     weights = (new - old).exp()
-    # Where the clipped value is the smaller one it is a constant.
+    # Where the clipped value is the smaller one, it is a constant.
     constant = ((weights > 1.3) & (advantages > 0)) | ((weights < 0.7) & (advantages < 0))
     return -(torch.where(constant, weights.detach().clamp(0.7, 1.3), weights) * advantages).mean()
 
 
 def steps_of(episodes: TaskEpisodes, task: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The real steps of one task one after the other: observations, actions, advantages."""
+    """Return the concatenated real steps of one task: observations, actions, advantages."""
     real = episodes.mask[task] > 0
     return episodes.observations[task][real], episodes.actions[task][real], episodes.advantages[task][real]
 
@@ -52,7 +52,7 @@ def independent_gradient(
     algorithm: str,
     sizes: Sequence[float] = SIZES,
 ) -> Tensor:
-    """Task by task, with no padding, by two passes of torch.autograd; `start` are the old parameters."""
+    """Compute the gradient task by task, by two passes of torch.autograd; `start` are the old parameters."""
     inner, outer, penalty = ALGORITHMS[algorithm]
     adapted = policy.perceptron.layer_names[-1] if algorithm == "anil" else tuple(start)
     losses = []
@@ -97,7 +97,7 @@ def make_learner(algorithm: str, policy: MLPPolicy, **settings: float | bool) ->
     assert issubclass(kind, AdamLearner)
     chosen = kind.Settings.from_arguments(**settings)
     head = policy.perceptron.layer_names[-1] if algorithm == "anil" else None
-    # One step size for all steps is where Meta-SGD begins.
+    # Meta-SGD starts with one step size for all parameters.
     rule = AdaptationRule(SIZES[0] if algorithm == "meta-sgd" else SIZES, parameters=head, inner_loss=kind.inner_loss)
     return kind(policy, rule, settings=chosen, collection=Collection(num_steps=2))
 
@@ -126,7 +126,7 @@ def test_gradient_away_from_the_old_parameters_is_that_of_an_independent_impleme
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
-def test_clipped_surrogate_takes_the_smaller_of_both_and_ignores_padding() -> None:
+def test_clipped_surrogate_takes_the_smaller_value_and_ignores_padding() -> None:
     class Grid:
         advantages = torch.tensor([[[1.0], [1.0], [-1.0], [-1.0], [torch.nan]]])
         mask = torch.tensor([[[1.0], [1.0], [1.0], [1.0], [0.0]]])
@@ -146,7 +146,7 @@ def test_several_steps_lower_the_loss_and_report_how_far_the_policies_moved() ->
     metrics = make_learner("promp", policy, learning_rate=0.01, num_updates=4).update(Batch([*train, valid]))
     assert metrics["loss/after"] < metrics["loss/before"]
     assert min(metrics["kl"], metrics["inner_kl/step_0"], metrics["inner_kl/step_1"], metrics["grad_norm"]) > 0
-    # No step of Adam is longer than about its step size in any direction.
+    # A step of Adam is at most about its step size long in any coordinate.
     assert 0 < float((parameters(policy) - before).abs().max()) < 4 * 0.011
 
 

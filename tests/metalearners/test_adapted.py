@@ -1,4 +1,4 @@
-"""Adaptation as a hook of the learner: parameters, a context or a memory, and nobody above it knows which."""
+"""Adaptation as a hook of the learner: parameters, a context or a memory, the same for every caller."""
 
 import copy
 import pickle
@@ -34,7 +34,7 @@ GOAL = {"goal": [0.3, -0.2]}
 
 
 class Guesser(CAVIA):
-    """Guesses a context for each task, and keeps the better of two guesses: it has a context and takes no gradient."""
+    """Guesses two contexts for each task and keeps the better one: it has a context and takes no gradient steps."""
 
     columns = "guess"
 
@@ -94,7 +94,7 @@ def test_parameters_adapted_by_the_hook_are_those_of_the_inner_loop() -> None:
             assert torch.equal(adapted.policy_of(experiment.policy, 1).get_parameter(name), value[1])
 
 
-def test_memory_adapted_by_the_hook_is_what_the_trial_left() -> None:
+def test_memory_adapted_by_the_hook_is_that_after_the_trial() -> None:
     experiment = make_experiment(small("rl2"))
     with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
         tasks = sampler.sample_tasks(3)
@@ -112,7 +112,7 @@ def test_memory_adapted_by_the_hook_is_what_the_trial_left() -> None:
     assert torch.equal(after[0], expected_after[0])
 
 
-def test_policy_that_has_started_acts_in_a_sampler_as_after_its_trial() -> None:
+def test_started_policy_acts_in_a_sampler_as_after_its_trial() -> None:
     policy = GRUPolicy(NAVIGATION.observation_space, NAVIGATION.action_space, 4)
     started = StartedPolicy(policy, [torch.full((4,), 0.5)])
     rows, noise = torch.linspace(-1.0, 1.0, 12).reshape(2, 3, 2), torch.zeros(2, 3, 2)
@@ -155,7 +155,7 @@ def test_saved_policy_is_adapted_by_its_learner(run: Path) -> None:
     assert pickle.loads(pickle.dumps(policy)).trained_with is None, "a worker needs no learner"
 
 
-def test_learner_with_streams_of_its_own_repeats_and_resumes(run: Path, tmp_path: Path) -> None:
+def test_learner_with_its_own_streams_repeats_and_resumes(run: Path, tmp_path: Path) -> None:
     config = small(f"{__name__}:Guesser")
     train(config.override({"num-batches": 2}), tmp_path / "run", num_workers=0)
     with torch.random.fork_rng(devices=[]):

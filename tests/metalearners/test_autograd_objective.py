@@ -1,4 +1,4 @@
-"""Objectives of any form: their gradients against differences, and against the hand-written way."""
+"""Objectives of any form: their gradients against finite differences, and against the hand-written derivatives."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def last_surrogate(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> 
 
 
 def all_phases(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-    """Uses what only the outcomes of every phase have: the log-probabilities and the divergence before adaptation."""
+    """An objective of the outcomes of every phase: of the log-probabilities and the divergence before adaptation."""
     before = new[0].log_probs * new[0].samples.advantages * new[0].samples.mask
     moved = sum((param - new[0].params[name]).flatten(1).square().sum(1) for name, param in new[-1].params.items())
     return last_surrogate(new, old) - 0.3 * before.sum((1, 2)) + 0.1 * moved
@@ -46,7 +46,7 @@ def gradient_of(policy: Policy) -> Tensor:
 
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradient_is_that_of_the_hand_written_way_at_the_old_parameters_and_away_from_them(
+def test_gradient_equals_the_hand_written_one_at_the_old_parameters_and_away_from_them(
     kind: str, first_order: bool
 ) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
@@ -67,7 +67,7 @@ def test_gradient_is_that_of_the_hand_written_way_at_the_old_parameters_and_away
             torch.testing.assert_close(gradient_of(policy), gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_objective_of_every_phase_has_the_slope_that_differences_show() -> None:
+def test_objective_of_every_phase_has_the_slope_of_finite_differences() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
     objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=all_phases)
     objective.anchor()
@@ -81,7 +81,7 @@ def test_objective_of_every_phase_has_the_slope_that_differences_show() -> None:
     assert float(gradient @ vector) == pytest.approx((ahead - behind) / (2.0 * step), rel=1e-6)
 
 
-def test_learned_step_sizes_have_the_slope_that_differences_show() -> None:
+def test_learned_step_sizes_have_the_slope_of_finite_differences() -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
     sizes = {name: torch.full_like(param, 0.3).requires_grad_() for name, param in policy.named_parameters()}
 
@@ -114,7 +114,7 @@ def test_inner_loss_sees_the_log_probabilities_of_the_old_policy() -> None:
     ratio = AutogradObjective(policy, [*train, valid], rule=rule, objective=last_surrogate)
     for objective in (plain, ratio):
         objective.anchor()
-    # At the old parameters the ratio is 1 and has the slope of the log-probability; elsewhere it has not.
+    # At the old parameters the ratio is 1 and has the slope of the log-probability; elsewhere it differs.
     assert ratio.backward() == pytest.approx(plain.backward(), rel=1e-12)
     shift(policy, 0.1 * direction(policy))
     assert ratio.backward() != pytest.approx(plain.backward(), rel=1e-6)
@@ -125,7 +125,7 @@ def test_gradient_is_the_same_for_any_number_of_threads() -> None:
     found = []
     for threads in (1, 2, 3):
         with intra_op_threads(threads):
-            # Chunks of one task, so that there is something to share out.
+            # Chunks of one task, so that threads can share them.
             hosts = ThreadHosts([*train, valid], policy, torch.device("cpu"), tasks_per_chunk=1)
             objective = AutogradObjective(policy, hosts, rule=AdaptationRule(0.3), objective=all_phases)
             objective.anchor()

@@ -1,4 +1,4 @@
-"""CAVIA: the context is an input, it is adapted alone, and it is never trained."""
+"""CAVIA: the context is an input, only the context is adapted, and it is never trained."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_gradient_of_the_weights_goes_through_the_adapted_context() -> None:
             log_probs = policy.log_prob(episodes.observations[task][real], episodes.actions[task][real], params)
             advantages = episodes.advantages[task][real]
             if step == 2:
-                # At the old parameters no ratio is clipped.
+                # At the old parameters, no ratio is clipped.
                 losses.append(-(torch.exp(log_probs - log_probs.detach()) * advantages).mean())
             else:
                 loss = -(log_probs * advantages).mean()
@@ -69,7 +69,7 @@ def test_gradient_of_the_weights_goes_through_the_adapted_context() -> None:
         torch.testing.assert_close(policy.get_parameter(name).grad, gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_update_trains_all_but_the_context() -> None:
+def test_update_trains_everything_except_the_context() -> None:
     policy = make_context_policy()
     _, train, valid = make_problem("normal", 2, RAGGED)
     before = {name: param.detach().clone() for name, param in policy.named_parameters()}

@@ -1,4 +1,4 @@
-"""The decision-pretrained transformer: what it learns to predict, and how it acts by it."""
+"""The decision-pretrained transformer: its targets, its predictions, and its actions."""
 
 from unittest.mock import Mock
 
@@ -13,12 +13,12 @@ from maml_rl.metalearners import Batch
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 
 
-def test_target_is_the_best_arm_at_every_step_whatever_was_pulled() -> None:
+def test_target_is_the_best_arm_at_every_step_for_any_pull() -> None:
     learner = make_experiment(bandit_config("dpt")).metalearner
     learner.learn_from(bandit_histories())
     observations, best = learner.draw(np.random.default_rng(0))
     assert best.shape == (PULLS, 16)
-    # Who goes on until an arm pays is at the best arm in the end, and was at others before.
+    # A learner that continues until an arm pays ends at the best arm, after pulling others.
     assert torch.equal(best, best[-1:].expand(PULLS, -1))
     assert torch.equal(observations[-1, :, 1 : 1 + ARMS].argmax(-1), best[-1])
     assert len(best.unique()) == ARMS
@@ -34,13 +34,13 @@ def test_prediction_is_the_posterior_of_the_best_arm() -> None:
         found = learner.policy.unroll(seen.observations).distribution[0].softmax(-1)
     for step in range(PULLS):
         for column, history in enumerate(seen.histories.tolist()):
-            # Arms that did not pay are out; of one that paid it is known.
+            # An arm that did not pay is ruled out; one that paid is the best.
             possible = np.arange(ARMS) == history if step > history else np.arange(ARMS) >= step
             assert np.allclose(found[step, column], possible / possible.sum(), atol=0.2)
 
 
 @pytest.mark.parametrize(("acts", "deterministic"), [("sampled", False), ("likeliest", True)])
-def test_in_a_test_it_draws_actions_or_takes_the_likeliest(acts: str, deterministic: bool) -> None:
+def test_tests_draw_actions_or_take_the_most_probable_one(acts: str, deterministic: bool) -> None:
     learner = make_experiment(bandit_config("dpt", acts=acts)).metalearner
     sampler = Mock(**{"has_hosts.return_value": False})
     learner.test(sampler, [{}])

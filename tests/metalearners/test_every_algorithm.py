@@ -1,4 +1,4 @@
-"""What every registered algorithm promises: runs repeat, resume, and can be tested and adapted."""
+"""The guarantees of every registered algorithm: runs repeat, resume, and can be tested and adapted."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 class Interruption(Exception):
-    """Stands for anything that ends a run in the middle."""
+    """Stands for any error that ends a run."""
 
 
 # Small settings of the algorithms that adapt by a memory, through whole trials.
@@ -43,7 +43,7 @@ OF_TRIALS: dict[str, dict[str, object]] = {
 }
 
 
-# Of those that adapt by a latent context.
+# Settings of those that adapt by a latent context.
 OF_CONTEXTS: dict[str, dict[str, object]] = {
     "pearl": {
         "context-size": 2,
@@ -58,13 +58,13 @@ OF_CONTEXTS: dict[str, dict[str, object]] = {
 }
 
 
-# Of those that learn from recorded histories, and sample in tests alone.
+# Settings of those that learn from recorded histories, and sample only in tests.
 OF_HISTORIES = ("ad", "dpt")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Histories where the configs of `small` have them."""
+    """Histories in the folder that the configs of `small` name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("histories"))
         record(Path("histories"))
@@ -109,7 +109,7 @@ def test_policy_has_moved(run: tuple[str, Path]) -> None:
     assert any(not torch.equal(initial[name], tensor) for name, tensor in trained.items())
 
 
-def test_run_broken_off_and_resumed_is_bit_identical(run: tuple[str, Path], tmp_path: Path) -> None:
+def test_interrupted_and_resumed_run_is_bit_identical(run: tuple[str, Path], tmp_path: Path) -> None:
     algorithm, folder = run
 
     def stop(metrics: Metrics) -> None:
@@ -121,11 +121,11 @@ def test_run_broken_off_and_resumed_is_bit_identical(run: tuple[str, Path], tmp_
     assert_same_run(tmp_path / "run", folder)
 
 
-def test_runs_of_one_seed_are_the_same_and_draw_nothing_from_torchs_own_generator(
+def test_runs_of_one_seed_are_equal_and_do_not_use_torchs_global_generator(
     run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm, folder = run
-    # Without the block that seeds users' code, only a learner that draws from streams of its own repeats.
+    # Without the block that seeds users' code, only a learner with its own random streams repeats.
     for module in ("maml_rl.experiment.build", "maml_rl.metalearners.metalearner"):
         monkeypatch.setattr(f"{module}.seeded_torch", lambda *_: nullcontext())
     with torch.random.fork_rng(devices=[]):
@@ -139,7 +139,7 @@ def test_runs_of_one_seed_are_the_same_and_draw_nothing_from_torchs_own_generato
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_workers_change_nothing(run: tuple[str, Path], num_workers: int, tmp_path: Path) -> None:
+def test_number_of_workers_does_not_change_a_run(run: tuple[str, Path], num_workers: int, tmp_path: Path) -> None:
     algorithm, folder = run
     train(small(algorithm), tmp_path / "run", num_workers=num_workers)
     assert_same_run(tmp_path / "run", folder)

@@ -1,7 +1,7 @@
-"""The meta-gradients of the algorithms against the exact ones, by summing over all trajectories.
+"""The algorithms' meta-gradients against the exact ones, computed by summing over all trajectories.
 
-Every trajectory is an episode with the weight of its probability. So the means over episodes are expectations, without
-any noise, and what is left of a difference is the bias of an estimator.
+Every trajectory is an episode, weighted by its probability. So the means over episodes are expectations without noise,
+and a remaining difference is the bias of an estimator.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def exact_meta_gradient(problem: Problem) -> tuple[Parameters, Tensor]:
 
 
 def estimated_meta_gradient(problem: Problem, algorithm: str, **options: bool) -> Tensor:
-    """Return the gradient that the algorithm takes its first step of Adam along, in expectation."""
+    """Return the expected gradient of the algorithm's first step of Adam."""
     policy = problem.policy()
     kind = find_metalearner(algorithm)
     assert issubclass(kind, AdamLearner)
@@ -58,7 +58,7 @@ def relative_bias(problem: Problem, algorithm: str) -> float:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_probabilities_sum_to_one_and_exact_meta_gradient_has_the_slope_that_differences_show(name: str) -> None:
+def test_probabilities_sum_to_one_and_exact_meta_gradient_has_the_slope_of_finite_differences(name: str) -> None:
     problem = PROBLEMS[name]
     theta = leaves_of(problem.policy())
     assert problem.probabilities(theta).sum().item() == pytest.approx(1.0, rel=1e-12)
@@ -77,8 +77,7 @@ def test_probabilities_sum_to_one_and_exact_meta_gradient_has_the_slope_that_dif
     assert float(gradient @ vector) == pytest.approx(difference, rel=1e-7)
 
 
-# The first-order term is right everywhere, but the Hessian of log pi * A leaves out how the parameters change which
-# actions are sampled.
+# The first-order term is correct, but the Hessian of log pi * A ignores that the parameters change the sampled actions.
 @pytest.mark.parametrize("algorithm", ["maml-vpg", "maml-ppo"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_inner_loss_of_maml_is_biased(name: str, algorithm: str) -> None:
@@ -87,7 +86,7 @@ def test_inner_loss_of_maml_is_biased(name: str, algorithm: str) -> None:
 
 def test_low_variance_curvature_is_exact_for_one_step_and_biased_for_more() -> None:
     assert relative_bias(BANDIT, "promp") < 1e-10
-    # It leaves out the products of the scores of different steps.
+    # It omits the products of the scores of different steps.
     assert 0.01 < relative_bias(MDP, "promp") < relative_bias(MDP, "maml-ppo")
 
 
@@ -109,11 +108,11 @@ def sampled_inner_steps(problem: Problem, theta: Parameters, columns: Tensor) ->
 
 
 def after_sampled_steps(problem: Problem, num_episodes: int) -> tuple[Tensor, Tensor, list[Parameters], Tensor]:
-    """Sum over all batches of `num_episodes` trajectories that an inner step may be taken on.
+    """List all batches of `num_episodes` trajectories on which an inner step may be taken.
 
     Returns:
-        Their trajectories (N, num_episodes), their chances (N,), the parameters after them, and the gradient of the
-        expected loss after a sampled inner step.
+        Their trajectories (N, num_episodes), their probabilities (N,), the parameters after them, and the gradient of
+        the expected loss after a sampled inner step.
     """
     theta = leaves_of(problem.policy())
     count = len(problem.probabilities(theta))
@@ -135,8 +134,8 @@ def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name:
         problem.episodes(num_tasks, columns, torch.ones(columns.shape, dtype=torch.float64)),
         problem.all_episodes(*adapted),
     ]
-    # The other tasks are a baseline that is independent of a task where tasks are sampled. Here they are listed, each
-    # once, and the mean of the others is the mean of all, which would be independent, less a share of the task's own.
+    # Where tasks are sampled, the other tasks are a baseline that is independent of a task. Here each is listed once,
+    # so the mean of the others is the mean of all, which would be independent, minus the task's own share.
     settings = EMAML.Settings(exploration=(num_tasks - 1) / num_tasks)
     errors = {}
     for learner in (EMAML(policy, STEP_SIZE, settings=settings), MAMLVPG(policy, STEP_SIZE)):
@@ -164,7 +163,7 @@ def test_clipping_and_penalty_do_not_change_the_first_step_on_a_batch(name: str)
 
 
 @pytest.mark.parametrize("algorithm", ["maml-vpg", "promp"])
-def test_first_order_leaves_the_gradient_after_adaptation_alone(algorithm: str) -> None:
+def test_first_order_keeps_only_the_gradient_after_adaptation(algorithm: str) -> None:
     adapted, _ = exact_meta_gradient(MDP)
     after = {name: param.requires_grad_() for name, param in adapted.items()}
     gradient = flat(torch.autograd.grad(MDP.expected_loss(after), list(after.values())))
@@ -175,7 +174,7 @@ def test_first_order_leaves_the_gradient_after_adaptation_alone(algorithm: str) 
 def sampled_meta_gradients(
     problem: Problem, algorithm: str, num_batches: int, num_tasks: int, num_episodes: int
 ) -> Tensor:
-    """Return the gradients that the algorithm finds in independent batches of trajectories, (num_batches, D)."""
+    """Return the algorithm's gradients on independent batches of trajectories, (num_batches, D)."""
     generator = torch.Generator().manual_seed(0)
     policy = problem.policy()
     kind = find_metalearner(algorithm)
@@ -199,14 +198,14 @@ def sampled_meta_gradients(
 
 
 def standard_errors_off(found: Tensor, exact: Tensor) -> float:
-    """Return how many standard errors the mean of `found` (n, D) is away from `exact` (D,), in the worst entry."""
+    """Return the largest distance of the mean of `found` (n, D) from `exact` (D,), in standard errors."""
     return float(((found.mean(0) - exact).abs() / (found.std(0) / len(found) ** 0.5)).max())
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_dice_on_sampled_trajectories_agrees_with_the_exact_meta_gradient(name: str) -> None:
     exact = exact_meta_gradient(PROBLEMS[name])[1]
-    # So many episodes that the noise of the inner step itself, whose square is a bias of any estimator, vanishes.
+    # Enough episodes to make the noise of the inner step negligible: its square is a bias of any estimator.
     errors = {
         algorithm: standard_errors_off(sampled_meta_gradients(PROBLEMS[name], algorithm, 30, 2, 4_000), exact)
         for algorithm in ("dice-maml", "maml-vpg")

@@ -1,4 +1,4 @@
-"""Inner losses: their slopes and Hessians against formulas written out step by step."""
+"""Inner losses: their gradients and Hessians against formulas written out step by step."""
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ def test_dice_with_returns_has_slope_and_hessian_of_the_original_and_ignores_pad
         torch.testing.assert_close(derivative(ours, real), derivative(original_dice, real))
 
 
-def test_all_inner_losses_have_one_slope_where_the_episodes_were_sampled() -> None:
+def test_all_inner_losses_have_the_same_slope_where_the_episodes_were_sampled() -> None:
     slopes = []
     for loss in (reinforce, likelihood_ratio, dice):
         log_probs = LOG_PROBS.clone().requires_grad_()
@@ -57,7 +57,7 @@ def test_all_inner_losses_have_one_slope_where_the_episodes_were_sampled() -> No
     assert torch.equal(slopes[0], slopes[2])
 
 
-def test_likelihood_ratio_is_taken_to_recorded_log_probabilities() -> None:
+def test_likelihood_ratio_uses_recorded_log_probabilities() -> None:
     recorded = LOG_PROBS - 0.5
     loss = likelihood_ratio(outcome(LOG_PROBS, recorded))
     wanted = -PADDED.sum() / 4 * torch.exp(torch.tensor(0.5, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""The whole update: it improves within its bound, repeats to the last bit, and refuses what it cannot use."""
+"""The whole update: it improves within its bound, is bit-identical when repeated, and refuses unusable input."""
 
 import inspect
 import math
@@ -34,7 +34,7 @@ def snapshot(policy: Policy) -> bytes:
 @pytest.mark.parametrize("first_order", [False, True], ids=["second_order", "first_order"])
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_does_what_the_double_backward_version_does(kind: str, num_steps: int, first_order: bool) -> None:
+def test_step_agrees_with_the_double_backward_version(kind: str, num_steps: int, first_order: bool) -> None:
     policy, train, valid = make_problem(kind, num_steps, LENGTHS)
     other, _, _ = make_problem(kind, num_steps, LENGTHS)
     logs = MAMLTRPO(policy, 0.2, first_order).step(train, valid, **SETTINGS)
@@ -52,7 +52,7 @@ def test_step_improves_the_surrogate_within_the_bound_of_the_divergence(kind: st
     logs = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
     assert logs["accepted"] is True
     assert logs["loss/after"] < logs["loss/before"]
-    # The bound is nearly used up: a far shorter step would be no trust-region step.
+    # The step nearly reaches the bound: a far shorter one would not be a trust-region step.
     assert 0.2 * SETTINGS["max_kl"] < logs["kl"] <= SETTINGS["max_kl"]
     assert logs["grad_norm"] > 0.0
     assert snapshot(policy) != before
@@ -69,7 +69,7 @@ def test_divergence_in_the_logs_is_that_between_the_adapted_policies_before_and_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_importance_ratio_is_that_to_the_log_probabilities_recorded_while_sampling(kind: str) -> None:
+def test_importance_ratio_uses_the_log_probabilities_recorded_while_sampling(kind: str) -> None:
     losses = []
     for shift in (None, 0.0, -math.log(2.0)):
         policy, train, valid = make_problem(kind, 1, LENGTHS)
@@ -80,7 +80,7 @@ def test_importance_ratio_is_that_to_the_log_probabilities_recorded_while_sampli
         losses.append(MAMLTRPO(policy, 0.1).step([*train], valid, **SETTINGS)["loss/before"])
     unrecorded, same, halved = losses
     assert same == pytest.approx(unrecorded, rel=1e-9)
-    # Actions that were half as likely count twice.
+    # Actions that were half as likely have twice the weight.
     assert halved == pytest.approx(2.0 * unrecorded, rel=1e-9)
 
 
@@ -90,7 +90,7 @@ def test_repeated_steps_give_the_same_bytes_for_any_number_of_threads() -> None:
     try:
         for count in (1, 2, 2):
             torch.set_num_threads(count)
-            # Large enough for several chunks, so that threads can differ in which they take.
+            # Large enough for several chunks, so that threads can take different ones.
             policy, train, valid = make_problem(
                 "normal", 1, ((90, 80),) * 30, hidden_sizes=(64, 64), dtype=torch.float32
             )
@@ -104,12 +104,12 @@ def test_repeated_steps_give_the_same_bytes_for_any_number_of_threads() -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_rejected_step_leaves_the_parameters_as_they_were_to_the_last_bit() -> None:
+def test_rejected_step_leaves_the_parameters_bit_identical() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS, dtype=torch.float32)
     before = snapshot(policy)
 
     def walled_in(log_probs: torch.Tensor, old_log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
-        # The wall has no slope where it stands: there is a direction to go, but every step along it is worse.
+        # The loss has a descent direction, but every step along it crosses a wall and is worse.
         wall = 1e9 * (log_probs - old_log_probs).square().sum((1, 2))
         return surrogate(log_probs, old_log_probs, samples) + wall
 
@@ -120,7 +120,7 @@ def test_rejected_step_leaves_the_parameters_as_they_were_to_the_last_bit() -> N
     assert snapshot(policy) == before
 
 
-def test_step_without_a_gradient_goes_nowhere() -> None:
+def test_step_without_a_gradient_changes_nothing() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     before = snapshot(policy)
     valid.advantages = torch.zeros_like(valid.advantages)
@@ -129,7 +129,7 @@ def test_step_without_a_gradient_goes_nowhere() -> None:
     assert snapshot(policy) == before
 
 
-def test_step_size_of_each_inner_step_is_its_own() -> None:
+def test_each_inner_step_has_its_own_step_size() -> None:
     policy, train, valid = make_problem("normal", 2, LENGTHS)
     other, _, _ = make_problem("normal", 2, LENGTHS)
     logs = MAMLTRPO(policy, [0.3, 0.1]).step(train, valid, **SETTINGS)
@@ -138,7 +138,7 @@ def test_step_size_of_each_inner_step_is_its_own() -> None:
     assert logs["loss/after"] == pytest.approx(expected["loss/after"], rel=1e-8)
 
 
-def test_lists_of_single_tasks_are_as_good_as_a_batch() -> None:
+def test_lists_of_single_tasks_are_accepted_like_a_batch() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     other, _, _ = make_problem("normal", 1, LENGTHS)
     expected = MAMLTRPO(policy, 0.1).step(train, valid)
@@ -146,14 +146,14 @@ def test_lists_of_single_tasks_are_as_good_as_a_batch() -> None:
     assert logs == pytest.approx(expected)
 
 
-def test_fraction_of_the_curvature_still_gives_a_step_within_the_bound() -> None:
+def test_step_with_a_fraction_of_the_curvature_stays_within_the_bound() -> None:
     policy, train, valid = make_problem("normal", 1, ((6, 6, 6, 6),) * 6)
     logs = MAMLTRPO(policy, 0.1, curvature_fraction=0.5).step(train, valid, **SETTINGS)
     assert logs["accepted"]
     assert 0.0 < logs["kl"] <= SETTINGS["max_kl"]
 
 
-def test_error_in_the_middle_leaves_parameters_and_threads_alone() -> None:
+def test_error_during_a_step_leaves_parameters_and_threads_unchanged() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     before = snapshot(policy)
     valid.advantages[0, 0, 0] = torch.nan
@@ -187,7 +187,7 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize("values", [{}, {"max_kl": 2e-3, "cg_damping": 0.3, "ls_backtrack_ratio": 0.4}])
-def test_step_without_arguments_takes_the_settings_and_a_given_one_replaces_its_own(values: dict[str, float]) -> None:
+def test_step_uses_the_settings_except_for_given_arguments(values: dict[str, float]) -> None:
     settings = MAMLTRPO.Settings.from_arguments(**values)
     moved = []
     for batch, overridden in ((True, {}), (False, {}), (True, {"max_kl": 1e-4}), (False, {"max_kl": 1e-4})):
@@ -204,7 +204,7 @@ def test_step_without_arguments_takes_the_settings_and_a_given_one_replaces_its_
     assert by_argument != by_step
 
 
-def test_constructor_and_signatures_have_no_defaults_besides_the_settings() -> None:
+def test_defaults_are_only_in_the_settings_not_in_signatures() -> None:
     policy, _, _ = make_problem("normal", 1)
     assert MAMLTRPO(policy).settings == MAMLTRPO.Settings()
     for function in (MAMLTRPO.__init__, MAMLTRPO.step):
@@ -254,7 +254,7 @@ def test_episodes_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_episodes_and_policy_stay_where_they_are_and_device_is_where_the_work_is_done() -> None:
+def test_update_runs_on_the_given_device_and_leaves_episodes_and_policy_on_theirs() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     devices = []
 
@@ -264,7 +264,7 @@ def test_episodes_and_policy_stay_where_they_are_and_device_is_where_the_work_is
 
     MAMLTRPO(policy, 0.1, device=torch.device("cpu"), inner_loss=inner_loss).step(train, valid)
     assert set(devices) == {torch.device("cpu")}
-    # The meta device holds no numbers: an update that really goes there cannot bring a loss back.
+    # The meta device holds no numbers: an update that really runs on it cannot return a loss.
     with pytest.raises((RuntimeError, NotImplementedError)):
         MAMLTRPO(policy, 0.1, device="meta").step(train, valid)
     assert next(policy.parameters()).device == torch.device("cpu")
@@ -272,7 +272,7 @@ def test_episodes_and_policy_stay_where_they_are_and_device_is_where_the_work_is
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_on_cuda_does_what_the_cpu_does(kind: str) -> None:
+def test_step_on_cuda_agrees_with_the_cpu(kind: str) -> None:
     policy, train, valid = make_problem(kind, 2, LENGTHS)
     other, _, _ = make_problem(kind, 2, LENGTHS)
     expected = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
@@ -281,7 +281,7 @@ def test_step_on_cuda_does_what_the_cpu_does(kind: str) -> None:
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
-def test_adapt_of_one_task_is_a_row_of_that_of_all_and_differentiable(num_steps: int) -> None:
+def test_adaptation_of_one_task_is_a_row_of_the_batch_and_differentiable(num_steps: int) -> None:
     policy, train, _ = make_problem("normal", num_steps)
     learner = MAMLTRPO(policy, fast_lr=0.1)
     expected = adapt_steps(policy, train, rule=0.1)

@@ -1,4 +1,4 @@
-"""MAML over a recurrent policy: the meta-gradient through `unroll`, runs that repeat, and what is refused."""
+"""MAML over a recurrent policy: the meta-gradient through `unroll`, runs that repeat, and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def recurrent(algorithm: str = "maml-trpo", cell: str = "gru", **values: Any) ->
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_meta_gradient_has_the_slope_that_differences_show(cell: str) -> None:
+def test_meta_gradient_has_the_slope_of_finite_differences(cell: str) -> None:
     experiment = make_experiment(recurrent(cell=cell))
     with experiment.make_sampler(num_workers=0) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(3))
@@ -83,7 +83,7 @@ def test_recurrent_policies_are_trained_through_inner_steps_and_adapted(
 
 
 class Silent(MemoryPolicy):
-    """Remembers, and does not say how to go through sequences."""
+    """Has a memory, but no method for whole sequences."""
 
     noise_kind, noise_size = "normal", 2
 
@@ -107,14 +107,14 @@ class Silent(MemoryPolicy):
         ({"algorithm": "cavia"}, "'memory'.*the algorithm 'cavia' makes a policy of its own; leave it out"),
     ],
 )
-def test_memories_that_cannot_be_are_refused_in_one_line(values: dict[str, Any], message: str) -> None:
+def test_unsupported_memories_are_refused_in_one_line(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make_experiment(recurrent(**values))
     assert "\n" not in str(caught.value)
 
 
 class TwoOptimizers(find_metalearner("maml-vpg")):  # type: ignore[misc]
-    """A learner with a critic, which has an optimizer of its own."""
+    """A learner with a critic that has an optimizer of its own."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -142,7 +142,7 @@ class TwoOptimizers(find_metalearner("maml-vpg")):  # type: ignore[misc]
         self.critic.load_state_dict({name: state[f"critic.{name}"] for name in ("weight", "bias")})
 
 
-def test_several_optimizers_are_in_checkpoints_and_those_of_one_have_the_names_that_they_had(tmp_path: Path) -> None:
+def test_checkpoints_hold_several_optimizers_and_keep_the_names_of_a_single_one(tmp_path: Path) -> None:
     config = config_of(num_batches=4).override({"algorithm": f"{__name__}:TwoOptimizers"})
     train(config, tmp_path / "whole", num_workers=0)
     train(config.override({"num-batches": 2}), tmp_path / "parts", num_workers=0)

@@ -1,4 +1,4 @@
-"""The meta-objective: its gradient and curvature against differences, and against the straightforward version."""
+"""The meta-objective: its gradient and curvature against finite differences and the straightforward version."""
 
 from typing import Any
 
@@ -121,7 +121,9 @@ def test_first_order_agrees_with_the_double_backward_version_and_differs_from_se
 @WAYS
 @ALL_KINDS
 @pytest.mark.parametrize("fraction", [1.0, 0.5], ids=["all_episodes", "half"])
-def test_chunks_of_any_size_and_what_is_kept_do_not_matter(kind: str, automatic: bool, fraction: float) -> None:
+def test_results_do_not_depend_on_the_size_of_chunks_or_on_what_is_cached(
+    kind: str, automatic: bool, fraction: float
+) -> None:
     policy, train, valid = make_problem(kind, 2, ((5, 2), (1, 3), (4, 4), (2, 2), (3, 5)))
     same: dict[str, Any] = {"automatic": automatic, "curvature_fraction": fraction}
     loss, gradient, curvature = linearized(policy, train, valid, **same, tasks_per_chunk=5)
@@ -133,7 +135,7 @@ def test_chunks_of_any_size_and_what_is_kept_do_not_matter(kind: str, automatic:
 
 
 @pytest.mark.parametrize("room", [0, 1 << 30], ids=["nothing_kept", "all_kept"])
-def test_number_of_threads_does_not_change_a_bit(room: int) -> None:
+def test_results_are_bit_identical_for_any_number_of_threads(room: int) -> None:
     policy, train, valid = make_problem("normal", 2, ((9, 7),) * 8, dtype=torch.float32)
     before, results = torch.get_num_threads(), []
     try:
@@ -147,7 +149,7 @@ def test_number_of_threads_does_not_change_a_bit(room: int) -> None:
 
 
 @WAYS
-def test_padding_does_not_matter_whatever_it_holds(automatic: bool) -> None:
+def test_contents_of_the_padding_do_not_matter(automatic: bool) -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
     expected = linearized(policy, train, valid, automatic=automatic)
     for episodes in (*train, valid):
@@ -161,7 +163,7 @@ def test_padding_does_not_matter_whatever_it_holds(automatic: bool) -> None:
     assert torch.equal(curvature, expected[2])
 
 
-def test_policy_of_unknown_structure_gives_the_same_as_a_perceptron() -> None:
+def test_policy_of_unknown_structure_agrees_with_a_perceptron() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
     loss, gradient, curvature = linearized(policy, train, valid)
     other_loss, other_gradient, other_curvature = linearized(OpaquePolicy(policy), train, valid)
@@ -171,7 +173,7 @@ def test_policy_of_unknown_structure_gives_the_same_as_a_perceptron() -> None:
 
 
 @WAYS
-def test_curvature_of_a_fraction_is_that_of_these_episodes_along_the_same_adaptation(automatic: bool) -> None:
+def test_curvature_of_a_fraction_is_that_of_its_episodes_with_the_same_adaptation(automatic: bool) -> None:
     policy, train, valid = make_problem("normal", 1, ((4, 4, 4, 4), (4, 4, 4, 4)))
     expected_loss, expected_gradient, _ = linearized(policy, train, valid, automatic=automatic)
     adapted = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1]).adapted()
@@ -218,10 +220,10 @@ def some(episodes: TaskEpisodes, columns: list[int]) -> TaskEpisodes:
     return chosen
 
 
-def test_recorded_log_probabilities_are_what_the_ratio_is_taken_against() -> None:
+def test_ratio_is_relative_to_the_recorded_log_probabilities() -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
     plain, _, _ = linearized(policy, train, valid)
-    # The sampling policy is said to have been exp(0.5) times less likely to act so: the ratio is that much larger.
+    # The recorded log-probabilities are lower by 0.5, so the ratio is larger by exp(0.5).
     distribution = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1])
     distribution.loss_and_kl()
     assert distribution.old_log_probs is not None
@@ -262,7 +264,7 @@ def test_gradient_away_from_the_old_parameters_is_the_slope_of_the_loss_there(
         vector, step = direction(policy, 1), 1e-5
         slope = (meta.evaluate(there + step * vector)[0] - meta.evaluate(there - step * vector)[0]) / (2.0 * step)
         assert (float(moved_gradient @ vector) == pytest.approx(slope, rel=1e-6)) is not first_order
-        # What is asked in between changes neither the old parameters nor the gradient there.
+        # Evaluations in between change neither the old parameters nor the gradient at them.
         again = meta.gradient(theta)
         assert again[0] == loss
         assert torch.equal(again[1], gradient)
@@ -271,7 +273,7 @@ def test_gradient_away_from_the_old_parameters_is_the_slope_of_the_loss_there(
 @WAYS
 @ALL_KINDS
 @pytest.mark.parametrize("tasks_per_chunk", [None, 1])
-def test_ratio_of_the_inner_loss_is_taken_to_the_old_policy_wherever_the_loss_is_evaluated(
+def test_ratio_of_the_inner_loss_is_relative_to_the_old_policy_at_any_parameters(
     kind: str, automatic: bool, tasks_per_chunk: int | None
 ) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
@@ -368,7 +370,7 @@ def test_curvature_that_overflows_is_named() -> None:
             meta.curvature_product(1e38 * direction(policy))
 
 
-def test_work_leaves_the_policy_alone_until_it_is_written() -> None:
+def test_policy_does_not_change_until_parameters_are_written() -> None:
     policy, train, valid = make_problem("normal", 1, FULL)
     before = [param.detach().clone() for param in policy.parameters()]
     linearized(policy, train, valid)

@@ -1,4 +1,4 @@
-"""The protocol of metalearners: names, settings, and what is kept from one run to the next."""
+"""The protocol of metalearners: names, settings, and state that is kept from one run to the next."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.synthetic import make_policy, make_problem
 
 
 class Shift(MetaLearner):
-    """Adds to the policy what Adam makes of a gradient of ones."""
+    """Takes a step of Adam with a gradient of ones."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -77,7 +77,7 @@ def test_unknown_algorithm_is_refused_in_one_line(name: str, message: str) -> No
     assert message in found
 
 
-def test_name_of_an_algorithm_is_given_once() -> None:
+def test_name_of_an_algorithm_can_be_registered_only_once() -> None:
     register("maml-trpo", MAMLTRPO)
     with pytest.raises(ValueError, match="the name 'maml-trpo' is taken"):
         register("maml-trpo", Shift)
@@ -85,7 +85,7 @@ def test_name_of_an_algorithm_is_given_once() -> None:
         register("a:b", Shift)
 
 
-def test_settings_of_the_section_and_of_the_top_level_mean_the_same() -> None:
+def test_settings_in_the_section_and_at_the_top_level_are_equivalent() -> None:
     _, nested, one = algorithm_of(config_of("algorithm-settings:\n  max-kl: 0.5\n  first-order: true\n"))
     _, flat, other = algorithm_of(config_of("max-kl: 0.5\nfirst-order: true\n"))
     assert nested == flat == MAMLTRPO.Settings.model_validate({"max-kl": 0.5, "first-order": True})
@@ -125,7 +125,7 @@ def test_wrong_setting_is_refused_with_file_line_and_key(text: str, message: str
     assert message_of(text).startswith(message)
 
 
-def test_settings_of_the_command_line_are_merged_and_blamed_on_it() -> None:
+def test_settings_of_the_command_line_are_merged_and_errors_name_it() -> None:
     config = config_of("max-kl: 0.5\ncg-iters: 3\n")
     for values in ({"cg-iters": 4}, {"algorithm-settings": {"cg-iters": 4}}):
         settings = algorithm_of(config.override(values))[1]
@@ -135,13 +135,13 @@ def test_settings_of_the_command_line_are_merged_and_blamed_on_it() -> None:
     )
 
 
-def test_another_algorithm_of_the_command_line_begins_with_its_own_defaults() -> None:
+def test_another_algorithm_of_the_command_line_starts_with_its_own_defaults() -> None:
     config = config_of("max-kl: 0.5\n").override({"algorithm": "tests.metalearners.test_metalearner:Shift"})
     assert config.algorithm_settings == {}
     assert config_of("max-kl: 0.5\n").override({"algorithm": "maml-trpo"}).algorithm_settings == {"max-kl": 0.5}
 
 
-def test_state_of_an_optimizer_goes_through_tensors_and_json_and_continues_bit_for_bit() -> None:
+def test_optimizer_restored_from_tensors_and_json_continues_bit_identically() -> None:
     learner, undisturbed = Shift(make_policy("normal")), Shift(make_policy("normal"))
     batch = Batch([])
     for _ in range(3):
@@ -180,7 +180,7 @@ def test_trpo_update_of_a_batch_is_a_step_with_the_settings() -> None:
 
 
 class Rememberer(Shift):
-    """Adapts by no gradient steps, and wants to know how likely each action was."""
+    """Takes no gradient steps to adapt, and needs the log-probabilities of the actions."""
 
     record_log_probs = True
 
@@ -250,7 +250,7 @@ def test_metalearner_without_inner_steps_has_one_phase_and_recorded_log_probabil
 
 
 def small_config(**values: Any) -> Config:
-    """A run of one iteration; another algorithm takes none of the settings of MAML-TRPO."""
+    """Return the config of a run of one iteration; other algorithms have no settings of MAML-TRPO."""
     return config_of_run(num_batches=1).override({key.replace("_", "-"): value for key, value in values.items()})
 
 

@@ -1,4 +1,4 @@
-"""PEARL: its posterior, its rounds of adaptation, and runs that learn, resume and are refused."""
+"""PEARL: its posterior, its rounds of adaptation, learning, resumed runs, and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_posterior_is_the_product_of_its_factors_whatever_their_order() -> None:
+def test_posterior_is_the_product_of_its_factors_in_any_order() -> None:
     means, variances, mask = draw(2, 5, 3), draw(2, 5, 3, seed=1).exp(), torch.ones(2, 5)
     mask[1, 3:] = 0.0
     found = product_of_gaussians(means, variances, mask)
@@ -67,7 +67,7 @@ def test_posterior_is_the_product_of_its_factors_whatever_their_order() -> None:
     torch.testing.assert_close(found.divergence(), torch.distributions.kl_divergence(normal, prior).sum(-1))
 
 
-def test_gradients_of_the_losses_go_where_they_belong() -> None:
+def test_each_loss_has_gradients_only_for_its_own_networks() -> None:
     learner = make_experiment(pearl()).metalearner
     assert isinstance(learner, PEARL)
     generator = torch.Generator().manual_seed(0)
@@ -143,7 +143,7 @@ def test_actor_acts_under_the_context_of_each_task() -> None:
             torch.testing.assert_close(mine[task], theirs)
 
 
-def test_rounds_draw_contexts_from_the_prior_and_then_from_what_was_seen() -> None:
+def test_rounds_draw_contexts_from_the_prior_and_then_from_the_posterior() -> None:
     experiment = make_experiment(pearl())
     learner = experiment.metalearner
     with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
@@ -162,7 +162,7 @@ def test_rounds_draw_contexts_from_the_prior_and_then_from_what_was_seen() -> No
     assert adapted.params[CONTEXT].shape == (3, 2)
 
 
-def test_every_round_of_the_prior_has_a_context_of_its_own_and_all_of_them_are_context(
+def test_every_round_of_the_prior_draws_its_own_context_and_adds_to_the_posterior(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     experiment = make_experiment(pearl({"prior-rounds": 2, "warmup-steps": 2_000}, num_steps=3))
@@ -179,9 +179,9 @@ def test_every_round_of_the_prior_has_a_context_of_its_own_and_all_of_them_are_c
     with experiment.make_sampler(num_workers=0) as sampler:
         tasks = sampler.sample_tasks(2)
         batch = learner.collect(sampler, tasks)
-        # The posteriors of rounds 2 and 3 are of the 10 steps of each round before them.
+        # The posteriors of rounds 2 and 3 use the 10 steps of each round before them.
         assert seen == [20, 30]
-        # Points start at the origin and act without noise: only another context can move them elsewhere.
+        # Points start at the origin and act without noise: only a different context can change their path.
         first, second = learner.adapt(sampler, tasks, 2).phases
         assert not torch.equal(first.observations, second.observations)
         learner.update(batch)
@@ -215,7 +215,7 @@ def test_training_resumes_bit_identically_and_a_saved_policy_adapts_by_its_conte
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
+def test_pearl_learns_to_walk_to_goals_that_only_the_rewards_reveal() -> None:
     steps_of_adam = {"learning-rate": 3e-3, "temperature-learning-rate": 1e-3, "initial-temperature": 0.01}
     settings: dict[str, Any] = {**steps_of_adam, "encoder-sizes": [32], "kl-weight": 0.01}
     learner = make_experiment(pearl(settings, hidden_sizes=[32, 32], gamma=0.0)).metalearner
@@ -223,7 +223,7 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def steps(goals: Tensor, num: int) -> Steps:
-        """Random moves, rewarded by minus the distance that is left."""
+        """Random moves, with the negative remaining distance as reward."""
         seen, moves = (2.0 * torch.rand((len(goals), num, 2), generator=generator) - 1.0 for _ in range(2))
         after, no = seen + 0.5 * moves, torch.zeros((len(goals), num), dtype=torch.bool)
         rewards = -(after - goals[:, None]).norm(dim=-1)
@@ -238,7 +238,7 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
     with torch.no_grad():
         posterior = learner.encoder(learner._transitions(context), context.mask)
         means, _ = learner.policy.under(states, posterior.mean)
-    # From the middle, the action under the posterior of a task goes toward the goal of this task.
+    # From the center, the action under the posterior of a task goes toward its goal.
     assert bool((torch.tanh(means) * goals > 0.1).all()), means
 
 
@@ -258,7 +258,7 @@ def test_it_learns_to_walk_to_points_that_only_the_rewards_reveal() -> None:
         ),
     ],
 )
-def test_what_pearl_cannot_do_is_refused_in_one_line(values: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused_in_one_line(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make_experiment(pearl(**values))
     assert "\n" not in str(caught.value)

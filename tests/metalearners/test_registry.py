@@ -1,4 +1,4 @@
-"""The registered algorithms: what they are built of."""
+"""The registered algorithms: their base classes."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -10,7 +10,7 @@ from maml_rl.metalearners import MetaLearner, SettingsModel, algorithms, find_me
 
 
 def depth_below(base: type, kind: type) -> int:
-    """Return the length of the longest way from `kind` up to `base`; 0 for `base` itself."""
+    """Return the length of the longest path from `kind` up to `base`; 0 for `base` itself."""
     return 0 if kind is base else 1 + max(depth_below(base, each) for each in kind.__bases__ if issubclass(each, base))
 
 
@@ -25,13 +25,13 @@ def classes_below(base: type) -> list[type]:
 
 
 @pytest.mark.parametrize("base", [MetaLearner, SettingsModel])
-def test_no_algorithm_and_no_settings_are_deeper_than_two_below_their_protocol(base: type) -> None:
+def test_algorithms_and_settings_derive_at_most_two_deep_from_their_protocol(base: type) -> None:
     found = classes_below(base)
     assert len(found) > len(algorithms())
     assert [kind.__qualname__ for kind in found if depth_below(base, kind) > 2] == []
 
 
-def test_no_algorithm_is_built_on_another() -> None:
+def test_no_algorithm_derives_from_another() -> None:
     learners = {find_metalearner(name) for name in algorithms()}
     assert len(learners) == len(algorithms())
     assert [kind.__qualname__ for kind in learners if learners & set(kind.__mro__[1:])] == []

@@ -1,4 +1,4 @@
-"""RL2: its update against plain loops over single trials, and what it refuses."""
+"""RL2: its update against plain loops over single trials, and refusals."""
 
 import copy
 import json
@@ -49,7 +49,7 @@ EPISODES = [[3, 1], [2, 2], [4, 4], [1, 2], [3, 3]]
 
 
 def one_by_one(episodes: TaskEpisodes) -> list[tuple[Tensor, Tensor, list[float]]]:
-    """Return observations, actions and rewards of each trial, in a plain order."""
+    """Return observations, actions and rewards of each trial, in order."""
     trials = []
     for task, lengths in enumerate(episodes.lengths.tolist()):
         steps = [(t, b) for b, length in enumerate(lengths) for t in range(length)]
@@ -66,7 +66,7 @@ def one_by_one(episodes: TaskEpisodes) -> list[tuple[Tensor, Tensor, list[float]
 def reference_update(
     policy: GRUPolicy, episodes: TaskEpisodes, epochs: int, value_lambda: float = LAMBDA, of_rewards: float = 0.0
 ) -> None:
-    """PPO as it stands in the papers: one trial after the other, no padding, no chunks."""
+    """PPO as in the papers: one trial after the other, no padding, no chunks."""
     trials = one_by_one(episodes)
     plain_returns = []
     for _, _, rewards in trials:
@@ -119,7 +119,7 @@ def make_learner(policy: Policy, **settings: Any) -> RL2:
 
 
 @pytest.mark.parametrize(("value", "value_lambda"), [("head", None), ("network", None), ("head", 1.0), ("head", 0.2)])
-def test_update_is_that_of_plain_loops_over_trials(value: Any, value_lambda: float | None) -> None:
+def test_update_agrees_with_plain_loops_over_trials(value: Any, value_lambda: float | None) -> None:
     mine, plain, episodes = make_policy(value=value), make_policy(value=value), make_episodes(EPISODES)
     metrics = make_learner(mine, value_lambda=value_lambda).update(Batch([episodes]))
     reference_update(plain, episodes, epochs=3, value_lambda=LAMBDA if value_lambda is None else value_lambda)
@@ -129,7 +129,7 @@ def test_update_is_that_of_plain_loops_over_trials(value: Any, value_lambda: flo
     assert metrics["kl"] > 0.0
 
 
-def test_predicted_rewards_are_trained_along() -> None:
+def test_prediction_of_rewards_is_trained_with_the_policy() -> None:
     mine, plain = make_policy(predict_rewards=True), make_policy(predict_rewards=True)
     episodes = make_episodes(EPISODES)
     make_learner(mine, reward_prediction_coefficient=0.7).update(Batch([episodes]))
@@ -156,12 +156,12 @@ def test_step_size_and_entropy_bonus_fall_to_zero() -> None:
     settings = {"anneal_over": 2, "num_epochs": 1}
     annealed, plain, other = make_policy(), make_policy(), make_policy()
     learner = make_learner(annealed, **settings)
-    # The first batch is learned from as ever.
+    # The first batch is learned from with the full values.
     learner.update(batches[0])
     steady = make_learner(plain, num_epochs=1)
     steady.update(batches[0])
     assert _same(annealed, plain)
-    # The second with half of both; a restored learner knows how many there were.
+    # The second with half of both; a restored learner has the number of batches.
     half = make_learner(plain, num_epochs=1, learning_rate=0.005, entropy_coefficient=0.05)
     half.load_state_dict(steady.state_dict())
     half.optimizer.param_groups[0]["lr"] = 0.005
@@ -188,10 +188,10 @@ def test_a_first_batch_without_reward_does_not_set_the_units_of_later_ones() -> 
     learner = make_learner(make_policy(predict_rewards=True), **settings)
     learner.update(Batch([without_rewards(make_episodes(EPISODES))]))
     metrics = learner.update(Batch([make_episodes(EPISODES, seed=1)]))
-    # In units of the returns and of the rewards' variance both losses are of order 1, where frozen ones gave 1e5.
+    # In units of the returns and of the rewards' variance both losses are of order 1; with fixed units they were 1e5.
     assert abs(metrics["loss/before"]) < 10.0
     assert metrics["explained_rewards"] > -10.0
-    # Nor does a later batch without reward.
+    # A later batch without reward does not, either.
     assert abs(learner.update(Batch([without_rewards(make_episodes(EPISODES))]))["loss/before"]) < 10.0
 
 
@@ -202,7 +202,7 @@ def test_units_follow_the_returns() -> None:
     first = learner.update(Batch([small]))
     for _ in range(60):
         last = learner.update(Batch([large]))
-    # The same squared error, but for what was learned, in a unit that is a hundred times as long.
+    # The same squared error, except for the learning in between, in a unit that is a hundred times as long.
     assert last["loss/before"] < 1.5 * first["loss/before"]
 
 
@@ -223,7 +223,7 @@ def test_units_are_part_of_the_checkpoint_and_those_of_earlier_versions_load() -
     resumed.load_state_dict(earlier | {"value_scale": 3.0})
     assert resumed.state_dict()["return_square"] == [9.0, 1.0]
     resumed.update(batches[0])
-    # A run that had made no update yet.
+    # A run before its first update.
     resumed.load_state_dict({"value_scale": None, "num_updates": 0})
     assert resumed.state_dict()["return_square"] == [0.0, 0.0]
 
@@ -242,7 +242,7 @@ def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: p
 
 
 class Remembering(nn.Module):
-    """What users write, with estimates of values or without."""
+    """A user's module, with or without a value estimate."""
 
     def __init__(self, with_values: bool) -> None:
         super().__init__()
@@ -266,14 +266,14 @@ def test_observations_are_normalized_by_all_batches_before_and_never_within_one(
     for number, batch in enumerate(batches):
         learner.update(Batch([batch]))
         if number == 0:
-            # The first batch was seen as it is, and so it is learned from.
+            # The first batch was observed without normalization, and is learned from like that.
             other.update(Batch([batch]))
             assert all(torch.equal(x, mine.get_parameter(name)) for name, x in plain.named_parameters())
         seen = torch.cat([observations for each in batches[: number + 1] for observations, _, _ in one_by_one(each)])
         torch.testing.assert_close(mine.observation_mean, seen.mean(0), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(mine.observation_std, seen.std(0, correction=0), rtol=1e-9, atol=1e-12)
         if number == 1:
-            # A run that was broken off here.
+            # A run that was interrupted here.
             resumed = GRUPolicy(space, spaces.Discrete(4), 6, normalize_observations=True).double()
             again = make_learner(resumed, normalize_observations=True)
             again.load_state_dict(copy.deepcopy(learner.state_dict()))
@@ -285,7 +285,7 @@ def test_observations_are_normalized_by_all_batches_before_and_never_within_one(
 
 
 @pytest.mark.parametrize("with_values", [True, False])
-def test_modules_of_users_learn_with_their_memory(with_values: bool) -> None:
+def test_modules_of_users_learn_through_their_memory(with_values: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         module = Remembering(with_values)
     before = [param.detach().clone() for param in module.parameters()]
@@ -303,7 +303,7 @@ def test_returns_have_a_column_for_each_episode_of_the_trial() -> None:
     assert learner.columns == "episode"
 
 
-def test_policies_are_refused_that_the_learner_cannot_train() -> None:
+def test_policies_that_the_learner_cannot_train_are_refused() -> None:
     with pytest.raises(TypeError, match="CategoricalMLPPolicy has none; use GRUPolicy"):
         RL2(CategoricalMLPPolicy(3, 4), None)
     with pytest.raises(TypeError, match="this GRUPolicy predicts no rewards; make a GRUPolicy with predict_rewards"):
@@ -349,7 +349,7 @@ def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
     return GRUPolicy(observation_space, action_space, 4)
 
 
-def test_a_transformer_learns_as_a_recurrent_layer_does() -> None:
+def test_transformer_learns_like_a_recurrent_layer() -> None:
     policy = TransformerPolicy(
         spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 8, context=6, num_heads=2, predict_rewards=True
     ).double()

@@ -1,4 +1,4 @@
-"""Recurrent SAC: its losses against plain loops over single trials and steps, learning, and what it refuses."""
+"""Recurrent SAC: its losses against plain loops over single trials and steps, learning, and refusals."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def make(kind: str, cell: Any = "gru", **settings: Any) -> RSAC:
 
 
 def make_trials(learner: RSAC, lengths: list[int], ends_terminal: list[bool]) -> Steps:
-    """Random trials, the first half of each of which is an episode of its own."""
+    """Random trials; the first half of each is an episode of its own."""
     generator = torch.Generator().manual_seed(1)
     longest, num = max(lengths), len(lengths)
     real = torch.arange(longest).unsqueeze(1) < torch.tensor(lengths)
@@ -82,7 +82,7 @@ def through(network: nn.Module, names: list[str], inputs: Tensor) -> Tensor:
 
 
 def remember(encoder: nn.Module, observations: Tensor) -> list[Tensor]:
-    """Return what a GRU remembers after each observation, by its textbook equations."""
+    """Return the memory of a GRU after each observation, by its textbook equations."""
     params = dict(encoder.named_parameters())
     width = observations.shape[1] - SIZE - 2
     state, units = torch.zeros(5, dtype=torch.float64), []
@@ -172,7 +172,7 @@ def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("box", {}), ("discrete", {}), ("box", {"goal_reward": 0.3})])
-def test_losses_and_gradients_are_those_of_plain_loops(kind: str, settings: dict[str, Any]) -> None:
+def test_losses_and_gradients_agree_with_plain_loops(kind: str, settings: dict[str, Any]) -> None:
     learner = make(kind, **settings)
     trials = make_trials(learner, [4, 2, 7, 5], [True, False, False, True])
     noise = torch.randn((8, 4, 2), generator=make(kind).torch_generator("actions"))
@@ -181,7 +181,7 @@ def test_losses_and_gradients_are_those_of_plain_loops(kind: str, settings: dict
     for mine, wanted in zip(found, (critics, actor, temperature), strict=False):
         torch.testing.assert_close(mine, wanted, check_dtype=False, rtol=1e-6, atol=1e-6)
     sum(found[:3]).backward()
-    # Each network learns from its own loss alone.
+    # Each network learns only from its own loss.
     for network, loss in ((learner.critics, critics), (learner.policy, actor)):
         params = dict(network.named_parameters())
         wanted = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
@@ -216,7 +216,7 @@ def test_padding_changes_nothing(cell: Any) -> None:
 
 
 class Fixed:
-    """Stands for a generator from which one thing is drawn."""
+    """A fake generator with one given draw."""
 
     def __init__(self, drawn: Tensor) -> None:
         self.drawn = drawn
@@ -231,12 +231,12 @@ def test_targets_follow_the_critics() -> None:
         torch.testing.assert_close(target, 0.75 * old + 0.25 * critic.detach())
 
 
-def test_update_goes_through_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_uses_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make("box", sequence_length=3, batch_size=40, num_updates=1, warmup_trials=1)
     drawn: list[Steps] = []
     monkeypatch.setattr(learner, "step", lambda trials: drawn.append(trials) or torch.zeros(5))
     tasks, length = 2, 6
-    # The observations number the steps.
+    # The observations are the numbers of the steps.
     numbers = torch.arange(float(length)).reshape(1, length, 1, 1).expand(tasks, length, 1, SIZE + 4)
     grid, ends = (tasks, length, 1), torch.ones((tasks, 1), dtype=torch.bool)
     episodes = TaskEpisodes(
@@ -250,7 +250,7 @@ def test_update_goes_through_sequences_from_anywhere_in_the_trials(monkeypatch: 
     assert torch.equal(sequences.observations[:, :, 0], firsts + torch.arange(3.0).unsqueeze(1))
 
 
-def test_temperature_falls_where_there_is_more_entropy_than_wanted() -> None:
+def test_temperature_falls_where_the_entropy_is_above_its_target() -> None:
     for target, falls in ((-50.0, True), (50.0, False)):
         learner = make("box", target_entropy=target)
         before = float(learner.networks.log_temperature.detach())
@@ -270,7 +270,7 @@ def test_loss_that_is_not_finite_ends_training_before_the_step() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Products this small are slower on several threads."""
+    """Such small products are slower on several threads."""
     with intra_op_threads(1):
         yield
 
@@ -280,8 +280,8 @@ def one_thread() -> Iterator[None]:
     ("kind", "cell"),
     [("box", "gru"), ("discrete", "lstm"), pytest.param("discrete", ATTENTION, marks=pytest.mark.slow)],
 )
-def test_memory_is_learned_from_what_others_did(kind: str, cell: Any) -> None:
-    """What is right is shown at the first step and asked for at the last; all actions in the trials are random."""
+def test_memory_is_learned_off_policy_from_random_actions(kind: str, cell: Any) -> None:
+    """The first step shows the right action of the last; all actions in the trials are random."""
     action = spaces.Box(-1.0, 1.0, (1,)) if kind == "box" else spaces.Discrete(2)
     width = spaces.flatdim(action) + 3
     observation = spaces.Box(-np.inf, np.inf, (width,), np.float32)
@@ -356,7 +356,7 @@ def test_tests_act_without_the_noise_of_training() -> None:
     learner = experiment.metalearner
     with experiment.make_sampler(num_workers=0) as sampler:
         same = sampler.sample_tasks(1) * 2
-        # Points start at the origin, so that only noise can tell the two trials of one task apart.
+        # Points start at the origin, so that only noise can make the two trials of one task differ.
         first, second = learner.test(sampler, same, 0).phases[0].observations
         assert torch.equal(first, second)
         adapted = learner.adapt(sampler, same)

@@ -33,7 +33,7 @@ def message_of(**values: Any) -> str:
     return str(caught.value)
 
 
-def test_reptile_goes_its_share_of_the_way_to_the_mean_of_the_adapted_parameters() -> None:
+def test_reptile_moves_by_its_step_size_toward_the_mean_of_the_adapted_parameters() -> None:
     policy, train_episodes, valid = make_problem("normal", 2, RAGGED)
     before = copy_of(policy)
     once = adapt(policy, train_episodes[0], step_size=0.3)
@@ -48,7 +48,7 @@ def test_reptile_goes_its_share_of_the_way_to_the_mean_of_the_adapted_parameters
     assert metrics["grad_norm"] == pytest.approx(squares**0.5)
 
 
-def test_reptile_refuses_what_is_not_finite_and_training_without_inner_steps() -> None:
+def test_reptile_refuses_non_finite_parameters_and_training_without_inner_steps() -> None:
     policy, train_episodes, valid = make_problem("normal", 1, RAGGED)
     train_episodes[0].advantages[1] = torch.nan
     before = copy_of(policy)
@@ -60,7 +60,7 @@ def test_reptile_refuses_what_is_not_finite_and_training_without_inner_steps() -
     )
 
 
-def test_anil_adapts_the_output_layer_or_the_head_that_is_named() -> None:
+def test_anil_adapts_the_output_layer_or_the_named_head() -> None:
     rule = make_experiment(config_of().override({"algorithm": "anil"})).metalearner.rule
     assert rule is not None
     assert rule.parameters == make_policy("normal", hidden_sizes=(8,)).perceptron.layer_names[-1]
@@ -74,7 +74,7 @@ def test_anil_adapts_the_output_layer_or_the_head_that_is_named() -> None:
     assert rule.parameters[0] in found
 
 
-def test_meta_sgd_moves_every_step_size_and_keeps_the_rule_of_other_threads_as_it_is() -> None:
+def test_meta_sgd_changes_every_step_size_and_not_the_rule_of_other_threads() -> None:
     policy, train_episodes, valid = make_problem("normal", 2, RAGGED)
     learner = MetaSGD(policy, 0.3, collection=Collection(num_steps=2))
     before = learner.rule
@@ -92,7 +92,7 @@ def test_meta_sgd_moves_every_step_size_and_keeps_the_rule_of_other_threads_as_i
         MetaSGD(make_policy("normal", hidden_sizes=())).load_state_dict(learner.state_dict())
 
 
-def test_meta_sgd_of_some_parameters_learns_their_step_sizes_alone() -> None:
+def test_meta_sgd_of_some_parameters_learns_only_their_step_sizes() -> None:
     policy, train_episodes, valid = make_problem("normal", 1, RAGGED)
     head = policy.perceptron.layer_names[-1]
     learner = MetaSGD(policy, AdaptationRule(0.3, parameters=head))

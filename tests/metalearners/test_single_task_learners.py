@@ -1,4 +1,4 @@
-"""Learners of single tasks side by side: each does what it would do alone, and what the algorithms say."""
+"""Learners of single tasks in parallel: each learns as it would alone, by the equations of its algorithm."""
 
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ def ppo(seeds: list[int], **settings: Any) -> SingleTaskPPO:
     return SingleTaskPPO(DARK_ROOM, seeds, SingleTaskPPOSettings.from_arguments(**settings), hidden_sizes=(8,))
 
 
-def test_update_of_ppo_is_that_of_a_network_and_an_optimizer_for_each_task() -> None:
+def test_update_of_ppo_is_that_of_a_separate_network_and_optimizer_for_each_task() -> None:
     learner = ppo([5, 6, 7], num_epochs=3, clip=0.1, entropy_coefficient=0.02)
     before = {name: param.clone() for name, param in learner.params.items()}
     episodes = sample(learner)
@@ -50,7 +50,7 @@ def test_update_of_ppo_is_that_of_a_network_and_an_optimizer_for_each_task() -> 
                 mine.copy_(before[name][task])
         optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
         rewards = episodes.rewards[task].double()
-        # Without a baseline, and never terminated: sums of what is still to come.
+        # Without a baseline and termination, advantages are the sums of the rewards to come.
         returns = torch.stack([sum(0.99**k * rewards[t + k] for k in range(12 - t)) for t in range(12)])
         advantages = (returns - returns.mean()) / (returns.std(correction=0) + 1e-8)
         old = None
@@ -115,7 +115,7 @@ def test_learners_find_their_own_goals() -> None:
     assert (torch.stack(returns[:3]).mean(0) < 4.0).all()
 
 
-def test_table_acts_greedily_but_for_epsilon() -> None:
+def test_table_acts_greedily_except_with_probability_epsilon() -> None:
     policy = QTablePolicy(spaces.Discrete(3, start=2), spaces.Discrete(2))
     table = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]]).repeat(2, 1, 1)
     params = {"table": table, "epsilon": torch.tensor([0.0, 1.0])}

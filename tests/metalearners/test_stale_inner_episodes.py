@@ -1,8 +1,8 @@
-"""The return that a meta-update predicts and the one that follows, in a problem where expectations need no sampling.
+"""The return that a meta-update predicts and the return that follows, in a problem with exact expectations.
 
 States are -1 and 1, one step each; the mean of the action is linear in the state. In the task c = -1 or 1 the reward is
-c * s + 0.1 * c * a + 0.02 * a. Its first part, the larger, has nothing to do with the action. Actions stand at the
-quantiles of the normal distribution, so that means over episodes are expectations to three digits.
+c * s + 0.1 * c * a + 0.02 * a. Its first and largest part does not depend on the action. Actions are quantiles of the
+normal distribution, so that means over episodes are expectations to three digits.
 """
 
 from dataclasses import dataclass
@@ -79,14 +79,14 @@ def update(inner_loss: InnerLoss) -> Outcome:
     return Outcome(promised, float(run()[1].rewards.mean() - valid.rewards.mean()), float(slope.detach().abs().max()))
 
 
-def test_log_probabilities_of_stale_actions_promise_what_new_episodes_do_not_hold() -> None:
+def test_log_probabilities_of_stale_actions_predict_a_gain_that_new_episodes_do_not_show() -> None:
     outcome = update(reinforce)
-    # Where the mean moves away from the actions, state by state, their advantages become part of the inner step.
+    # Where the mean moves away from the actions of a state, their advantages become part of the inner step.
     assert outcome.moved > 0.01
     assert outcome.promised > 3.0 * outcome.earned
 
 
-def test_likelihood_ratio_promises_what_new_episodes_hold() -> None:
+def test_likelihood_ratio_predicts_the_gain_of_new_episodes() -> None:
     outcome = update(likelihood_ratio)
     assert outcome.moved < 1e-3
     assert outcome.earned > 0.0
@@ -111,5 +111,5 @@ def test_gain_from_a_mean_that_follows_the_state_is_that_of_the_inner_loss(
             [name == policy.perceptron.layer_names[0][0] for name in names], dtype=torch.float64
         )
         gain = meta.evaluate(theta)[0] - meta.evaluate(theta + tilt)[0]
-    # E[(a - d s) A] = 0.1 c + 0.02 - c d: of the tilt d comes a step of the bias, and of it a reward of 0.1 * d.
+    # E[(a - d s) A] = 0.1 c + 0.02 - c d: the tilt d adds a step of the bias, which adds a reward of 0.1 * d.
     assert gain == pytest.approx(false_gain * 0.05, abs=3e-4)

@@ -17,7 +17,7 @@ def positive_definite(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]
 
 @settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 30), seed=st.integers(0, 2**31))
-def test_conjugate_gradient_solves_as_the_direct_solver(size: int, seed: int) -> None:
+def test_conjugate_gradient_agrees_with_the_direct_solver(size: int, seed: int) -> None:
     matrix, b = positive_definite(size, seed)
     solution = conjugate_gradient(lambda v: matrix @ v, b, iterations=2 * size, tolerance=1e-24)
     expected = torch.linalg.solve(matrix, b)
@@ -51,7 +51,7 @@ def test_matrix_without_curvature_ends_the_search_instead_of_dividing_by_zero() 
 
 
 def test_line_search_takes_the_first_fraction_that_improves_within_the_bound() -> None:
-    # At 1 the divergence is too large, at 1/2 the loss is no better, at 1/4 all is well.
+    # At 1 the divergence is too large, at 1/2 the loss is not better, at 1/4 both conditions hold.
     table = {1.0: (-5.0, 0.2), 0.5: (1.0, 0.05), 0.25: (0.9, 0.1), 0.125: (0.0, 0.0)}
     search = backtracking_line_search(table.__getitem__, 1.0, max_kl=0.1, max_steps=9, ratio=0.5)
     assert (search.accepted, search.steps, search.fraction, search.loss, search.kl) == (True, 3, 0.25, 0.9, 0.1)

@@ -1,4 +1,4 @@
-"""VariBAD: the evidence bound against plain loops, who trains what, and configs that make no sense."""
+"""VariBAD: the evidence bound against plain loops, the parameters that each objective trains, and invalid configs."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def learner_and_episodes(settings: dict[str, Any] | None = None, **values: Any) 
 
 
 def plain_bound(learner: VariBAD, drawn: Any) -> tuple[Tensor, Tensor]:
-    """Reconstruction and divergence, means over trials and their decoded steps, one term after the other."""
+    """Reconstruction and divergence, as means over trials and their decoded steps, one term after the other."""
     policy, steps = learner.policy, drawn.steps
     mean, log_variance, _ = policy.believe(steps.observations)
     std = (0.5 * log_variance).exp()
@@ -102,7 +102,7 @@ NAVIGATION = {"env-name": "2DNavigation-v0", "env-kwargs": {}, "max-episode-step
         ({"reward-decoder": "network", "belief-steps": 2}, NAVIGATION),
     ],
 )
-def test_bound_and_its_gradient_are_those_of_plain_loops(settings: dict[str, Any], values: dict[str, Any]) -> None:
+def test_bound_and_its_gradient_agree_with_plain_loops(settings: dict[str, Any], values: dict[str, Any]) -> None:
     learner, episodes = learner_and_episodes(settings, **values)
     replay = learner.experience["trials"]
     replay.append(episodes)
@@ -154,7 +154,7 @@ def test_objective_of_the_policy_changes_the_policy_and_the_bound_changes_the_be
     assert changed(before) == [False, False, True]
 
 
-def test_policy_sees_observations_by_the_moments_of_all_that_was_sampled() -> None:
+def test_policy_normalizes_observations_by_the_moments_of_all_samples() -> None:
     learner, episodes = learner_and_episodes()
     for _ in range(2):
         learner.update(Batch([episodes]))
@@ -167,7 +167,7 @@ def test_policy_sees_observations_by_the_moments_of_all_that_was_sampled() -> No
     assert torch.equal(learner.policy.observation_std, torch.ones(2))
 
 
-def test_moments_are_those_of_all_numbers_at_once() -> None:
+def test_accumulated_moments_are_those_of_all_numbers() -> None:
     numbers = torch.randn((100, 3), generator=torch.Generator().manual_seed(0)).double() * 3.0 + 5.0
     moments = RunningMoments(3)
     assert torch.equal(moments.variance, torch.ones(3).double())
@@ -181,7 +181,7 @@ def test_moments_are_those_of_all_numbers_at_once() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_belief_learns_where_the_goal_is_and_the_policy_goes_there() -> None:
+def test_belief_learns_the_position_of_the_goal_and_the_policy_goes_to_it() -> None:
     wanted = {"reward-decoder": "cells", "learning-rate": 0.01, "num-epochs": 4, "belief-learning-rate": 0.01}
     experiment = make_experiment(config({**wanted, "clip": 0.2, "kl-coefficient": 0.01}))
     learner, rows = experiment.metalearner, []
@@ -195,7 +195,7 @@ def test_belief_learns_where_the_goal_is_and_the_policy_goes_there() -> None:
     assert last.sum() > 2.2
     assert last[1] > last[0]
     losses = [np.mean([row["belief/reconstruction"] for row in part]) for part in (rows[:5], rows[-5:])]
-    # As long as the goal has not been found, half of what there is to know cannot be.
+    # Until the goal has been found, half of the information about it is missing.
     assert losses[1] < 0.85 * losses[0]
 
 

@@ -115,7 +115,9 @@ def test_sampler_continues_after_an_error_in_this_process(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", ["leave_quietly", "raise_os"])
-def test_environment_that_fails_to_close_costs_a_warning(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_environment_that_fails_to_close_in_a_sampler_is_a_warning(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with faulty_sampler({"fault": fault, "place": "close"}, num_workers=0) as sampler:
         sampler.rollout(sampler.sample_tasks(1))
     assert "close() raises" in caplog.text

@@ -108,7 +108,7 @@ def test_evaluation_never_sees_the_tasks_of_training(policy: NormalMLPPolicy) ->
     assert not goals[0] & goals[1]
 
 
-def test_evaluation_draws_the_test_tasks_of_a_family_that_keeps_them_apart() -> None:
+def test_evaluation_draws_the_test_tasks_of_a_family_that_has_them() -> None:
     drawn = []
     validation = {"evaluation": True, "task_split": "validation"}
     for options in ({}, validation, {"evaluation": True}, {"evaluation": True, "num_workers": 2}):

@@ -1,4 +1,4 @@
-"""Bandits pay what their task says."""
+"""The rewards of bandits follow their task."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_bad_std_is_refused(std: Any) -> None:
 
 
 @pytest.mark.parametrize("actions", [[0, 5], [-1, 0], [0.0, 1.0]])
-def test_arm_that_there_is_not_is_refused(actions: list[Any]) -> None:
+def test_missing_arm_is_refused(actions: list[Any]) -> None:
     env = BernoulliBanditVectorEnv(2, k=5)
     env.reset(seed=0)
     with pytest.raises(ValueError, match=r"actions must be integers in \[0, 5\)"):

@@ -1,4 +1,4 @@
-"""Dark rooms: walls, hidden cells, and what is paid once."""
+"""Dark rooms: walls, hidden cells, and rewards that are paid once."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_goal_pays_in_every_step_that_ends_there() -> None:
     assert cell == [3, 5]
 
 
-def test_walls_are_where_one_stays() -> None:
+def test_walls_stop_moves() -> None:
     env = make("DarkRoom-v0", {"goal": [0, 0]}, size=3)
     assert walk(env, [UP, UP, UP])[1] == [0, 1]
     assert walk(env, [LEFT, LEFT])[1] == [0, 0]
@@ -87,7 +87,7 @@ def test_room_that_is_too_small_is_refused(size: Any) -> None:
         make_vector_env("DarkRoom-v0", {"size": size})
 
 
-def test_room_draws_what_the_walker_does_not_see() -> None:
+def test_picture_of_the_room_shows_the_hidden_cells() -> None:
     env = gymnasium.make("DarkKeyDoor-v0", render_mode="rgb_array")
     env.reset(seed=0)
     picture: Any = env.render()

@@ -1,4 +1,4 @@
-"""Grid navigation: moves, walls, rewards, and which cells are goals."""
+"""Grid navigation: moves, walls, rewards, and the cells that are goals."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def walk(goal: list[int], actions: list[int], **kwargs: Any) -> tuple[list[float
     return rewards, cells, success
 
 
-def test_up_is_along_y_and_right_along_x_and_walls_hold() -> None:
+def test_up_is_along_y_and_right_along_x_and_walls_stop_moves() -> None:
     _, cells, _ = walk([4, 4], [UP, RIGHT, STAY, DOWN, LEFT, LEFT, DOWN])
     assert cells == [[0, 1], [1, 1], [1, 1], [1, 0], [0, 0], [0, 0], [0, 0]]
     assert walk([2, 0], [UP] * 3 + [RIGHT] * 4, width=3, height=2)[1][-1] == [2, 1]
@@ -69,7 +69,7 @@ def test_cell_outside_of_the_grid_is_refused_by_name(cell: list[float]) -> None:
         make_vector_env("GridNavi-v0").reset_task([{"goal": cell}])
 
 
-def test_picture_has_the_start_below_and_the_goal_where_it_is() -> None:
+def test_picture_has_the_start_at_the_bottom_and_the_goal_at_its_cell() -> None:
     env = gymnasium.make("GridNavi-v0", task={"goal": [4, 3]}, render_mode="rgb_array")
     env.reset(seed=0)
     picture: Any = env.render()

@@ -63,7 +63,7 @@ def test_arriving_in_one_coordinate_is_not_arriving() -> None:
     assert terminated.tolist() == [False, False, True]
 
 
-def test_final_observation_of_an_episode_is_where_it_arrived() -> None:
+def test_final_observation_of_an_episode_is_its_last_position() -> None:
     env = Navigation2DVectorEnv(2, autoreset_mode="Disabled")
     env.reset_task([{"goal": [0.2, 0.0]}, {"goal": [0.5, 0.0]}])
     env.reset(seed=0)
@@ -76,7 +76,7 @@ def test_final_observation_of_an_episode_is_where_it_arrived() -> None:
 
 
 def test_arriving_in_the_last_step_terminates() -> None:
-    """As with Gymnasium's TimeLimit both flags are set, and who tells them apart must look at `terminated` first."""
+    """As with Gymnasium's TimeLimit both flags are set; code must look at `terminated` first."""
     env = gymnasium.make_vec("2DNavigation-v0", num_envs=2, max_episode_steps=1)
     env.unwrapped.reset_task([{"goal": [0.1, 0.0]}, {"goal": [0.5, 0.0]}])
     env.reset(seed=0)
@@ -129,7 +129,7 @@ def test_picture_shows_start_goal_and_path() -> None:
     assert up == pytest.approx(-right, abs=0.01)
 
 
-def test_picture_shows_the_path_of_the_current_episode_alone() -> None:
+def test_picture_shows_only_the_path_of_the_current_episode() -> None:
     env = Navigation2DVectorEnv(2, render_mode="rgb_array", task={"goal": [0.4, 0.4]})
     env.reset(seed=0)
     for _ in range(3):
@@ -166,13 +166,13 @@ def test_nothing_is_drawn_without_a_render_mode() -> None:
 
 
 def seen_place(image: np.ndarray) -> np.ndarray:
-    """Return the middle of the light in a picture, in the coordinates of the room."""
+    """Return the center of the light in a picture, in the coordinates of the room."""
     light = image[..., 0].astype(np.float64)
     row, column = (np.average(np.arange(32), weights=light.sum(axis)) for axis in (1, 0))
     return np.array([column, 31 - row]) * 2.0 / 31.0 - 1.0
 
 
-def test_picture_of_the_room_tells_the_place_to_a_fraction_of_a_pixel_and_nothing_of_the_goal() -> None:
+def test_picture_of_the_room_shows_the_position_to_a_fraction_of_a_pixel_and_not_the_goal() -> None:
     goals = np.array([[0.4, 0.1], [-0.5, 0.5], [0.3, -0.3], [0.4, 0.1]])
     env = PixelNavigationVectorEnv(4, autoreset_mode="Disabled")
     env.reset_task([{"goal": goal} for goal in goals])
@@ -203,8 +203,8 @@ def test_walls_of_the_room_stop_the_point() -> None:
     assert images[0, 0, 31, 0] < 255
 
 
-def test_pictures_are_written_where_they_are_read() -> None:
-    """No picture lies anywhere else on the way: what a step allocates is less than a tenth of the pictures."""
+def test_pictures_are_written_without_a_copy() -> None:
+    """Pictures are not copied: a step allocates less than a tenth of their size."""
     env = PixelNavigationVectorEnv(400, autoreset_mode="Disabled")
     env.reset(seed=0)
     actions = np.full((400, 2), 0.5, np.float32)
@@ -220,7 +220,7 @@ def test_pictures_are_written_where_they_are_read() -> None:
     assert peak < 400 * 32 * 32
 
 
-def test_rendered_room_shows_the_goal_for_people() -> None:
+def test_rendered_room_shows_the_goal() -> None:
     env = PixelNavigationVectorEnv(1, render_mode="rgb_array", task={"goal": np.array([0.5, 0.5])})
     env.reset(seed=0)
     (picture,) = env.render()

@@ -1,4 +1,4 @@
-"""Points that look for hidden goals: moves, starts and rewards, computed by hand."""
+"""Points that search hidden goals: moves, starts and rewards, computed by hand."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from maml_rl.samplers import MultiTaskSampler
 
 
 def steps(env_id: str, goal: list[float], start: list[float], moves: list[list[float]], **kwargs: Any) -> Any:
-    """Rewards and the last info of moves from a place."""
+    """Return the rewards and the last info of moves from a position."""
     env: Any = make_vector_env(env_id, kwargs, 1)
     env.reset_task([{"goal": goal}])
     env.reset(seed=0)
@@ -98,7 +98,7 @@ def test_semicircle_refuses_an_unknown_setting(setting: str) -> None:
         make_vector_env("SemiCircle-v0", {setting: "dense"})
 
 
-def test_wind_is_added_to_every_move_and_the_goal_pays_only_who_stands_against_it() -> None:
+def test_wind_is_added_to_every_move_and_the_goal_rewards_only_moves_against_it() -> None:
     env: Any = make_vector_env("Wind-v0", {}, 2)
     env.reset_task([{"wind": [0.05, 0.0]}, {"wind": [0.0, 0.08]}])
     np.testing.assert_array_equal(env.reset(seed=0)[0], 0.0)
@@ -137,7 +137,7 @@ def test_winds_are_uniform() -> None:
 @pytest.mark.parametrize(
     ("env_id", "farthest"), [("PointGoal-v0", 1.0), ("SparsePointGoal-v0", 0.0), ("PointCorner-v0", 0.2)]
 )
-def test_start_is_where_the_family_says(env_id: str, farthest: float) -> None:
+def test_start_has_the_distribution_of_the_family(env_id: str, farthest: float) -> None:
     observations = make_vector_env(env_id, {}, 2000).reset(seed=0)[0]
     assert np.abs(observations).max() <= farthest
     np.testing.assert_allclose(observations.std(axis=0), farthest / np.sqrt(3.0), rtol=0.06)
@@ -170,7 +170,7 @@ def test_scale_maps_actions_onto_moves() -> None:
         make_vector_env("PointGoal-v0", {"normalization_scale": 0.0})
 
 
-def test_point_draws_itself_and_its_goal() -> None:
+def test_picture_shows_the_point_and_its_goal() -> None:
     env = gymnasium.make("PointCorner-v0", render_mode="rgb_array")
     env.reset(seed=0)
     picture: Any = env.render()

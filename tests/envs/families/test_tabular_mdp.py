@@ -1,4 +1,4 @@
-"""Tabular MDPs go where their task says, and pay what it says."""
+"""Transitions and rewards of tabular MDPs follow their task."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_rewards_and_transitions_are_independent() -> None:
     assert abs(np.corrcoef(states_of(observations), rewards)[0, 1]) < 5.0 / np.sqrt(SLOTS)
 
 
-def test_tasks_have_the_distribution_they_should() -> None:
+def test_tasks_have_the_documented_distribution() -> None:
     tasks = TabularMDPVectorEnv(1, num_states=4, num_actions=3).sample_tasks(2_000, seed=0)
     transitions = np.array([task["transitions"] for task in tasks])
     rewards_mean = np.array([task["rewards_mean"] for task in tasks])
@@ -84,7 +84,7 @@ def test_row_that_is_not_a_distribution_is_refused_by_name(row: list[float]) -> 
 def test_rounded_table_is_accepted_and_never_enters_an_impossible_state() -> None:
     task = {"transitions": [[[0.3333333, 0.6666666, 0.0]]] * 3, "rewards_mean": [[0.0]] * 3}
     env = TabularMDPVectorEnv(SLOTS, num_states=3, num_actions=1, task=task)
-    # The largest uniform that there is falls beyond the sum of the table, but not beyond that of the distribution.
+    # The largest uniform number exceeds the sum of the table, but not that of the distribution.
     assert (env._cumulative[:, :, :, 1] == 1.0).all()
     env.reset(seed=0)
     assert states_of(env.step(np.zeros(SLOTS, int))[0]).max() == 1
@@ -97,7 +97,7 @@ def test_bad_size_is_refused_by_name(name: str, value: Any) -> None:
         TabularMDPVectorEnv(1, **{name: value})
 
 
-def test_action_that_there_is_not_is_refused() -> None:
+def test_missing_action_is_refused() -> None:
     env = TabularMDPVectorEnv(2)
     env.reset(seed=0)
     with pytest.raises(ValueError, match=r"actions must be integers in \[0, 5\)"):

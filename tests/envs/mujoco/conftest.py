@@ -1,4 +1,4 @@
-"""Bare MuJoCo, one `MjData` per simulation, for the tests of the seam to compare with."""
+"""Plain MuJoCo, one `MjData` per simulation, as the reference in tests of `Physics`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
 class BareSimulations:
-    """What `Physics` promises, the obvious way."""
+    """The reference implementation of `Physics`."""
 
     def __init__(self, model, num_sims):
         self.model = model
@@ -49,14 +49,14 @@ def bare_simulations():
 
 @pytest.fixture
 def in_empty_folder(tmp_path, monkeypatch):
-    """A working folder for what MuJoCo may want to log."""
+    """A working folder for the files that MuJoCo may log."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
 def ordinary_model(tmp_path_factory):
-    """What MuJoCo makes of a model file that ships with Gymnasium, warnings and all."""
+    """Return MuJoCo's model of a file that ships with Gymnasium, and ignore the warnings."""
 
     def load(xml_name):
         with pytest.MonkeyPatch.context() as patch:

@@ -15,14 +15,14 @@ FAMILIES = [AntVelVectorEnv, AntDirVectorEnv, AntPosVectorEnv]
 
 
 def put(env, slot, qpos=None, qvel=None):
-    """Move one slot to another state."""
+    """Put one slot into another state."""
     mask = np.arange(env.num_envs) == slot
     qpos = env.model.qpos0 if qpos is None else qpos
     env.physics.set_state(qpos[None], np.zeros((1, env.model.nv)) if qvel is None else qvel[None], mask)
 
 
 def test_steps_are_those_of_gymnasium(in_empty_folder):
-    """State, forward velocity, costs and health against Gymnasium's Ant-v5 from the same state, until both fall."""
+    """State, forward velocity, costs and health are those of Gymnasium's Ant-v5, until both fall."""
     env = AntDirVectorEnv(2, task={"direction": 1}, max_episode_steps=None)
     reference = AntEnv(ctrl_cost_weight=0.005, healthy_reward=0.05)
     observations, _ = env.reset(seed=5)
@@ -138,7 +138,7 @@ def test_tasks_come_from_the_published_distributions():
 
 
 def test_direction_in_the_plane_and_goal_have_the_rewards_of_their_source():
-    """The reward of the direction grows with the velocity along it; that of the goal falls with the L1 distance."""
+    """The reward of a direction increases with the velocity along it; that of a goal decreases with the L1 distance."""
     walk, go = AntDir2DVectorEnv(3), AntGoalVectorEnv(3)
     angles, goals = [0.0, np.pi / 2.0, 4.0], np.array([[0.0, 0.0], [1.0, -2.0], [-0.5, 0.25]])
     walk.reset_task([{"angle": angle} for angle in angles])
@@ -162,7 +162,7 @@ def test_direction_in_the_plane_and_goal_have_the_rewards_of_their_source():
         assert not terminated.any()
 
 
-def test_goal_never_ends_an_episode_that_lies_on_its_back():
+def test_ant_with_a_goal_that_lies_on_its_back_does_not_terminate():
     env = AntGoalVectorEnv(2)
     env.reset(seed=0)
     high = env.model.qpos0.copy()

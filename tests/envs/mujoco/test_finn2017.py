@@ -1,4 +1,4 @@
-"""The half-cheetah of the MAML paper's code against bare MuJoCo on a model that is edited by hand."""
+"""The half-cheetah of the MAML paper's code against plain MuJoCo on a model that is edited by hand."""
 
 import mujoco
 import numpy as np
@@ -11,7 +11,7 @@ DIRECTION, VELOCITY = "HalfCheetahDir-finn2017-v0", "HalfCheetahVel-finn2017-v0"
 
 @pytest.fixture
 def model(ordinary_model):
-    """Gymnasium's file with rllab's options set by hand."""
+    """Return Gymnasium's model with rllab's options set by hand."""
     model = ordinary_model("half_cheetah.xml")
     model.opt.timestep = 0.01
     model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER
@@ -19,7 +19,7 @@ def model(ordinary_model):
 
 
 def center_of_mass_velocity(model, data):
-    """The mean of the bodies' velocities, each at its center of mass, weighted by mass."""
+    """Return the mean of the bodies' velocities, each at its center of mass, weighted by mass."""
     momentum, velocity = np.zeros(3), np.zeros(6)
     for body in range(1, model.nbody):
         mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_BODY, body, velocity, 0)
@@ -38,7 +38,7 @@ def center_of_mass(model, data):
         (VELOCITY, [{"velocity": velocity} for velocity in (0.0, 0.7, 2.0)]),
     ],
 )
-def test_steps_are_those_of_bare_mujoco(env_id, tasks, engine, model, in_empty_folder):
+def test_steps_are_those_of_plain_mujoco(env_id, tasks, engine, model, in_empty_folder):
     """One step of 0.01 s, then a forward pass; reward and last observations from the center of mass after the step."""
     env = make_vector_env(env_id, {"engine": engine}, len(tasks))
     env.reset_task(tasks)
@@ -80,7 +80,7 @@ def test_steps_are_those_of_bare_mujoco(env_id, tasks, engine, model, in_empty_f
         ("AntPos-finn2017-v0", {"position": [1.0, -2.0]}),
     ],
 )
-def test_the_ants_steps_are_those_of_bare_mujoco(env_id, task, engine, ordinary_model, in_empty_folder):
+def test_steps_of_the_ant_are_those_of_plain_mujoco(env_id, task, engine, ordinary_model, in_empty_folder):
     """One Runge-Kutta step of 0.02 s, then a forward pass and the contact forces of the state after it."""
     model = ordinary_model("ant.xml")
     model.opt.timestep = 0.02
@@ -144,7 +144,7 @@ def test_the_velocity_is_not_that_of_the_torso():
 
 
 def test_the_body_has_the_numbers_of_rllabs_file():
-    """Read off rllab's half_cheetah.xml."""
+    """The expected numbers are from rllab's half_cheetah.xml."""
     model = make_vector_env(DIRECTION).model
     assert model.opt.timestep == 0.01
     assert model.opt.integrator == mujoco.mjtIntegrator.mjINT_EULER

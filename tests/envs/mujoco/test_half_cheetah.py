@@ -7,7 +7,7 @@ from maml_rl.envs.mujoco.half_cheetah import HalfCheetahDirEnv, HalfCheetahDirVe
 
 
 def episode(env, actions, seeds):
-    """Return all that a run shows: observations, rewards, terminated and truncated of every step."""
+    """Return the results of a run: observations, rewards, terminated and truncated of every step."""
     env.reset_buffers(seeds)
     buffers = env.buffers
     history = [buffers.observations.copy()]
@@ -24,7 +24,7 @@ def random_actions(num_steps, num_envs, scale=1.0):
 
 
 def test_steps_are_those_of_gymnasium(in_empty_folder):
-    """Observations, forward velocity and control cost against Gymnasium's HalfCheetah-v5 from the same state."""
+    """Observations, forward velocity and control cost are those of Gymnasium's HalfCheetah-v5 from the same state."""
     env = HalfCheetahDirVectorEnv(2, task={"direction": 1})
     reference = HalfCheetahEnv(ctrl_cost_weight=0.05)
     observations, _ = env.reset(seed=3)
@@ -86,8 +86,8 @@ def test_engines_and_threads_give_the_same_bits(engine, num_threads):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_slots_do_not_depend_on_how_many_there_are():
-    """Bit for bit: the same seed gives the same episode in a batch of 7, of 2, and of 1."""
+def test_slots_do_not_depend_on_their_number():
+    """The same seed gives a bit-identical episode in a batch of 7, of 2, and of 1."""
     actions, seeds = random_actions(60, 7), np.arange(7)
     whole = episode(HalfCheetahDirVectorEnv(7), actions, seeds)
     for part in (slice(0, 1), slice(1, 3), slice(3, 7)):
@@ -135,7 +135,7 @@ def test_tasks_come_from_the_published_distributions():
     assert np.mean(directions) == pytest.approx(0.0, abs=0.06)
 
 
-def test_broken_state_shows_in_the_observation_instead_of_a_silent_reset(in_empty_folder, capfd):
+def test_non_finite_state_appears_in_the_observation_instead_of_a_silent_reset(in_empty_folder, capfd):
     env = HalfCheetahDirVectorEnv(2)
     env.reset(seed=0)
     env.physics.set_state(env.model.qpos0[None], np.full((1, env.model.nv), 1e7), np.array([False, True]))
@@ -167,6 +167,6 @@ def test_physics_seconds_count_steps_and_resets():
         (lambda: HalfCheetahVelVectorEnv(render_mode="human"), "has no render_mode 'human'"),
     ],
 )
-def test_bad_argument_is_refused_in_a_sentence(make, message):
+def test_bad_argument_is_refused_in_one_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -16,7 +16,7 @@ def saved(model):
 
 
 @pytest.mark.parametrize("xml_name", ["half_cheetah.xml", "ant.xml"])
-def test_model_equals_the_ordinary_one_but_for_resets_of_broken_states(xml_name, ordinary_model):
+def test_model_equals_the_ordinary_one_except_for_resets_of_non_finite_states(xml_name, ordinary_model):
     reference = ordinary_model(xml_name)
     reference.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     assert saved(load_model(xml_name)) == saved(reference)

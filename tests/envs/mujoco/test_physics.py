@@ -37,12 +37,11 @@ def assert_same(physics, others, fields):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_trajectories_are_those_of_bare_mujoco_to_the_bit(
+def test_trajectories_are_bit_identical_to_plain_mujoco(
     xml_name, engine, num_threads, bare_simulations, ordinary_model
 ):
-    """Over hundreds of control steps, random controls, partial masks and resets on the way.
-
-    Bare MuJoCo runs the ordinary model: neither the sensor for contact forces nor the rescaled masses change anything.
+    """The test takes hundreds of steps with random controls, partial masks and resets. Plain MuJoCo runs the ordinary
+    model: neither the sensor for contact forces nor the rescaled masses change anything.
     """
     bare = bare_simulations(ordinary_model(xml_name), NUM_SIMS)
     physics = seam(xml_name, engine, num_threads=num_threads)
@@ -68,8 +67,8 @@ def test_trajectories_are_those_of_bare_mujoco_to_the_bit(
     physics.close()
 
 
-def test_forward_brings_what_derives_level_with_the_state(engine, bare_simulations, ordinary_model):
-    """Bit-identical, for the masked simulations alone; and the steps that follow are those of bare MuJoCo."""
+def test_forward_updates_derived_fields_of_the_masked_simulations(engine, bare_simulations, ordinary_model):
+    """Derived fields change only for the masked simulations, and the next steps are those of plain MuJoCo."""
     bare = bare_simulations(ordinary_model("half_cheetah.xml"), NUM_SIMS)
     physics = seam("half_cheetah.xml", engine)
     physics.bind("subtree_com")
@@ -91,7 +90,7 @@ def test_forward_brings_what_derives_level_with_the_state(engine, bare_simulatio
     physics.close()
 
 
-def test_engines_agree_to_the_bit_in_every_field_and_through_an_explosion(xml_name, in_empty_folder, capfd):
+def test_engines_are_bit_identical_in_every_field_even_when_a_simulation_diverges(xml_name, in_empty_folder, capfd):
     pytest.importorskip("mjbatch", exc_type=ImportError)
     first, second = seam(xml_name, "mjbatch", num_threads=2), seam(xml_name, "mujoco")
     for field in BODIES[xml_name]:
@@ -110,8 +109,8 @@ def test_engines_agree_to_the_bit_in_every_field_and_through_an_explosion(xml_na
     assert not np.isfinite(first.bind("qpos")).any(axis=1).all()
 
 
-def test_set_state_forgets_everything_that_came_before(xml_name, engine):
-    """Above all the warm start, which changes the last bits of what follows."""
+def test_set_state_resets_the_whole_integration_state(xml_name, engine):
+    """This includes the warm start, which changes the last bits of the next steps."""
     used, fresh = seam(xml_name, engine), seam(xml_name, engine)
     model = load_model(xml_name)
     random = np.random.default_rng(2)
@@ -127,7 +126,7 @@ def test_set_state_forgets_everything_that_came_before(xml_name, engine):
     assert_same(used, [fresh], ())
 
 
-def test_set_state_to_the_state_there_is_keeps_it(xml_name, engine):
+def test_set_state_to_the_current_state_keeps_it(xml_name, engine):
     physics = seam(xml_name, engine)
     qpos, qvel = start_states(load_model(xml_name), np.random.default_rng(3))
     for _ in range(2):
@@ -156,7 +155,7 @@ def test_simulations_outside_of_the_mask_are_left_alone(xml_name, engine):
 
 
 def test_contact_forces_are_those_at_the_start_of_the_last_substep(engine, ordinary_model):
-    """The force that bare MuJoCo finds there, on a model without any sensor, when asked by `mj_rnePostConstraint`."""
+    """They are the forces that `mj_rnePostConstraint` computes at that moment on a model without any sensor."""
     model = ordinary_model("ant.xml")
     physics = seam("ant.xml", engine, num_sims=1)
     forces = physics.bind("cfrc_ext")
@@ -193,7 +192,7 @@ def test_contact_forces_of_a_resting_ant_carry_its_weight(engine):
     assert not forces[0, 0].any()
 
 
-def test_contact_forces_are_there_after_set_state(engine):
+def test_contact_forces_are_computed_by_set_state(engine):
     model = load_model("ant.xml", contact_forces=True)
     physics = seam("ant.xml", engine, num_sims=1)
     forces = physics.bind("cfrc_ext")
@@ -232,6 +231,6 @@ def test_closing_ends_the_threads_of_the_plain_engine():
         ((0, "auto", 1), "num_sims must be an integer of at least 1, got 0"),
     ],
 )
-def test_bad_argument_is_refused_in_a_sentence(arguments, message):
+def test_bad_argument_is_refused_in_one_sentence(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_physics(load_model("half_cheetah.xml"), *arguments)

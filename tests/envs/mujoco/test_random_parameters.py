@@ -1,4 +1,4 @@
-"""Bodies with parameters of their own against bare MuJoCo, whose models are edited by hand."""
+"""Bodies with random parameters against plain MuJoCo on models that are edited by hand."""
 
 import mujoco
 import numpy as np
@@ -21,7 +21,7 @@ def env_id(request):
 
 
 def edited(model, task):
-    """A model as one would edit it by hand."""
+    """Return a model that is edited by hand."""
     for name, factors in task.items():
         field = getattr(model, name)
         field *= factors
@@ -29,7 +29,7 @@ def edited(model, task):
     return model
 
 
-def test_every_slot_moves_as_bare_mujoco_on_a_model_edited_by_hand(env_id, engine, ordinary_model, bare_simulations):
+def test_every_slot_moves_like_plain_mujoco_on_a_model_edited_by_hand(env_id, engine, ordinary_model, bare_simulations):
     env = make_vector_env(env_id, {"engine": engine}, 4, num_threads=2)
     substeps = env.substeps
     random = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def test_every_slot_moves_as_bare_mujoco_on_a_model_edited_by_hand(env_id, engin
                 assert_array_equal(env._qvel[slot], simulation.bind("qvel")[0])
 
 
-def test_task_changes_the_body_in_the_middle_of_an_episode(env_id, engine):
+def test_task_changes_the_body_during_an_episode(env_id, engine):
     changed, fresh = (make_vector_env(env_id, {"engine": engine}, 2) for _ in range(2))
     first, second = changed.sample_tasks(2, seed=3)
     changed.reset_task([first, first])
@@ -67,7 +67,7 @@ def test_task_changes_the_body_in_the_middle_of_an_episode(env_id, engine):
     assert (changed._qpos[1] != state).any()
 
 
-def test_factors_have_the_distribution_that_is_written(env_id):
+def test_factors_have_the_documented_distribution(env_id):
     env = make_vector_env(env_id)
     for name, base in (("body_mass", 1.5), ("body_inertia", 1.5), ("geom_friction", 1.5), ("dof_damping", 1.3)):
         factors = np.array([task[name] for task in env.sample_tasks(2000, seed=0)])

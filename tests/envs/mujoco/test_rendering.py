@@ -13,7 +13,7 @@ from maml_rl.envs.mujoco.half_cheetah import HalfCheetahDirVectorEnv
 
 
 def run_python(code, **variables):
-    """Run a script in an interpreter of its own, on a machine that seems to have no screen."""
+    """Run a script in an interpreter of its own, without a screen in its environment."""
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     environment.pop("MUJOCO_GL", None)
     command = [sys.executable, "-W", "error", "-c", code]
@@ -40,12 +40,12 @@ def test_sky_is_above_the_floor(opengl):
     with gymnasium.make("HalfCheetahDir-v5", render_mode="rgb_array") as env:
         env.reset(seed=0)
         picture = env.render().astype(float)
-    # The sky changes from gray to darker gray, row by row; the floor is a checkerboard.
+    # The sky darkens from row to row; the floor is a checkerboard.
     assert picture[:100].std(axis=1).max() < 1.0
     assert picture[-100:].std(axis=1).max() > 50.0
 
 
-def test_vector_environment_gives_one_picture_per_slot_also_beside_another(opengl):
+def test_vector_environments_give_one_picture_per_slot_even_with_another_one_open(opengl):
     one = gymnasium.make_vec("HalfCheetahDir-v5", num_envs=3, render_mode="rgb_array")
     two = gymnasium.make_vec("AntDir-v5", num_envs=1, render_mode="rgb_array")
     one.reset(seed=0), two.reset(seed=0)
@@ -75,7 +75,7 @@ def test_drawing_does_not_disturb_the_simulation(opengl):
         env.close()
 
 
-def test_environment_that_is_never_closed_ends_without_a_word(opengl):
+def test_environment_that_is_never_closed_ends_silently(opengl):
     code = (
         "import gymnasium, maml_rl\n"
         "envs = [gymnasium.make(name, render_mode='rgb_array') for name in ('HalfCheetahDir-v5', 'AntDir-v5')]\n"

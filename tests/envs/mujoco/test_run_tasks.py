@@ -1,4 +1,4 @@
-"""The tasks that several bodies share: every body keeps its own range, and draws what its range says."""
+"""The tasks that several bodies share: every body has its own range, and draws from it."""
 
 import inspect
 
@@ -35,7 +35,7 @@ def test_velocities_are_drawn_from_the_range_of_the_body(family):
 
 
 @pytest.mark.parametrize("family", [HalfCheetahDirVectorEnv, AntDirVectorEnv, Walker2DDirVectorEnv])
-def test_directions_are_drawn_alike_for_every_body(family):
+def test_directions_are_drawn_in_the_same_way_for_every_body(family):
     assert list(inspect.signature(family).parameters) == ["num_envs", "options"]
     signs = 2.0 * np.random.default_rng(0).integers(2, size=50) - 1.0
     assert family().draw_tasks(np.random.default_rng(0), 50) == [{"direction": sign} for sign in signs]

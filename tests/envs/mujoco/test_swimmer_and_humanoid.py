@@ -8,7 +8,7 @@ from maml_rl.envs import make_vector_env
 
 
 def beside_gymnasium(env_id, gymnasium_id, tasks, engine, steps):
-    """Yield what both return, step by step, from the same states and under the same controls."""
+    """Yield the results of both, step by step, from the same states and under the same controls."""
     env = make_vector_env(env_id, {"engine": engine}, len(tasks))
     env.reset_task(tasks)
     env.reset(seed=0)
@@ -37,7 +37,7 @@ def test_swimmer_keeps_the_velocity_of_its_task(engine):
 
 
 def test_humanoid_walks_in_the_direction_of_its_task(engine):
-    """All but the contact forces, which Gymnasium computes at another moment, is the same."""
+    """Everything is the same except the contact forces, which Gymnasium computes at another moment."""
     tasks = [{"angle": angle} for angle in (0.0, 2.0, 4.0)]
     directions = np.array([[np.cos(task["angle"]), np.sin(task["angle"])] for task in tasks])
     seen, running = 0, [0, 1, 2]
@@ -63,7 +63,7 @@ def test_humanoid_walks_in_the_direction_of_its_task(engine):
     assert observations.shape == (3, 348)
 
 
-def test_tasks_have_the_distributions_that_are_written():
+def test_tasks_have_the_documented_distributions():
     angles = np.array([task["angle"] for task in make_vector_env("HumanoidDir-v5").sample_tasks(4000, seed=0)])
     np.testing.assert_allclose(np.histogram(angles, 4, (0.0, 2.0 * np.pi))[0], 1000, rtol=0.12)
     speeds = np.array([task["velocity"] for task in make_vector_env("SwimmerVel-v5").sample_tasks(4000, seed=0)])

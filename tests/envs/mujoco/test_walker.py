@@ -10,8 +10,8 @@ UNCHANGED = {"Walker2DRandParams-v5": "Walker2d-v5", "HopperRandParams-v5": "Hop
 
 
 @pytest.mark.parametrize(("env_id", "gymnasium_id"), UNCHANGED.items())
-def test_body_of_factors_of_one_is_gymnasiums(env_id, gymnasium_id, engine):
-    """Down to the last bit: observations, rewards, falls."""
+def test_body_with_all_factors_one_is_gymnasiums(env_id, gymnasium_id, engine):
+    """Observations, rewards and falls are bit-identical."""
     env = make_vector_env(env_id, {"engine": engine}, 3)
     env.reset_task([{name: np.ones(entry.shape) for name, entry in env.entries.items()}] * 3)
     env.reset(seed=0)
@@ -56,7 +56,7 @@ def test_start_states_are_those_of_gymnasium(env_id, gymnasium_id):
         ("HopperVel-v5", [{"velocity": 0.5}, {"velocity": 2.0}], lambda v, task: -abs(v - task["velocity"])),
     ],
 )
-def test_task_replaces_the_forward_reward_alone(env_id, tasks, forward):
+def test_task_replaces_only_the_forward_reward(env_id, tasks, forward):
     body = "Walker2DRandParams-v5" if "Walker" in env_id else "HopperRandParams-v5"
     env, plain = make_vector_env(env_id, {}, 2), make_vector_env(body, {}, 2)
     env.reset_task(tasks)
