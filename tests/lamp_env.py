@@ -13,7 +13,7 @@ HORIZON = 4
 
 
 class LampEnv(gymnasium.Env):
-    """Tells at every step the task's power, and at the end whether the last action was positive."""
+    """Its infos have the task's power at every step, and at the end whether the last action was positive."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -38,7 +38,7 @@ class LampEnv(gymnasium.Env):
 
 
 class MarkedEnv(LampEnv):
-    """Notes in a file which processes make it; raises there if told so."""
+    """Records in a file the processes that create it; may raise an error in its constructor."""
 
     def __init__(self, marker: str, wrong: str = "") -> None:
         super().__init__()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def check_command(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Check that the options and configs are there that a line of train.py, test.py or maml-rl names."""
+    """Check that the options and configs in a line of train.py, test.py or maml-rl exist."""
     words = shlex.split(line)
     name = words[1].removesuffix(".py")
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Skipped tests say how to get what they lack; where MAML_RL_NO_SKIPS is set, they fail.
+"""Skipped tests name the remedy; where MAML_RL_NO_SKIPS is set, they fail.
 
 A machine without a browser, OpenGL or an extra passes the tests. `.ci/run` installs all of these and refuses skips.
 """
@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import pytest
 
-# What cannot be installed: hardware and rights; what `make test-metaworld` and `make test-ray` test.
-# And packages that only a page of the documentation or an example needs.
+# Reasons without a remedy: missing hardware and rights, and tests of `make test-metaworld` and `make test-ray`.
+# Also packages that only a page of the documentation or an example needs.
 ADMITTED = (
     *("CUDA", "accelerator", "NVIDIA driver", "no file system can be mounted"),
     *("'metaworld'", "'ray'", "'wandb'", "'mlflow'", "'optuna'", "'pyarrow'"),

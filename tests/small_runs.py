@@ -1,4 +1,4 @@
-"""Training runs that take a second, and what of their metrics has to repeat."""
+"""Training runs that take a second, and the part of their metrics that must be reproducible."""
 
 import json
 from pathlib import Path
@@ -26,6 +26,6 @@ def config_of(**values: Any) -> Config:
 
 
 def untimed(folder: Path) -> list[Metrics]:
-    """The metrics but the times."""
+    """Return the metrics without the times."""
     metrics = read_metrics(folder / "metrics.jsonl")
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in metrics]

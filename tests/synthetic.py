@@ -19,7 +19,7 @@ def make_policy(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> MLPPolicy:
-    """Gaussian over 2 action entries with different deviations, or categorical over 4 actions; biases are not zero."""
+    """Return a Gaussian policy of 2 action entries or a categorical one of 4 actions, with nonzero biases."""
     policy: MLPPolicy
     if kind == "normal":
         policy = NormalMLPPolicy(OBSERVATION_SIZE, 2, hidden_sizes, nonlinearity, init_std=0.8, seed=seed)
@@ -76,7 +76,7 @@ def direction(module: nn.Module, seed: int = 7) -> Tensor:
 
 
 class OpaquePolicy(Policy):
-    """A policy with nothing of a perceptron about it but its arithmetic: it takes the way of every unknown policy."""
+    """A perceptron that is not recognized as one, so that it is treated like every unknown policy."""
 
     def __init__(self, inner: MLPPolicy) -> None:
         super().__init__()

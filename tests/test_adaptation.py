@@ -1,4 +1,4 @@
-"""The inner loop, against one task at a time, against differences, and against the chunks it is cut into."""
+"""The inner loop, against one task at a time, against finite differences, and for any size of chunks."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 
 
 def one_task_at_a_time(policy: Policy, episodes: Any, step_size: float) -> dict[str, Tensor]:
-    """A gradient step per task, on its real steps only, with torch's own distributions."""
+    """Take a gradient step per task, on its real steps only, with torch's own distributions."""
     own = dict(policy.named_parameters())
     rows: dict[str, list[Tensor]] = {name: [] for name in own}
     for task in episodes:
@@ -94,7 +94,7 @@ def test_contents_of_the_padding_do_not_matter(kind: str) -> None:
         assert all(torch.equal(adapted[name], param) for name, param in expected.items())
 
 
-def test_step_without_gradients_is_recorded_nowhere_and_changes_nothing() -> None:
+def test_step_without_gradients_has_no_graph_and_changes_nothing() -> None:
     policy, (episodes,), _ = make_problem("normal", 1, RAGGED)
     before = {name: param.detach().clone() for name, param in policy.named_parameters()}
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_adapted_parameters_do_not_depend_on_the_number_of_threads() -> None:
     assert results[0] == results[1]
 
 
-def test_integer_observations_of_tables_are_adapted_too() -> None:
+def test_integer_observations_of_tables_can_be_adapted() -> None:
     from maml_rl.episode import TaskEpisodes
     from maml_rl.policies import CategoricalMLPPolicy
 
@@ -144,7 +144,7 @@ def test_integer_observations_of_tables_are_adapted_too() -> None:
         torch.testing.assert_close(adapted[name], param, rtol=1e-10, atol=1e-12)
 
 
-def test_another_inner_loss_is_what_is_descended() -> None:
+def test_adaptation_descends_another_inner_loss() -> None:
     policy, (episodes,), _ = make_problem("normal", 1, RAGGED)
     for create_graph in (True, False):
         plain = adapt(policy, episodes, step_size=0.3, create_graph=create_graph)
@@ -189,7 +189,7 @@ def test_steps_are_halved_never_once_or_always(num_steps: int, halve: Halving, s
     assert AdaptationRule(0.5).replace(halve=halve).step_sizes(num_steps) == sizes
 
 
-def test_schedule_holds_for_some_parameters_and_for_sizes_by_name() -> None:
+def test_schedule_applies_to_some_parameters_and_to_step_sizes_by_name() -> None:
     assert AdaptationRule(0.5, halve="once", parameters=["a"]).step_sizes(2) == ({"a": 0.5}, {"a": 0.25})
     sizes = AdaptationRule({"a": torch.tensor([1.0, 2.0])}, halve="always").step_size(2)
     assert isinstance(sizes, dict)
@@ -197,7 +197,7 @@ def test_schedule_holds_for_some_parameters_and_for_sizes_by_name() -> None:
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_rule_moves_only_the_parameters_it_names_each_by_its_own_step_size(create_graph: bool) -> None:
+def test_rule_changes_only_its_named_parameters_each_by_its_own_step_size(create_graph: bool) -> None:
     policy, (episodes,), _ = make_problem("normal", 1)
     plain = adapt(policy, episodes, step_size=1.0, create_graph=create_graph)
     own = dict(policy.named_parameters())
@@ -221,7 +221,7 @@ def test_learned_step_sizes_have_gradients_even_where_the_policy_has_none() -> N
         assert not param.requires_grad
 
 
-def test_rule_that_cannot_be_is_refused() -> None:
+def test_invalid_rule_is_refused() -> None:
     policy, (episodes,), _ = make_problem("normal", 1)
     with pytest.raises(ValueError, match="the rule adapts head, but the policy's parameters are"):
         adapt(policy, episodes, rule=AdaptationRule(0.1, parameters=["head"]))

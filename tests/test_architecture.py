@@ -1,4 +1,4 @@
-"""The rooms of the package, and which way the imports between them point."""
+"""The rooms of the package, and the directions of the imports between them."""
 
 import ast
 from collections import Counter
@@ -13,7 +13,7 @@ import maml_rl
 from maml_rl.policies import Policy
 
 PACKAGE = Path(maml_rl.__file__).parent
-# From the top to the ground floor: a room imports what stands after it.
+# From the top to the ground floor: a room imports only later ones.
 ROOMS = (
     "cli",
     "report",
@@ -39,8 +39,8 @@ ROOMS = (
     "arguments",
     "errors",
 )
-# File names that rooms of one plan share: what stands for a backend, its workers and what acts in them; the commands
-# `train`, `evaluate` and `record` and what they call.
+# File names that parallel rooms share: those of a backend, its workers and their actors; and the commands `train`,
+# `evaluate` and `record` and the functions behind them.
 SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "record.py", "train.py", "worker.py"}
 
 
@@ -61,7 +61,7 @@ def imports() -> Iterator[tuple[str, str, str]]:
     """Yield every import of the package's own modules: the file, its room, and the room that it imports."""
     for file, nodes in statements().items():
         path = file.relative_to(PACKAGE)
-        # The first gives public names, from all rooms, when they are used; `python -m` starts the others.
+        # The first provides public names of all rooms lazily; `python -m` starts the others.
         if path == Path("__init__.py") or path.name == "__main__.py":
             continue
         for node in nodes:
@@ -81,7 +81,7 @@ def test_every_room_has_its_place() -> None:
     assert found - {"__init__", "__main__"} == set(ROOMS)
 
 
-def test_no_file_name_stands_twice() -> None:
+def test_no_file_name_occurs_twice() -> None:
     names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name not in {"__init__.py", "__main__.py"})
     assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
 
@@ -98,7 +98,7 @@ def test_samplers_and_metalearners_do_not_import_each_other() -> None:
 
 
 def files() -> dict[str, set[str]]:
-    """Return which modules of the package every module imports; see `statements`."""
+    """Return the modules of the package that every module imports; see `statements`."""
     paths = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
         for path in statements()
@@ -111,7 +111,7 @@ def files() -> dict[str, set[str]]:
         graph[module] = set()
         for node in statements()[path]:
             if isinstance(node, ast.ImportFrom) and node.module is not None:
-                # What is imported from a package is one of its modules, or a name of its `__init__`.
+                # A name imported from a package is one of its modules, or a name in its `__init__`.
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
                 graph[module] |= {name if name in paths else node.module for name in names} & paths.keys()
             elif isinstance(node, ast.Import):
@@ -121,7 +121,7 @@ def files() -> dict[str, set[str]]:
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Return one circle of imports, from its first module to the first again; empty if there is none."""
+    """Return one circle of imports, with its first module repeated at the end; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -131,7 +131,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def rooms_inside(floor: str, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return which rooms inside of `floor` every room there imports: its files, and its folders as one each."""
+    """Return the rooms inside `floor` that every room there imports; a room is a file or a whole folder."""
 
     def room(module: str) -> str | None:
         parts = module.split(".")
@@ -152,13 +152,13 @@ def test_circle_is_found() -> None:
     assert circle(rooms_inside("envs", graph)) in (["one", "two", "one"], ["two", "one", "two"])
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_no_file_imports_itself_through_others() -> None:
     graph = files()
     assert graph["maml_rl.samplers.make_backend"] >= {"maml_rl.samplers.backend", "maml_rl.samplers.ray.backend"}
     assert circle(graph) == []
 
 
-def test_ray_does_without_child_processes() -> None:
+def test_ray_does_not_import_child_processes() -> None:
     of_ray = {module: imported for module, imported in files().items() if module.startswith("maml_rl.samplers.ray")}
     assert len(of_ray) > 4
     assert not [module for module, imported in of_ray.items() if any("samplers.processes" in each for each in imported)]

@@ -1,4 +1,4 @@
-"""The linear baseline, against NumPy's least squares, and on the episodes that break others."""
+"""The linear baseline, against NumPy's least squares, and on difficult episodes."""
 
 from typing import Any
 
@@ -37,13 +37,13 @@ def make(lengths: Any, observations: Any = None, rewards: Any = None, seed: int 
 
 
 def design(observations: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The features of the docstring, (N, F)."""
+    """Return the features of the docstring, (N, F)."""
     time = steps[:, None] / 100.0
     return np.concatenate((observations, observations**2, time, time**2, time**3, np.ones_like(time)), axis=1)
 
 
 def least_squares(episodes: TaskEpisodes, task: int) -> np.ndarray:
-    """Weights of one task, from its real steps alone."""
+    """Return the weights of one task, from its real steps only."""
     real = episodes.mask[task].numpy() > 0
     steps = np.broadcast_to(np.arange(real.shape[0])[:, None], real.shape)[real]
     features = design(episodes.observations[task].numpy()[real].astype(np.float64), steps)
@@ -77,7 +77,7 @@ def test_padded_steps_never_enter_the_fit():
 
 
 def test_each_task_is_fitted_as_if_it_were_alone():
-    # Long enough that the tasks fall into several groups.
+    # Long enough that the tasks are cut into several groups.
     episodes = make(np.random.default_rng(0).integers(1, 300, (40, 20)))
     together = LinearFeatureBaseline(3).fit(episodes)
     values, finals = together(episodes), together.final_values(episodes)
@@ -115,7 +115,7 @@ def test_constant_and_huge_observations_and_short_episodes_never_give_nan(observ
     assert torch.isfinite(baseline(episodes)).all()
     assert torch.isfinite(baseline.final_values(episodes)).all()
     assert torch.isfinite(episodes.compute_advantages(baseline)).all()
-    # The observations tell nothing, so that the best values are the best cubic in time.
+    # The observations carry no information, so that the best values are the best cubic in time.
     returns, time = episodes.returns[1, :, 0].double().numpy(), np.arange(length) / 100.0
     cubic = np.polynomial.Polynomial.fit(time, returns, min(3, length - 1))
     np.testing.assert_allclose(baseline(episodes)[1, :, 0].numpy(), cubic(time), rtol=0.0, atol=1e-2)
@@ -123,7 +123,7 @@ def test_constant_and_huge_observations_and_short_episodes_never_give_nan(observ
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-5]))
-def test_values_are_finite_whatever_the_observations(seed, reg_coeff):
+def test_values_are_finite_for_any_observations(seed, reg_coeff):
     generator = np.random.default_rng(seed)
     lengths = generator.integers(0, 6, (3, 2))
     lengths[0, 0] = 5
@@ -145,7 +145,7 @@ def test_final_observation_far_outside_of_the_fitted_ones_is_clipped_to_them():
     torch.testing.assert_close(final_values[0, 0], final_values[0, 1])
 
 
-def test_task_without_a_single_step_has_value_zero():
+def test_task_without_steps_has_value_zero():
     episodes = make([[3, 2], [0, 0]])
     baseline = LinearFeatureBaseline(3).fit(episodes)
     assert not baseline.final_values(episodes)[1].any()
@@ -175,7 +175,7 @@ def test_images_are_flattened():
     torch.testing.assert_close(LinearFeatureBaseline(4).fit(episodes)(episodes), episodes.rewards, rtol=0, atol=1e-3)
 
 
-def test_single_task_is_used_as_in_pytorch_maml_rl():
+def test_baseline_of_a_single_task_works_as_in_pytorch_maml_rl():
     episodes = BatchEpisodes(batch_size=2, gamma=0.9)
     for step in range(20):
         observations = np.array([[step, 1.0], [0.0, step]])
@@ -189,7 +189,7 @@ def test_single_task_is_used_as_in_pytorch_maml_rl():
 
 
 def test_bootstrapping_at_a_limit_common_to_all_episodes_changes_little():
-    # Reward 1 for 50 steps, undiscounted: what is left is linear in time, and nothing is left at the limit.
+    # Reward 1 for 50 steps, undiscounted: the remaining return is linear in time, and zero at the limit.
     episodes = make([[50, 50]], rewards=1.0)
     on, off = (
         episodes.compute_advantages(LinearFeatureBaseline(3), gamma=1.0, normalize=False, bootstrap=bootstrap).clone()
@@ -199,8 +199,8 @@ def test_bootstrapping_at_a_limit_common_to_all_episodes_changes_little():
     assert off.abs().max() < 1e-2
 
 
-def test_episode_cut_early_bootstraps_with_what_the_others_still_received():
-    # Terminated episodes last 50 steps; the one cut at 10 is worth as much to the policy that plays it.
+def test_episode_truncated_early_bootstraps_with_the_later_rewards_of_others():
+    # Terminated episodes last 50 steps; the one truncated at 10 has the same value under the policy.
     lengths = [[50] * 8 + [10]]
     truncated = np.array([[False] * 8 + [True]])
     episodes = make(lengths, rewards=1.0, truncated=truncated, terminated=~truncated)
@@ -230,7 +230,7 @@ def test_observations_of_another_size_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"), [((0,), "input_size"), ((10**6,), "images.*baseline: zero"), ((3, -1.0), "reg_coeff")]
 )
-def test_senseless_arguments_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         LinearFeatureBaseline(*arguments)
 

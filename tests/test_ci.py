@@ -1,4 +1,4 @@
-"""Every test is run by some part of `.ci/run`, and every part by a workflow."""
+"""Some part of `.ci/run` runs every test, and a workflow runs every part."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def parts() -> set[str]:
     return set(re.findall(r"^        (\w+)\)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def test_every_test_is_run_by_day_or_by_night() -> None:
+def test_every_test_runs_for_every_change_or_nightly() -> None:
     for marks in product((False, True), repeat=len(MARKERS)):
         marked = dict(zip(MARKERS, marks, strict=True))
         by_day = [selected(target, marked) for target in ("test", "test-metaworld", "test-ray")]
@@ -65,7 +65,7 @@ def test_every_part_is_a_job_of_a_workflow() -> None:
 
 
 def run_parts(folder: Path, *names: str, failing: str = "none") -> tuple[int, list[str], str]:
-    """Run parts where `make` only writes down what it is asked for; return the exit code, that, and standard error."""
+    """Run parts with a `make` that only records its calls; return the exit code, the calls, and standard error."""
     log = folder / "log"
     log.write_text("")
     programs = {
@@ -88,7 +88,7 @@ def run_parts(folder: Path, *names: str, failing: str = "none") -> tuple[int, li
     return ended.returncode, log.read_text().splitlines(), ended.stderr
 
 
-def test_parts_are_done_in_the_order_given_and_refuse_skips(tmp_path: Path) -> None:
+def test_parts_run_in_the_given_order_and_refuse_skips(tmp_path: Path) -> None:
     code, asked, _ = run_parts(tmp_path, "style", "ray", "metaworld", "test", "nightly")
     assert code == 0
     assert asked == [
@@ -100,31 +100,31 @@ def test_parts_are_done_in_the_order_given_and_refuse_skips(tmp_path: Path) -> N
     ]
 
 
-def test_without_a_part_all_of_the_day_are_done_once(tmp_path: Path) -> None:
+def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> None:
     code, asked, _ = run_parts(tmp_path)
     assert code == 0
     targets = [line.split()[1] for line in asked if "--num-batches" not in line]
     assert sorted(targets) == ["install", "install-metaworld", "lint", "test", "test-metaworld", "test-ray"]
-    # Everything is set up before something is tested.
+    # Everything is set up before the first test.
     assert set(targets[:2]) == {"install", "install-metaworld"}
     assert targets.index("test") < targets.index("test-metaworld")
 
 
 @pytest.mark.parametrize("failing", ["test-ray", "test-metaworld"])
-def test_either_of_two_parts_side_by_side_ends_the_whole_when_it_fails(tmp_path: Path, failing: str) -> None:
+def test_failure_of_either_of_two_parallel_parts_ends_the_run(tmp_path: Path, failing: str) -> None:
     code, asked, shown = run_parts(tmp_path, failing=failing)
     assert code != 0
     assert "passed" not in shown
     assert any(failing in line for line in asked)
 
 
-def test_part_that_fails_ends_the_whole(tmp_path: Path) -> None:
+def test_failure_of_a_part_ends_the_run(tmp_path: Path) -> None:
     code, asked, _ = run_parts(tmp_path, "nightly", "ray", failing="install")
     assert code != 0
     assert asked == ["1 install"]
 
 
-def test_unknown_part_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+def test_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     code, asked, errors = run_parts(tmp_path, "lint")
     assert (code, asked) == (2, [])
     assert "unknown part 'lint'; use style, test, metaworld, ray, pythons or nightly" in errors

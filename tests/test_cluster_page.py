@@ -1,4 +1,4 @@
-"""What docs/cluster.md shows beside commands of ours: a batch script and files of launchers."""
+"""The examples of docs/cluster.md besides commands of this package: a batch script and files of launchers."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"
-# Programs that note how they were called, and then do what the script needs of them.
+# Programs that record their calls, and then do what the script needs.
 STAND_INS = {
     "scontrol": r"printf 'n1\nn2\nn3\nn4\n'",
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"',
@@ -22,14 +22,14 @@ STAND_INS = {
 
 
 def block(beginning: str) -> str:
-    """Return the block of code of the page that begins so."""
+    """Return the block of code of the page that begins with this text."""
     blocks = re.findall(r"^```\w*\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     (found,) = [each for each in blocks if each.startswith(beginning)]
     return str(found)
 
 
 def called_by_script(folder: Path, beginning: str = "#!/bin/bash") -> list[str]:
-    """Run the script that begins so in this folder, and return the calls of programs in alphabetical order."""
+    """Run the script that begins with this text in this folder, and return the sorted calls of programs."""
     programs, log = folder / "bin", folder / "log"
     programs.mkdir(exist_ok=True)
     for name, body in STAND_INS.items():
@@ -43,7 +43,7 @@ def called_by_script(folder: Path, beginning: str = "#!/bin/bash") -> list[str]:
         "SLURM_CPUS_PER_TASK": "32",
     }
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    # Some calls go on behind the script; they have ended when nothing holds the pipe any more.
+    # Some calls continue after the script; they have ended when no process holds the pipe.
     subprocess.run(
         ["bash", "-c", block(beginning)],
         cwd=folder,
@@ -55,7 +55,7 @@ def called_by_script(folder: Path, beginning: str = "#!/bin/bash") -> list[str]:
     return sorted(log.read_text().splitlines())
 
 
-def test_slurm_script_starts_head_and_workers_and_resumes_a_run_that_was_cut_off(tmp_path: Path) -> None:
+def test_slurm_script_starts_head_and_workers_and_resumes_an_interrupted_run(tmp_path: Path) -> None:
     calls = called_by_script(tmp_path)
     head, workers = "start --head --port=6379 --num-cpus=32", "start --address=10.0.0.1:6379 --num-cpus=32 --block"
     train = "python train.py halfcheetah-dir --backend ray --ray-address 10.0.0.1:6379 --output-folder"
@@ -75,7 +75,7 @@ def test_slurm_script_starts_head_and_workers_and_resumes_a_run_that_was_cut_off
     assert {"#SBATCH --requeue", "#SBATCH --open-mode=append"} <= set(block("#!/bin/bash").splitlines())
 
 
-def test_script_of_a_job_resumes_a_run_that_was_cut_off(tmp_path: Path) -> None:
+def test_script_of_a_job_resumes_an_interrupted_run(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "halfcheetah-dir"
     train = f"python train.py halfcheetah-dir --backend ray --output-folder {run}"
     assert called_by_script(tmp_path, "#!/bin/sh") == [train]
@@ -85,7 +85,7 @@ def test_script_of_a_job_resumes_a_run_that_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_kubernetes_file_has_fields_of_a_ray_job() -> None:
-    # Those of KubeRay's API ray.io/v1; values of rayStartParams have to be strings.
+    # The fields of KubeRay's API ray.io/v1; values of rayStartParams must be strings.
     found: dict[str, Any] = yaml.safe_load(block("apiVersion: ray.io"))
     assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayJob")
     assert set(found["spec"]) <= {"entrypoint", "rayClusterSpec", "backoffLimit", "shutdownAfterJobFinishes"}
@@ -113,7 +113,7 @@ def test_kubernetes_job_keeps_its_results_on_a_volume_and_starts_again_after_a_f
     assert spec["backoffLimit"] >= 1
 
 
-def test_job_that_is_submitted_writes_its_run_to_an_absolute_path() -> None:
+def test_submitted_job_writes_its_run_to_an_absolute_path() -> None:
     assert re.search(r"--output-folder /\S+", block("ray job submit"))
 
 

@@ -1,4 +1,4 @@
-"""The documentation is built as `make docs` does it; what it shows is run, or stands in an example that is."""
+"""The documentation is built as by `make docs`; its code is run, or is part of an example that is run."""
 
 import ast
 import fcntl
@@ -39,7 +39,7 @@ from tests.shown_commands import check_command
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
-# Their blocks need nothing but each other, and a run in runs/maml/2d-navigation.
+# Their blocks need only each other, and a run in runs/maml/2d-navigation.
 RUN_PAGES = (
     "algorithms.md",
     "benchmarks.md",
@@ -54,19 +54,19 @@ RUN_PAGES = (
     "slow-environments.md",
     "task-distributions.md",
 )
-# Their blocks are scripts, and need packages that are no extras of ours; they are run where these are installed.
+# Their blocks are scripts that need packages outside of our extras; they are run where these are installed.
 SCRIPTS = [
     ("experiment-tracking.md", "mlflow"),
     ("experiment-tracking.md", "wandb"),
     ("hyperparameter-search.md", "optuna"),
 ]
-# What a page loads by itself; links that are followed by a click may lead anywhere.
+# Addresses that a page loads by itself; links may lead anywhere.
 LOADED = re.compile(r'<(?:script|img|iframe|source|video)[^>]* src="?([^" >]+)|<link[^>]* rel="?stylesheet[^>]*>')
 TOO_WIDE = "return document.documentElement.scrollWidth > innerWidth"
 BROKEN = """
 Promise.all([...document.images].map((image) => image.decode().then(() => '', () => image.src)))
 """
-# Types a word as a reader does, and waits for the links that search offers.
+# Types a word as a reader does, and waits for the links in the results.
 SEARCH = """
 new Promise((resolve) => {
   document.querySelector("label[for=__search]").click();
@@ -110,7 +110,7 @@ def documentation() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, which the first test process that needs it builds for all of them."""
+    """The site, built for all test processes by the first that needs it."""
     pytest.importorskip("mkdocs")
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -128,7 +128,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_site_is_built_without_warnings_and_loads_nothing_from_other_servers(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert {path.relative_to(site).as_posix() for path in pages} >= {page.replace(".md", ".html") for page in PAGES}
     for path in pages:
@@ -152,7 +152,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
+def test_formulas_and_diagrams_are_rendered(site: Path) -> None:
     for page, text in PAGES.items():
         built = (site / page.replace(".md", ".html")).read_text(encoding="utf-8")
         assert built.count("<math ") >= len(re.findall(r"^\$\$$", text, re.MULTILINE)) // 2
@@ -164,7 +164,7 @@ def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-# By day a page of each kind, without scripts: these, among them the index of the search, take a third of the time.
+# For every change a page of each kind, without scripts: these, with the search index, take a third of the time.
 @pytest.mark.parametrize(
     ("kinds", "scripts"),
     [
@@ -175,9 +175,9 @@ def test_formulas_are_set_and_diagrams_drawn(site: Path) -> None:
 def test_pages_open_in_a_browser(kinds: tuple[str, ...], scripts: bool, browser: Browser, site: Path) -> None:
     browser.run_scripts_of_pages(scripts)
     for path in [path for kind in kinds for path in sorted(site.glob(f"{kind}.html"))]:
-        if path.stem == "404":  # It knows its place on a server alone.
+        if path.stem == "404":  # The error page has its address only on a server.
             continue
-        # Loading takes much longer than laying out anew.
+        # Loading takes much longer than another layout.
         browser.open(path, width=1300, dark=False)
         for width, dark in ((1300, False), (390, True)):
             browser.become(width=width, dark=dark)
@@ -206,7 +206,7 @@ def test_search_finds_cuda_without_a_server(browser: Browser, site: Path) -> Non
         ("BibTeX", "cite.html", "@software{maml_rl"),
     ],
 )
-def test_search_has_a_useful_section_for_a_word(site: Path, word: str, page: str, content: str) -> None:
+def test_search_finds_a_useful_section_for_a_word(site: Path, word: str, page: str, content: str) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = [
         entry
@@ -229,7 +229,7 @@ def test_every_algorithm_has_a_page_with_example_settings_results_and_source() -
         assert f"](algorithms/{name}.md#source" in PAGES["cite.md"]
 
 
-def test_every_file_of_results_is_named_where_its_figures_are() -> None:
+def test_every_file_of_results_is_named_beside_its_figures() -> None:
     pages = "\n".join([*PAGES.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
     plans = {name for plan in (COMPARISON, SUITE, time_to_result.PLAN) for name in plan.families}
     folders = {path.name for path in (DOCS / "results").iterdir() if path.is_dir()}
@@ -237,13 +237,13 @@ def test_every_file_of_results_is_named_where_its_figures_are() -> None:
     assert [path.name for path in (DOCS / "results").iterdir() if path.is_file() and path.name not in pages] == []
 
 
-def test_every_chart_is_drawn_by_a_command_that_a_page_has() -> None:
+def test_every_chart_is_drawn_by_a_command_on_a_page() -> None:
     pages = "\n".join([*PAGES.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
     plans = (COMPARISON, SUITE, time_to_result.PLAN)
     drawn = {chart_of(plan, family).name for plan in plans for family in plan.families.values()}
     for chart in (DOCS / "images").glob("*.*"):
         shown = f"images/{chart.name})" in pages
-        # Its name stands once where it is shown, and once in what draws it.
+        # Its name appears once where it is shown, and once in the command that draws it.
         others = pages.replace(f"images/{chart.name})", "")
         command = chart.name in others or (chart.suffix == ".png" and "scripts.picture_report" in others)
         assert shown, chart.name
@@ -271,7 +271,7 @@ def test_numbers_do_not_wrap(documentation: Any) -> None:
     assert unbroken("<td>two of 3 trainings</td>") == "<td>two of 3 trainings</td>"
 
 
-def test_changed_diagram_is_warned_of(documentation: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_diagram_is_a_warning(documentation: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "# Title\n\n```mermaid\nflowchart\n    a --> b\n```\n\nThe end.\n"
     picture = tmp_path / documentation.picture_of("page.md", 0)
     picture.parent.mkdir(parents=True)
@@ -303,7 +303,7 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
         config = Config.from_mapping(Mapping("the test", {"env-name": "2DNavigation-v0", **sizes}))
         train(config, "runs/maml/2d-navigation", num_workers=0)
     if page == "learning-histories.md":
-        # The page sets it.
+        # The page sets this variable.
         monkeypatch.setenv("MINARI_DATASETS_PATH", "")
         sizes = {"fast-batch-size": 2, "hidden-sizes": [4]}
         config = Config.from_mapping(Mapping("the test", {"env-name": "DarkRoom-v0", **sizes}))
@@ -317,14 +317,14 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
     found = blocks(page, "python")
     assert found
     for block in found:
-        # The suite of other Pythons does without the packages that only some readers need.
+        # The tests with other Pythons lack the packages that only some readers need.
         if all(name not in block or find_spec(name) is not None for name in ("matplotlib", "minari")):
             exec(block, {})
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that writes everything that a run can write, and an evaluation of it."""
+    """A run that writes every kind of file, and an evaluation of it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     sizes = {"hidden-sizes": [8], "fast-batch-size": 2, "meta-batch-size": 2, "num-batches": 1, "max-episode-steps": 5}
     tasks = folder.parent / "tasks.json"
@@ -389,13 +389,13 @@ def test_job_of_slurm_trains_and_continues_when_it_is_submitted_again(tmp_path: 
 
 
 def small_config(folder: Path, name: str) -> None:
-    """Write the shipped config of this name into a folder, made small."""
+    """Write a small version of the shipped config of this name to a folder."""
     sizes = {"hidden-sizes": [8], "fast-batch-size": 2, "meta-batch-size": 2, "max-episode-steps": 5}
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_text(load_config(ROOT / name).override(sizes).to_json())
 
 
-def test_no_key_is_written_that_the_documentation_lacks(run: Path) -> None:
+def test_every_written_key_is_documented(run: Path) -> None:
     metrics, results = PAGES["outputs.md"].split("## Keys of the results file")
     rows = [line.split("|")[1] for line in metrics.splitlines() if line.startswith("|")]
     patterns = {re.escape(key) for row in rows for key in re.findall("`([^`]+)`", row)}
@@ -440,7 +440,7 @@ def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation:
         ("learner-of-experience.md", "learner_of_experience.py", 3),
     ],
 )
-def test_walk_through_shows_the_example_as_it_is(page: str, file: str, least: int) -> None:
+def test_walk_through_shows_the_unchanged_example(page: str, file: str, least: int) -> None:
     example = (ROOT / "examples" / file).read_text(encoding="utf-8")
     found = blocks(page, "python")
     assert len(found) >= least
@@ -448,7 +448,7 @@ def test_walk_through_shows_the_example_as_it_is(page: str, file: str, least: in
         assert block in example, block
 
 
-def test_python_is_run_or_stands_in_an_example_on_every_page() -> None:
+def test_python_on_every_page_is_run_or_part_of_an_example() -> None:
     covered = {
         *RUN_PAGES,
         "adding-a-family.md",
@@ -464,7 +464,7 @@ def test_python_is_run_or_stands_in_an_example_on_every_page() -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), list(command_lines()))
-def test_command_lines_name_options_and_configs_that_there_are(
+def test_command_lines_name_existing_options_and_configs(
     page: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_command(line.replace("python -m maml_rl.", "maml-rl "), capsys)
@@ -486,7 +486,7 @@ def test_citation_names_this_version() -> None:
         assert f"version = {{{maml_rl.__version__}}}" in entry
 
 
-def test_what_the_pages_name_is_there() -> None:
+def test_names_on_the_pages_exist() -> None:
     for page, text in PAGES.items():
         for path in re.findall(r"`((?:examples|scripts|configs|maml_rl|tests)/[\w./-]+\.\w+)`", text):
             assert (ROOT / path).exists(), f"{page}: {path}"

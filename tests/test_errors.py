@@ -1,4 +1,4 @@
-"""How the failure of somebody else's code is told on one line."""
+"""Errors of user code are reported on one line."""
 
 import json
 import runpy
@@ -11,7 +11,7 @@ from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
 
 
 def caught(call: Any, *arguments: Any) -> BaseException:
-    """Return what a call raises, as if nothing of this module had called it."""
+    """Return the error of a call, without the frames of this module."""
     with pytest.raises(Exception) as error:  # noqa: PT011 - whatever it is
         call(*arguments)
     trace = error.value.__traceback__
@@ -27,7 +27,7 @@ def test_bare_assert_is_reported_by_its_line(tmp_path: Path) -> None:
     assert told == f"AssertionError in {path}, line 2: assert 1 > 2"
 
 
-def test_error_of_a_library_is_reported_by_its_message_or_else_by_its_place() -> None:
+def test_error_of_a_library_is_reported_by_its_message_or_by_its_line() -> None:
     error = caught(json.loads, 3)
     assert explain(error).startswith("TypeError: the JSON object must be str")
     error.args = ()
@@ -39,7 +39,7 @@ def test_error_of_a_library_is_reported_by_its_message_or_else_by_its_place() ->
 @pytest.mark.parametrize(
     "raised", [SystemExit(0), OSError("full"), StopIteration(), GeneratorExit(), TaskError("wrong")]
 )
-def test_whatever_users_code_raises_becomes_one_error(raised: BaseException) -> None:
+def test_every_error_of_user_code_becomes_one_error(raised: BaseException) -> None:
     guard = UsersCode(lambda error: ValueError(type(error).__name__), ConfigError)
     for _ in range(2):
         with pytest.raises(ValueError, match=type(raised).__name__) as told, guard:
@@ -47,7 +47,7 @@ def test_whatever_users_code_raises_becomes_one_error(raised: BaseException) -> 
         assert told.value.__cause__ is raised
 
 
-def test_ctrl_c_and_errors_that_say_everything_pass() -> None:
+def test_ctrl_c_and_complete_errors_are_not_wrapped() -> None:
     guard = UsersCode(lambda error: ValueError("never"), (ConfigError, TaskError))
     for raised in (KeyboardInterrupt(), ConfigError("line 3"), TaskError("wrong")):
         with pytest.raises(type(raised)) as told, guard:

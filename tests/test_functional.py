@@ -111,7 +111,7 @@ def test_next_values_of_ragged_episodes_end_with_the_final_values():
 
 @property_test
 @given(ragged())
-def test_masked_operations_ignore_what_lies_under_the_padding(episodes):
+def test_masked_operations_ignore_the_padding(episodes):
     lengths, mask, generator = episodes
     shape = tuple(mask.shape)
     rewards, values, log_probs = (numbers(generator, shape) for _ in range(3))
@@ -152,7 +152,7 @@ def test_masked_mean_and_normalize_equal_numpy_on_the_real_steps_of_each_task(ep
             np.testing.assert_allclose(normalized[task][mask[task] > 0].numpy(), expected, atol=1e-9)
 
 
-def test_normalized_advantages_have_unit_deviation_whatever_their_scale():
+def test_normalized_advantages_have_unit_deviation_for_any_scale():
     # Divided by the variance they would have a deviation of 1 / scale.
     values = torch.randn(2, 50, 4, generator=torch.Generator().manual_seed(0))
     for scale in (1e-3, 1.0, 1e3):
@@ -167,7 +167,7 @@ def test_normalized_equal_values_are_zero(value):
     torch.testing.assert_close(normalized, torch.zeros_like(values), rtol=0.0, atol=1e-6)
 
 
-def test_masked_operations_leave_their_arguments_alone():
+def test_masked_operations_do_not_change_their_arguments():
     generator = np.random.default_rng(0)
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     arguments = [numbers(generator, (2, 2)) for _ in range(3)]
@@ -222,7 +222,7 @@ def test_surrogate_gradient_is_finite_where_padding_overflows():
 
 
 def gaussians(shape: tuple[int, ...], shared: bool, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a mean and a log-deviation, which the steps of a task share or not."""
+    """Return a mean and a log-deviation, either one per step or one for all steps of a task."""
     generator = torch.Generator().manual_seed(seed)
     mean = torch.randn(shape, generator=generator, dtype=torch.float64)
     log_std_shape = (shape[0], *(1,) * (len(shape) - 2), shape[-1]) if shared else shape

@@ -38,7 +38,7 @@ def decay_of_one(policy: Policy, task: Any) -> Tensor:
 
 
 def one_task_at_a_time(policy: Policy, episodes: TaskEpisodes, extra: Callable[[Policy, Any], Tensor]) -> list[Any]:
-    """A gradient step of size 0.3 for each task alone, by torch's own distributions."""
+    """Take a gradient step of size 0.3 for each task separately, by torch's own distributions."""
     found = []
     for task in episodes:
         real = task.mask > 0
@@ -83,7 +83,7 @@ def test_trust_region_learns_through_a_loss_of_the_distribution() -> None:
     metrics = MAMLTRPO(policy, AdaptationRule(0.3, inner_loss=with_entropy)).step(train, valid)
     assert metrics["accepted"]
     assert metrics["loss/after"] < metrics["loss/before"]
-    # As the derivatives by hand, which the marked loss has, and those of an unmarked one agree.
+    # The marked loss has derivatives by hand, which agree with those of an unmarked one.
     unmarked, marked = (make_policy("normal") for _ in range(2))
     MAMLTRPO(unmarked, AdaptationRule(0.3, inner_loss=lambda outcome: reinforce(outcome))).step(train, valid)
     MAMLTRPO(marked, 0.3).step(train, valid)
@@ -92,7 +92,7 @@ def test_trust_region_learns_through_a_loss_of_the_distribution() -> None:
 
 
 class ActorCritic(nn.Module):
-    """What a user writes: a critic beside the actor, which no action depends on."""
+    """A user's module: a critic beside the actor, on which no action depends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def of_two_arguments(log_probs: Tensor, samples: Any) -> Tensor:
     return log_probs
 
 
-def test_losses_that_cannot_be_are_refused() -> None:
+def test_invalid_losses_are_refused() -> None:
     with pytest.raises(TypeError, match=r"takes one argument, a PhaseOutcome .*of_two_arguments takes \(log_probs"):
         AdaptationRule(0.1, inner_loss=of_two_arguments)  # type: ignore[arg-type]
     policy, (episodes,), _ = make_problem("normal", 1, RAGGED)

@@ -9,7 +9,7 @@ from maml_rl.errors import ConfigError
 from tests.envs.third_party import PixelEnv
 
 
-def test_memory_of_a_machine_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_of_a_machine_is_that_reported_by_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_LIMIT_OF_CONTAINER", tmp_path / "absent")
     assert machine.total_memory() == pytest.approx(psutil.virtual_memory().total, rel=0.05)
 
@@ -21,7 +21,9 @@ def test_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert machine.total_memory() == total or (total is None and (machine.total_memory() or 0) > 2**30)
 
 
-def test_what_does_not_fit_is_refused_with_both_sizes_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocation_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine, "total_memory", lambda: 8 * 2**30)
     machine.refuse_if_too_large(8 * 2**30, "this", "eat less")
     with pytest.raises(ConfigError, match=r"this would take at least 12\.0 GiB .* has 8\.0; eat less"):
@@ -30,7 +32,7 @@ def test_what_does_not_fit_is_refused_with_both_sizes_and_the_remedy(monkeypatch
     machine.refuse_if_too_large(12 * 2**30, "this", "eat less")
 
 
-def test_memory_that_is_left_is_that_of_the_machine_or_of_the_container(
+def test_available_memory_is_that_of_the_machine_or_of_the_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine, "_LIMIT_OF_CONTAINER", tmp_path / "memory.max")

@@ -1,4 +1,4 @@
-"""`make train` and `make test` on machines of all kinds, played by a Python that only writes down what it is told."""
+"""`make train` and `make test` on machines of all kinds, with a fake Python that only records its calls."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# Makes a copy of itself where it should make an environment. $refused holds words of commands that fail.
+# Copies itself instead of making an environment. $refused has words of commands that fail.
 PYTHON = """#!/bin/sh
 echo "$*" >> "$log"
 for word in $refused; do
@@ -30,7 +30,7 @@ Make = Callable[..., tuple[int, list[str], list[str]]]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Runs make; returns its exit code, what the Python was told meanwhile, and the lines of standard error."""
+    """Runs make; returns its exit code, the calls of the Python, and the lines of standard error."""
     python = tmp_path / "python3"
     python.write_text(PYTHON)
     python.chmod(0o755)
@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Make:
         log = tmp_path / "log"
         log.write_text("")
         environment = {**os.environ, "log": str(log), "refused": refused}
-        # What a make that runs these tests was told is not for this one.
+        # The options of a make that runs these tests are not for this one.
         for name in ("MAKEFLAGS", "ARGS", "EXTRAS", "VENV"):
             environment.pop(name, None)
         command = ["make", target, f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
@@ -81,7 +81,7 @@ def test_ray_is_added_to_the_environment_of_the_other_tests(make: Make) -> None:
 
 
 @pytest.mark.parametrize("refused", ["--editable", "install --quiet --constraint"])
-def test_set_up_that_was_broken_off_is_begun_again(make: Make, refused: str) -> None:
+def test_interrupted_set_up_starts_again(make: Make, refused: str) -> None:
     code, told, _ = make("train", refused)
     assert code != 0
     assert "train.py" not in told
@@ -94,7 +94,7 @@ def test_set_up_that_was_broken_off_is_begun_again(make: Make, refused: str) -> 
     ("refused", "words"),
     [("version_info", "needs Python 3.11 to 3.14"), ("ensurepip", "sudo apt-get install python3-venv")],
 )
-def test_python_that_cannot_do_is_one_line_with_the_remedy(make: Make, refused: str, words: str) -> None:
+def test_unsuitable_python_is_one_line_with_the_remedy(make: Make, refused: str, words: str) -> None:
     code, told, errors = make("train", refused)
     assert code == 2
     assert len(errors) == 1
@@ -104,7 +104,7 @@ def test_python_that_cannot_do_is_one_line_with_the_remedy(make: Make, refused: 
 
 @pytest.mark.skipif(has_driver(), reason="needs a machine without an NVIDIA driver")
 @pytest.mark.parametrize("offered", [True, False])
-def test_without_a_driver_torch_for_cpus_is_taken_or_the_other_announced(make: Make, offered: bool) -> None:
+def test_torch_for_cpus_is_installed_without_a_driver_or_the_download_announced(make: Make, offered: bool) -> None:
     code, told, errors = make("train", "" if offered else "--dry-run")
     assert code == 0
     (torch,) = (line for line in told if "torch==" in line and "--dry-run" not in line)

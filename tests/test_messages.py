@@ -1,4 +1,4 @@
-"""What a user is told who calls with the wrong thing: one line, which names the thing and the remedy."""
+"""Messages about wrong arguments: one line, which names the argument and the remedy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def make_sampler(num_workers: int = 0, **options: Any) -> MultiTaskSampler:
     return MultiTaskSampler("2DNavigation-v0", {}, 4, policy, baseline, num_workers=num_workers, **settings)
 
 
-def test_arrays_are_as_good_as_tensors() -> None:
+def test_arrays_are_accepted_like_tensors() -> None:
     policy, (episodes,), _ = make_problem("normal", 1)
     adapted = adapt(policy, episodes, step_size=0.1, create_graph=False)
     arrays = {name: value.numpy().astype(np.float32) for name, value in adapted.items()}
@@ -100,7 +100,7 @@ def test_malformed_tasks_are_named_by_their_number(num_workers: int) -> None:
             sampler.rollout([good, dict(good), {"gaol": [0.1, 0.2]}])
 
 
-def test_only_learners_with_gradient_steps_are_adapted_by_them() -> None:
+def test_only_policies_that_adapt_by_gradient_steps_accept_their_settings() -> None:
     goal = {"goal": [0.1, 0.2]}
     policy = GRUPolicy(NAVIGATION.observation_space, NAVIGATION.action_space, 4)
     for given in ({"rule": AdaptationRule(0.1)}, {"step_size": 0.1}):
@@ -111,7 +111,7 @@ def test_only_learners_with_gradient_steps_are_adapted_by_them() -> None:
 
 
 class Normalized:
-    """A factory, as users write it, of a family behind a wrapper that keeps statistics."""
+    """A user's factory of a family behind a wrapper that keeps statistics."""
 
     def __init__(self, updates: bool) -> None:
         self.updates = updates
@@ -122,7 +122,7 @@ class Normalized:
         return env
 
 
-def test_wrappers_with_running_statistics_are_refused_where_they_learn() -> None:
+def test_wrappers_with_running_statistics_are_refused_unless_frozen() -> None:
     policy = NormalMLPPolicy(2, 2)
     with (
         MultiTaskSampler(Normalized(True), {}, 2, policy, num_workers=0, max_episode_steps=3) as sampler,
@@ -150,7 +150,7 @@ def test_images_are_divided_by_the_largest_number_of_their_space_or_by_the_switc
         made.append(policy(symbols).logits)
     assert torch.equal(made[1], made[2])
     assert not torch.allclose(made[0], made[1])
-    # The features of symbols are those of the same policy for what colors of the same light are.
+    # The features of symbols are those that the same policy has for colors of the same brightness.
     env.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
     colors = get_policy_for_env(env, (4,))
     assert torch.allclose(made[0], colors(symbols).logits)

@@ -1,4 +1,4 @@
-"""What the page on pytorch-maml-rl says of its functions, in numbers, and the loop of its train.py."""
+"""The statements of the page on pytorch-maml-rl about its functions, in numbers, and the loop of its train.py."""
 
 import gymnasium
 import torch
@@ -12,7 +12,7 @@ MASK = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
 
 
 def weighted_mean(tensor: Tensor, lengths: list[int]) -> Tensor:
-    """The mean of each episode's real steps, written out."""
+    """Return the mean of each episode's real steps, by a plain formula."""
     return torch.stack([tensor[:length, episode].mean() for episode, length in enumerate(lengths)])
 
 

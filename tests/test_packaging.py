@@ -1,4 +1,4 @@
-"""What an installation brings: versions for every supported Python, configs, and what type checkers need."""
+"""The contents of an installation: versions for every supported Python, configs, and types."""
 
 import os
 import re
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 METAWORLD_LOCK = "constraints-metaworld.txt"
 SUPPORTED = SpecifierSet(PROJECT["requires-python"])
-# Releases that people have: the first of each minor version, what Debian and Ubuntu ship, and a late one.
+# Releases in use: the first of each minor version, those of Debian and Ubuntu, and a late one.
 PYTHONS = [
     version
     for minor, patches in {
@@ -53,7 +53,7 @@ def test_no_pin_excludes_a_supported_python(python: str) -> None:
         try:
             installed = metadata(pin.name)
         except PackageNotFoundError:
-            continue  # Of an extra, or for another Python or system.
+            continue  # A requirement of an extra, or for another Python or system.
         if applies(pin, python) and pin.specifier.contains(installed["Version"], prereleases=True):
             checked += 1
             assert python in SpecifierSet(installed["Requires-Python"] or ""), f"{pin} needs another Python"
@@ -93,7 +93,7 @@ def test_supported_pythons_are_the_same_wherever_they_are_named() -> None:
 @pytest.mark.parametrize("script", ["train.py", "test.py"])
 def test_script_without_its_dependencies_ends_in_one_line(script: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-S", script]  # No site-packages, as for the Python of a system.
+    command = [sys.executable, "-S", script]  # No site-packages, like the Python of a system.
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert re.fullmatch(rf"{script}: error: .*No module named.*make install.*\.venv/bin/activate.*\n", ended.stderr)
@@ -101,7 +101,7 @@ def test_script_without_its_dependencies_ends_in_one_line(script: str) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ZipFile, ZipFile]:
-    """A copy of the sources, and what `pip install .` and `pip install -e .` make of it."""
+    """A copy of the sources, installed by `pip install .` and by `pip install -e .`."""
     pytest.importorskip("setuptools", minversion="77")
     sources = tmp_path_factory.mktemp("sources")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -133,7 +133,7 @@ def test_wheel_holds_the_whole_package_and_every_config(built: tuple[Path, ZipFi
 
 
 @pytest.mark.slow
-def test_editable_install_is_a_path_that_type_checkers_read(built: tuple[Path, ZipFile, ZipFile]) -> None:
+def test_editable_install_is_a_path_for_type_checkers(built: tuple[Path, ZipFile, ZipFile]) -> None:
     sources, _, editable = built
     (path_file,) = (name for name in editable.namelist() if name.endswith(".pth"))
     assert editable.read(path_file).decode().strip() == str(sources)

@@ -1,4 +1,4 @@
-"""The commands of the README and the documentation run in order, by night twice, and leave nothing outside `runs/`."""
+"""The commands of the README and the documentation run in order, nightly twice, and write only to `runs/`."""
 
 import re
 import runpy
@@ -14,17 +14,17 @@ from maml_rl.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"num-batches": 1, "meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4, "hidden-sizes": [4]}
-# What makes a command take less time; of an option that stands twice, the last one counts.
+# Options that make a command shorter; of an option that is given twice, the last one counts.
 SMALLER = {
     "train": [*(word for key, value in SETTINGS.items() for word in (f"--{key}", str(value))), "--num-workers", "0"],
     "test": ["--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"],
     "record": ["--tasks", "2", "--episodes", "2", "--num-workers", "0"],
     "report": ["--tasks", "2", "--videos", "0", "--num-workers", "0"],
 }
-# These take minutes even in their short form, which other tests run; here it matters what they write.
+# These take minutes even in short form, which other tests run; here only the files that they write matter.
 BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)|maml-rl bench ")
 # These need Meta-World or a Ray cluster, whose own tests train in environments of their own.
-# Certified benchmarks refuse what is made shorter; their own tests measure whole ones.
+# Certified benchmarks refuse shorter runs; their own tests run them whole.
 ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.*/tune_step_size|.* --benchmark |.*benchmarks enter ")
 
 
@@ -50,7 +50,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
         if words[0] == "maml-rl":
-            # Sequences are cut out of trials of one episode.
+            # Sequences are cut from trials of one episode.
             whole = ["--fast-batch-size", "1"] if "rsac/wind" in words else []
             few = ["--num-updates", "2"] if words[1:2] == ["train"] and re.search(" (ad|dpt)/", command) else []
             assert cli.main([*words[1:], *SMALLER.get(words[1], []), *whole, *few]) == 0, command
@@ -72,7 +72,7 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("repetitions", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_commands_of_the_pages_run_in_order_and_write_to_runs_alone(
+def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
     repetitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -86,10 +86,10 @@ def test_commands_of_the_pages_run_in_order_and_write_to_runs_alone(
     assert len(shown) > 15
     for repetition in range(1, repetitions + 1):
         for command in shown:
-            # A recording is made once.
+            # A recording is made only once.
             run(command + " --resume" * (repetition > 1 and "maml-rl record" in command), monkeypatch)
         assert files(tmp_path) == before
-        # No run has taken the place of another.
+        # No run has replaced another.
         runs = {path.parent for path in Path("runs").rglob("config.json") if "comparison" not in path.parts}
         assert len(runs) == repetition * len(new)
     for page in pages():

@@ -23,7 +23,7 @@ def test_null_timer_keeps_nothing() -> None:
     assert NULL_TIMER.take() == NULL_TIMER.take_means() == {}
 
 
-def test_time_is_moved_between_stages_but_no_more_than_there_is() -> None:
+def test_time_is_moved_between_stages_up_to_the_available_time() -> None:
     timer = StageTimer()
     timer.add("waiting", 2.0)
     timer.move("waiting", "physics", 0.5)

@@ -1,4 +1,4 @@
-"""What `__all__` promises: every name is there, and is the class, function or module that its name says."""
+"""Names in `__all__`: each exists, and is of the kind, class, function or module, that its name implies."""
 
 import pkgutil
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ import pytest
 
 import maml_rl
 
-# A name that is a module on purpose; all other names in lower case are functions.
+# Names of modules; all other names in lower case are functions.
 MODULES = {("maml_rl", "envs")}
-# Modules that import what an extra installs.
+# Modules that import packages of an extra.
 _OF_RAY = ("actor", "backend", "cluster", "places", "pool", "pool_metrics", "worker")
 OF_EXTRAS = {f"maml_rl.samplers.ray.{name}": "ray" for name in _OF_RAY}
 
@@ -26,13 +26,13 @@ def public_names() -> Iterator[tuple[str, str]]:
     for module in module_names():
         installed = module not in OF_EXTRAS or find_spec(OF_EXTRAS[module]) is not None
         if installed and not module.endswith("__main__"):
-            # All of them: a submodule that is imported hides a name of its package that is equal to its own.
+            # All modules are imported: a submodule hides an equal name of its package.
             for name in getattr(import_module(module), "__all__", ()):
                 yield module, name
 
 
 @pytest.mark.parametrize(("module", "name"), list(public_names()))
-def test_public_name_is_what_it_looks_like(module: str, name: str) -> None:
+def test_public_name_is_of_the_kind_that_it_implies(module: str, name: str) -> None:
     value = getattr(import_module(module), name)
     if name.isupper():
         # A constant, or a class whose name is an acronym.
@@ -52,7 +52,7 @@ def test_public_name_is_what_it_looks_like(module: str, name: str) -> None:
         *(f"maml_rl.{name}" for name in ["samplers", "envs", "policies", "metalearners", "episode", "baseline"]),
     ],
 )
-def test_completion_shows_the_interface_and_nothing_else(module: str) -> None:
+def test_completion_shows_only_the_interface(module: str) -> None:
     found = import_module(module)
     shown = {name for name in dir(found) if not name.startswith("__")}
     assert shown == set(found.__all__)

@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands there, or with smaller numbers where it would take long."""
+"""The code of the README is run as it is, or with smaller numbers where it would take long."""
 
 import os
 import re
@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def python_block(phrase: str) -> str:
-    """Return the only block of Python that holds `phrase`."""
+    """Return the only block of Python that contains `phrase`."""
     (block,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if phrase in block)
     return str(block)
 
@@ -39,7 +39,7 @@ def test_policy_is_adapted_to_a_task_as_shown(
     exec(python_block("adapt_to_task"), names)
     assert isinstance(names["env"], gymnasium.Env)
     before, after = map(float, capsys.readouterr().out.split())
-    # The goal is 0.36 away from the start: 36 is lost by who stays there.
+    # The goal is 0.36 away from the start: staying there for all steps costs 36.
     assert before < -25.0
     assert after > -6.0, "the adapted policy does not find the goal"
 
@@ -83,7 +83,7 @@ def test_family_passes_the_check_as_shown(
         assert sampler.rollout(sampler.sample_tasks(3)).rewards.shape == (3, 100, 2)
 
 
-def test_examples_that_need_an_extra_say_so() -> None:
+def test_examples_that_need_an_extra_name_it() -> None:
     extras = "cma|matplotlib|stable_baselines3"
     rows = [line for line in README.splitlines() if re.match(r"\| \[[\w.]+\]\(examples/", line)]
     assert len(rows) > 5
@@ -95,7 +95,7 @@ def test_examples_that_need_an_extra_say_so() -> None:
         assert not needed or "examples]" in text, path
 
 
-def test_pictures_come_first_and_are_there() -> None:
+def test_pictures_come_first_and_exist() -> None:
     before, _, _ = README.partition("## Install")
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", before)
     assert len(pictures) == 2
@@ -104,5 +104,5 @@ def test_pictures_come_first_and_are_there() -> None:
 
 
 @pytest.mark.parametrize("line", command_lines())
-def test_command_lines_name_options_and_configs_that_there_are(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lines_name_existing_options_and_configs(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_command(line, capsys)

@@ -1,4 +1,4 @@
-"""What a notebook shows of a sampler, of episodes and of an evaluation: one line with sizes and returns."""
+"""Representations of a sampler, of episodes and of an evaluation: one line with sizes and returns."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from maml_rl.experiment.evaluate import Evaluation
 
 
 def sampled() -> TaskEpisodes:
-    """Episodes of 2 tasks, 3 steps, 4 episodes, each of whose rewards is 2."""
+    """Episodes of 2 tasks, 3 steps, 4 episodes; every reward is 2."""
     flags = torch.ones(2, 4, dtype=torch.bool)
     return TaskEpisodes(
         observations=torch.zeros(2, 3, 4, 1),

@@ -43,7 +43,7 @@ keys = st.builds(StreamKey, words, st.integers(0, 255), words, st.integers(0, 2*
     ],
     ids=["zeros", "ones", "pi"],
 )
-def test_philox_gives_the_published_answers(
+def test_philox_agrees_with_the_published_answers(
     counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
     # The known-answer vectors that Salmon et al. publish with Random123, philox4x32 with 10 rounds.
@@ -101,7 +101,7 @@ def test_no_two_streams_of_a_run_share_a_key() -> None:
 
 
 @given(keys)
-def test_key_goes_unhashed_into_its_generator(key: StreamKey) -> None:
+def test_key_enters_its_generator_without_hashing(key: StreamKey) -> None:
     state = generator(key).bit_generator.state["state"]
     (first, second), counter = state["key"].tolist(), state["counter"].tolist()
     assert (first >> 32, first % WORD, second >> 32, second % WORD, counter[3]) == key.words()
@@ -221,7 +221,7 @@ def test_normal_noise_has_the_moments_and_tails_of_a_normal() -> None:
     for power, moment, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
         assert abs((noise**power).mean() - moment) < 5 * np.sqrt(variance / count)
     assert abs((np.abs(noise) > 3).mean() - 0.0026998) < 5 * np.sqrt(0.0027 / count)
-    # Neither neighbors in an action (partners of the Box-Muller transform), nor steps, tasks, or episodes go together.
+    # Entries of an action (pairs of the Box-Muller transform), steps, tasks and episodes are uncorrelated.
     for axis in range(4):
         there, here = np.moveaxis(noise, axis, 0)[1:], np.moveaxis(noise, axis, 0)[:-1]
         for power in (1, 2):
@@ -244,7 +244,7 @@ def test_uniform_noise_fills_the_interval_evenly() -> None:
 # Streams of slots
 
 
-def test_slot_draws_the_same_whoever_else_draws() -> None:
+def test_draws_of_a_slot_do_not_depend_on_other_slots() -> None:
     seeds = np.array([0, 1, 2**62, 2**63 - 1])
     together = SlotStreams(seeds)
     whole = [together.uniform(3), together.normal(5), together.uniform(1)]
@@ -256,7 +256,7 @@ def test_slot_draws_the_same_whoever_else_draws() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.integers(1, 5)), max_size=8))
-def test_masked_draws_advance_the_masked_slots_alone(draws: list[tuple[list[bool], int]]) -> None:
+def test_masked_draws_advance_only_the_masked_slots(draws: list[tuple[list[bool], int]]) -> None:
     streams, alone = SlotStreams([5, 6, 7]), [SlotStreams([seed]) for seed in (5, 6, 7)]
     for mask, size in draws:
         numbers = streams.uniform(size, np.array(mask))
@@ -264,7 +264,7 @@ def test_masked_draws_advance_the_masked_slots_alone(draws: list[tuple[list[bool
         assert np.array_equal(numbers, np.array(expected).reshape(-1, size))
 
 
-def test_reseeded_slots_start_afresh_and_the_others_continue() -> None:
+def test_reseeded_slots_restart_and_the_others_continue() -> None:
     streams, undisturbed = SlotStreams([1, 2, 3]), SlotStreams([1, 2, 3])
     first = streams.normal(4)
     undisturbed.normal(4)
@@ -283,7 +283,7 @@ def test_slot_streams_do_not_change_the_seeds_that_they_were_given() -> None:
     assert seeds.tolist() == [1, 2]
 
 
-def test_slot_numbers_have_the_moments_they_should() -> None:
+def test_numbers_of_slots_have_the_expected_moments() -> None:
     streams = SlotStreams(np.arange(1_000))
     uniform, normal = streams.uniform(101), streams.normal(101)
     assert uniform.shape == normal.shape == (1_000, 101)
@@ -294,7 +294,7 @@ def test_slot_numbers_have_the_moments_they_should() -> None:
     assert abs(uniform.var() - 1 / 12) < 5 * np.sqrt(1 / 180 / count)
     for power, moment, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
         assert abs((normal**power).mean() - moment) < 5 * np.sqrt(variance / count)
-    # Slots with neighboring seeds have nothing in common.
+    # Slots with neighboring seeds are uncorrelated.
     for numbers in (uniform - 0.5, normal):
         assert abs(np.corrcoef(numbers[1:].ravel(), numbers[:-1].ravel())[0, 1]) < 5 / np.sqrt(count)
 
@@ -311,7 +311,7 @@ def global_states() -> Callable[[], list[Any]]:
     return states
 
 
-def test_drawing_leaves_the_global_random_states_alone(global_states: Callable[[], list[Any]]) -> None:
+def test_drawing_does_not_change_the_global_random_states(global_states: Callable[[], list[Any]]) -> None:
     before = global_states()
     generator(StreamKey(0, Purpose.TASKS)).random()
     PhaseStreams(0, 0, 0).action_noise("normal", 2, range(2), range(2), 2)
@@ -350,7 +350,7 @@ def test_expanded_noise_depends_on_all_four_numbers_and_on_no_other_row() -> Non
     assert abs(correlation.mean()) < 0.02
 
 
-def test_named_streams_depend_on_the_place_and_the_name_alone() -> None:
+def test_named_streams_depend_only_on_the_place_and_the_name() -> None:
     first, other = (NamedStreams(StreamKey(3, Purpose.LEARNER_DRAWS, iteration)) for iteration in (1, 0))
     drawn = first.numpy("noise").random(4)
     assert not np.array_equal(first.numpy("noise").random(4), drawn), "a name goes on where it is"

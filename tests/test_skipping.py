@@ -24,7 +24,7 @@ def skipped(reason: str) -> pytest.TestReport:
         ("Skipped: could not import 'fcntl'", ""),
     ],
 )
-def test_skip_for_want_of_a_package_says_how_to_install_it(
+def test_skip_for_lack_of_a_package_names_the_command_to_install_it(
     reason: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MAML_RL_NO_SKIPS", raising=False)

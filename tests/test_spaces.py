@@ -44,7 +44,7 @@ def test_observations_are_flattened_as_gymnasium_flattens_them(name: str) -> Non
 
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 255, (4, 4, 3), np.uint8), spaces.Discrete(3, start=1)], ids=str)
-def test_what_is_an_array_already_stays_as_it_is(space: Any) -> None:
+def test_space_of_one_array_is_unchanged(space: Any) -> None:
     assert flat_observation_space(space) is space
 
 

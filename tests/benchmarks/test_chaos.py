@@ -1,4 +1,4 @@
-"""The thread that disturbs: what it does to a process really happens, and the clock measures what it says."""
+"""The thread that injects faults: its faults really happen, and the clock measures recoveries."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def wait_for(condition):
 
 
 @pytest.mark.timeout(30)
-def test_killed_process_is_dead_and_the_clock_runs_until_others_have_sampled(victim):
+def test_killed_process_ends_and_the_clock_runs_until_others_have_sampled(victim):
     clock = RecoveryClock()
     workers = [victim.pid]
     clock.pids = lambda: workers

@@ -1,4 +1,4 @@
-"""The benchmark of clusters runs from end to end with tiny sizes, and leaves its tables."""
+"""The benchmark of clusters runs from end to end with tiny sizes, and writes its tables."""
 
 import json
 import random

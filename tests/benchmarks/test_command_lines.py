@@ -1,6 +1,6 @@
-"""Every benchmark command runs from end to end with tiny sizes, and leaves its table, its JSON and its chart.
+"""Every benchmark command runs from end to end with tiny sizes, and writes its table, its JSON and its chart.
 
-The cheapest of them stand for the others in what every change must pass; the others are nightly.
+Only the cheapest of them run for every change; the others are nightly.
 """
 
 import json
@@ -51,7 +51,7 @@ def run(main, files, *arguments, positive=True):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sampling_measures_us_the_limits_and_what_is_installed(files, capsys):
+def test_sampling_measures_ours_the_limits_and_installed_systems(files, capsys):
     result, rows = run(sampling.main, files)
 
     learners = [f"HalfCheetahDir-v5 2 x 2 x 5, {name}" for name in sampling.LEARNERS]
@@ -91,7 +91,7 @@ def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_learners_side_by_side_are_compared_with_learners_one_after_another(files, stable_baselines3):
+def test_learners_in_parallel_are_compared_with_learners_one_after_another(files, stable_baselines3):
     result, rows = run(single_task.main, files)
 
     (ratio,) = result["tables"][single_task.RATIOS]
@@ -120,7 +120,7 @@ def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_waiting_measures_every_mode_there_is(files):
+def test_waiting_measures_every_mode(files):
     result, _ = run(waiting.main, files, "--only", "steps", positive=False)
 
     assert list(result["tables"]) == [title for title, _ in waiting.QUANTITIES.values()]
@@ -130,7 +130,7 @@ def test_waiting_measures_every_mode_there_is(files):
     _, workers, shares = (
         [row["median"] for row in result["tables"][title]] for title, _ in waiting.QUANTITIES.values()
     )
-    # The parent acts for both workers, for those that have answered, for a group of one; or a worker for itself.
+    # The parent acts for both workers, for those that have answered, or for a group of one; or a worker acts itself.
     assert workers[0] == 2.0
     assert workers[3:5] == [1.0, 1.0]
     assert all(1.0 <= mean <= 2.0 for mean in workers)
@@ -140,7 +140,7 @@ def test_waiting_measures_every_mode_there_is(files):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_waiting_measures_what_prefetch_brings_to_training(files):
+def test_waiting_measures_the_gain_of_prefetch_in_training(files):
     result, _ = run(waiting.main, files, "--only", "training", positive=False)
 
     assert list(result["tables"]) == [*(title for title, _ in waiting.TRAINING.values()), waiting.GAIN]
@@ -178,7 +178,7 @@ def test_sizes_that_the_workers_cannot_share_equally_are_refused(capsys):
     assert "multiple of --num-workers" in capsys.readouterr().err
 
 
-def test_horizons_for_other_sizes_than_there_are_are_refused(capsys):
+def test_wrong_number_of_horizons_is_refused(capsys):
     with pytest.raises(SystemExit):
         waiting.main(["--sizes", "160", "--horizons", "5", "6"])
 
@@ -211,7 +211,7 @@ def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files)
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_trials_compare_a_memory_with_none_and_with_its_bare_cell(files):
+def test_trials_compare_a_memory_with_none_and_with_its_plain_cell(files):
     _, rows = run(trials.main, files)
 
     assert {row for row in rows if " / " in row} == {
@@ -228,13 +228,13 @@ def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
     assert "must be a multiple of --task-size" in capsys.readouterr().err
 
 
-# torch warns of its own tracing and scripting.
+# torch warns about its own tracing and scripting.
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.timeout(180)
-def test_kernels_compares_every_way_with_the_one_by_hand(files):
+def test_kernels_compares_every_way_with_the_hand_written_one(files):
     _, rows = run(kernels.main, files)
 
     ways = {part: [name for name in rows if name.startswith(f"{part} 4: ")] for part in kernels.PARTS}
@@ -295,7 +295,7 @@ def test_metaworld_steps_the_same_episodes_on_both_sides(files):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("faults", ["0", "2"])
-def test_slow_environments_are_held_to_the_longest_wait_of_a_slot(files, faults):
+def test_slow_environments_are_compared_with_the_longest_wait_of_a_slot(files, faults):
     _, rows = run(slow_environments.main, files, "--faults", faults)
 
     if faults == "0":

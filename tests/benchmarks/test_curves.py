@@ -29,7 +29,7 @@ def titles(chart: Path) -> list[str]:
     return [text.text or "" for text in texts if "title" in text.get("class", "").split()]
 
 
-def test_episodes_of_a_trial_are_drawn_as_inner_steps_are() -> None:
+def test_episodes_of_a_trial_are_drawn_like_inner_steps() -> None:
     row = {"iteration": 0, **{f"return/episode_{number}": 0.0 for number in (10, 2, 0)}, "loss/before": 0.0}
     assert columns(row) == ["episode_0", "episode_2", "episode_10"]
     assert [label(column) for column in columns(row)] == [f"episode {number}" for number in (1, 3, 11)]

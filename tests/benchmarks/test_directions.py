@@ -1,4 +1,4 @@
-"""The benchmark of what more iterations of conjugate gradients bring."""
+"""The benchmark of more iterations of conjugate gradients."""
 
 import pytest
 
@@ -15,9 +15,9 @@ TINY = {
 }
 
 
-def test_a_step_keeps_its_promise_to_first_order_and_more_iterations_promise_more() -> None:
+def test_gain_of_a_step_is_the_predicted_one_to_first_order_and_grows_with_iterations() -> None:
     config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override({**TINY, "max-kl": 1e-8})
-    # With less damping, float32 would decide the last directions.
+    # With less damping, rounding in float32 would determine the last directions.
     steps = list(directions.steps(config, 2, [1e-2]))
     assert [step.iterations for step in steps] == [*directions.ITERATIONS] * 2
     for step in steps:
@@ -30,7 +30,7 @@ def test_a_step_keeps_its_promise_to_first_order_and_more_iterations_promise_mor
     assert all(0.0 < step.rounded < 1e-4 for step in steps if step.iterations == 1)
 
 
-def test_damping_shortens_what_rounding_decides() -> None:
+def test_damping_shortens_steps_in_directions_dominated_by_rounding() -> None:
     config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override(TINY)
     steps = list(directions.steps(config, 1, [1e-5, 1e-1]))
     assert [step.damping for step in steps] == [1e-5] * len(directions.ITERATIONS) + [1e-1] * len(directions.ITERATIONS)

@@ -11,7 +11,7 @@ HERE = __name__
 
 
 class Counter:
-    """A system that tells its process id and how many turns it had."""
+    """A system that returns its process id and the number of its turns."""
 
     def __init__(self, start):
         self.count = start

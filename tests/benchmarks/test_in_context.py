@@ -1,4 +1,4 @@
-"""What policies that adapt in their context are measured by."""
+"""The figures of policies that adapt in their context."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.metalearners.histories import PULLS, SMALL, bandit_config, record
 from tests.small_runs import config_of
 
 
-def test_regret_is_what_the_best_arm_would_have_paid_more() -> None:
+def test_regret_is_the_difference_to_the_best_arm() -> None:
     pulls, none = torch.tensor([[0, 1, 1], [2, 2, 2]]).unsqueeze(-1), torch.zeros(2, 3, 1)
     ends = torch.ones(2, 1)
     episodes = TaskEpisodes(
@@ -30,7 +30,7 @@ def test_regret_is_what_the_best_arm_would_have_paid_more() -> None:
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_bandits_are_measured_by_their_regret_beside_thompson_sampling(
+def test_bandits_are_measured_by_regret_beside_thompson_sampling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(record(tmp_path / "data"))

@@ -22,7 +22,7 @@ from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of
 
 TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
-# Of 32 environment steps each: three meta-updates of an algorithm with an inner step.
+# Three meta-updates of an algorithm with an inner step, of 32 environment steps each.
 FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 96, 2, -1e6, TINY)
 
 
@@ -47,7 +47,7 @@ def train_tiny(plan: Plan, folder: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
-    """A plan that was carried out; tests must not write to it."""
+    """A completed plan; tests must not write to it."""
     folder = tmp_path_factory.mktemp("learning")
     plan = tiny_plan(folder)
     train_tiny(plan, folder)
@@ -73,7 +73,7 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_done_again(done: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_trainings_are_not_repeated(done: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     plan, folder = done
     before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
     monkeypatch.setattr("benchmarks.learning.training.Job.advance", lambda *_: pytest.fail("nothing is left to do"))
@@ -82,12 +82,12 @@ def test_what_is_done_is_not_done_again(done: tuple[Plan, Path], monkeypatch: py
 
 
 @pytest.mark.slow
-def test_trainings_stop_when_the_time_is_up_and_are_resumed(done: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_trainings_stop_when_the_time_is_over_and_are_resumed(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = tiny_plan(tmp_path), done[1]
     choice = ("--methods", "promp", "--seeds", "1")
     train_tiny(plan, tmp_path, *choice, "--minutes", "0")
     for _ in range(9):
-        # Long enough for no more than the iteration that it is in.
+        # Long enough only for the current iteration.
         train_tiny(plan, tmp_path, *choice, "--minutes", "0.0001")
     train_tiny(plan, tmp_path, *choice)
     mine, whole = (read_rows(each / "results" / "navigation" / "promp.csv") for each in (tmp_path, folder))
@@ -96,7 +96,7 @@ def test_trainings_stop_when_the_time_is_up_and_are_resumed(done: tuple[Plan, Pa
 
 
 @pytest.mark.slow
-def test_page_is_made_between_its_marks_from_the_csv_files_alone(done: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_page_is_made_between_its_marks_only_from_the_csv_files(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = done
     text = plan.page.read_text()
     assert text.startswith("Before.\n")
@@ -128,7 +128,7 @@ def test_unknown_method_is_refused_with_the_nearest(tmp_path: Path, capsys: pyte
     assert "did you mean 'promp'" in capsys.readouterr().err
 
 
-def test_rows_survive_the_file(tmp_path: Path) -> None:
+def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     rows = [row(seed, iteration, -1.5, iteration + seed / 4) for seed in (1, 0) for iteration in (0, 5, 10)]
     write_rows(path, rows)
@@ -140,7 +140,7 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
     assert read_rows(path)[2].minutes == pytest.approx(11.0)
 
 
-def test_threshold_counts_where_two_evaluations_in_a_row_reach_it() -> None:
+def test_threshold_is_reached_by_two_evaluations_in_a_row() -> None:
     rows = [row(0, index, -50.0, value) for index, value in enumerate([0, 150, 149, 151, 150, 20])]
     found = first_passing(rows, 150.0)
     assert found is not None
@@ -152,7 +152,7 @@ def tiny_jobs(folder: Path, family: Family) -> list[Job]:
     return [Job(family, Method("promp", "promp"), seed, folder / "runs", folder, 0) for seed in (0, 1)]
 
 
-def test_training_ends_where_it_has_passed_the_threshold_that_it_is_to_end_at(tmp_path: Path) -> None:
+def test_training_ends_after_passing_its_final_threshold(tmp_path: Path) -> None:
     def left(family: Family) -> list[tuple[int, int]]:
         return [(job.seed, point) for job, point in turns(tiny_jobs(tmp_path, family))]
 
@@ -164,7 +164,7 @@ def test_training_ends_where_it_has_passed_the_threshold_that_it_is_to_end_at(tm
     assert left(family) == [(1, 4), (0, 6), (1, 6), (0, 8), (1, 8)]
 
 
-def test_published_rows_give_way_to_those_of_a_training_that_is_as_long(tmp_path: Path) -> None:
+def test_published_rows_are_replaced_by_those_of_an_equally_long_training(tmp_path: Path) -> None:
     write_rows(tmp_path / "promp.csv", [row(0, 0, 1, 1), row(0, 3, 1, 1), row(1, 3, 1, 1)])
     job, other = tiny_jobs(tmp_path, replace(FAMILY, steps=32 * 8, evaluations=4))
     before = (tmp_path / "promp.csv").read_bytes()
@@ -175,7 +175,7 @@ def test_published_rows_give_way_to_those_of_a_training_that_is_as_long(tmp_path
     job.publish(row(0, 4, 5, 5))
     assert [each.key for each in read_rows(tmp_path / "promp.csv")] == [(0, 0), (0, 2), (0, 4), (1, 3)]
     assert list(turns([job])) == [(job, 6), (job, 8)]
-    # The run is gone, and what was published is not whole.
+    # The run is missing, and the published rows are incomplete.
     job.run_csv.unlink()
     assert [point for _, point in turns([job])] == [0, 2, 4, 6, 8]
     write_rows(tmp_path / "promp.csv", [row(0, 8, 1, 1)])
@@ -206,7 +206,7 @@ def test_methods_are_compared_at_the_last_iteration_that_all_of_their_seeds_have
 @pytest.mark.parametrize(
     ("changes", "algorithm", "points"),
     [
-        # 4 trials of 2 episodes of 4 steps; as many episodes before and after a step; no step; and three of them.
+        # 4 trials of 2 episodes of 4 steps; as many episodes before and after a step; without a step; with three steps.
         ({"observe-last": True, "meta-batch-size": 4}, "rl2", [0, 10, 20, 30]),
         ({"meta-batch-size": 4}, "promp", [0, 5, 10, 15]),
         ({"meta-batch-size": 4, "method": "pretrain"}, "maml", [0, 10, 20, 30]),
@@ -231,7 +231,7 @@ def test_rows_beyond_the_length_of_the_plan_are_not_shown(tmp_path: Path) -> Non
 
 
 def trainings(*means: float, spread: float = 0.1) -> list[Row]:
-    """Rows of one training for each mean, on thirty tasks."""
+    """Return rows of one training for each mean, on thirty tasks."""
     random = np.random.default_rng(0)
     tasks = np.linspace(-5.0, 5.0, 30)
     return [
@@ -240,7 +240,7 @@ def trainings(*means: float, spread: float = 0.1) -> list[Row]:
     ]
 
 
-def test_sentence_names_who_is_ahead_where_the_intervals_say_so() -> None:
+def test_sentence_names_the_best_method_where_the_intervals_separate_it() -> None:
     finals = {"a": trainings(1.0, 1.1, 1.2), "b": trainings(3.0, 3.1, 3.2), "pretrain": trainings(-9.0, -9.1, -9.2)}
     sentence = page.leader(finals)
     assert sentence.startswith("**b is ahead.** Its interquartile mean is 3.1 [")
@@ -248,7 +248,7 @@ def test_sentence_names_who_is_ahead_where_the_intervals_say_so() -> None:
     assert sentence.endswith("It is above `pretrain` in 100 % of all comparisons of a training on a task.")
 
 
-def test_sentence_says_that_nobody_is_ahead_where_an_interval_has_zero() -> None:
+def test_sentence_names_no_best_method_where_an_interval_includes_zero() -> None:
     finals = {"a": trainings(0.0, 2.0, 4.0), "b": trainings(1.0, 2.0, 3.5), "c": trainings(-50.0, -50.0, -51.0)}
     sentence = page.leader(finals)
     assert sentence.startswith("**No algorithm is ahead of all others.** b has the highest interquartile mean, 2.2 [")
@@ -265,7 +265,7 @@ def test_sentence_names_those_that_were_trained_for_fewer_environment_steps() ->
     )
 
 
-def test_no_statement_rests_on_one_training() -> None:
+def test_no_statement_is_based_on_a_single_training() -> None:
     finals = {"a": trainings(1.0, 1.1), "b": trainings(3.0), "oracle": trainings(9.0, 9.0)}
     sentence = page.leader(finals)
     assert sentence.startswith("**No statement is possible**: it takes several trainings of two algorithms.")
@@ -281,7 +281,7 @@ def test_no_statement_rests_on_one_training() -> None:
     ],
     ids=["comparison", "suite", "performance"],
 )
-def test_committed_page_and_charts_are_what_the_script_makes_of_the_committed_results(
+def test_committed_page_and_charts_are_those_of_the_committed_results(
     plan: Plan, draw: page.Draw, tables: page.Tables, tmp_path: Path
 ) -> None:
     text = plan.page.read_text(encoding="utf-8")
@@ -300,7 +300,7 @@ def test_every_method_has_a_config(plan: Plan) -> None:
             algorithm_of(config)
 
 
-def test_nobody_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: Path) -> None:
+def test_no_method_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: Path) -> None:
     plan = tiny_plan(tmp_path)
     rows = {"promp": [row(0, 0, -3, -2), row(0, 3, -2, -1)], "pretrain": [row(0, 0, -3, -2), row(0, 3, -2, -2)]}
     for name, of_method in rows.items():

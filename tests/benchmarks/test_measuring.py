@@ -1,11 +1,11 @@
-"""The measuring itself: turns, warm-up, ratios."""
+"""Measurements: turns, warm-up, ratios."""
 
 import pytest
 
 from benchmarks.measuring import Participant, Samples, machine, ratios, take_turns
 
 
-def test_participants_alternate_and_a_round_never_begins_like_the_one_before():
+def test_participants_alternate_and_consecutive_rounds_start_differently():
     order: list[str] = []
 
     def turn(name):
@@ -52,7 +52,7 @@ def test_ratio_is_taken_round_by_round():
     assert ratios(Samples([2.0, 1.0, 3.0]), Samples([4.0, 2.0, 2.0])).values == [0.5, 0.5, 1.5]
 
 
-def test_machine_tells_cores_and_versions_and_none_for_what_is_not_installed():
+def test_machine_has_cores_and_versions_with_none_for_missing_packages():
     facts = machine(["numpy", "surely-not-installed"])
 
     assert facts["cores"] >= 1

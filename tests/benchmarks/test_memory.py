@@ -1,4 +1,4 @@
-"""Peak memory is that of the whole tree of processes, and only of them."""
+"""Peak memory is that of the whole process tree, and of no other process."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def test_peak_remembers_memory_that_was_freed():
     assert tree_memory(os.getpid()) < before + 50e6
 
 
-def test_process_that_is_gone_has_no_memory():
+def test_ended_process_has_no_memory():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
 

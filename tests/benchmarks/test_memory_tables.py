@@ -1,4 +1,4 @@
-"""The tables of trials: what is measured, what is kept, and what is written."""
+"""The tables of trials: measuring, keeping and writing results."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -84,16 +84,14 @@ def test_every_row_has_a_published_figure_for_every_column() -> None:
         assert len(figures) == 8
 
 
-def test_an_unknown_row_is_refused_with_those_that_there_are(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_row_is_refused_with_the_known_ones(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([*command, "bandit-7-7"])
     assert stopped.value.code == 2
     assert "unknown: bandit-7-7; there are bandit-10-5" in capsys.readouterr().err
 
 
-def test_one_algorithm_is_measured_into_another_file_and_no_page_changes(
+def test_single_algorithm_is_written_to_another_file_and_changes_no_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["--rows", "bandit-10-5", "--trials", "2", "--csv", str(tmp_path / "more.csv"), "--algorithms"]

@@ -1,4 +1,4 @@
-"""The benchmark of what recurrent layers learn to remember."""
+"""The benchmark of the memory of recurrent layers."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from benchmarks import recall
 def test_a_layer_learns_to_predict_the_rewards_of_random_actions() -> None:
     shares = recall.explained("lstm", 16, 1e-2, batches=40, trials=32, seed=0)
     assert len(shares) == 40
-    # From worse than their mean to the mean, at least; no more than what is not noise.
+    # At first worse than predicting the mean, then better; at most the share that is not noise.
     assert shares[0] < shares[-1] < 0.5
     assert shares[-1] > -0.05
 

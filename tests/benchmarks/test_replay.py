@@ -1,4 +1,4 @@
-"""The replay limit steps exactly the trajectories it is given."""
+"""The replay limit steps exactly the given trajectories."""
 
 import copy
 from dataclasses import replace
@@ -44,7 +44,7 @@ def final_state(model, trajectories, episode):
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_replay_ends_where_each_episode_ends_for_any_number_of_processes(model, trajectories, processes):
+def test_replay_ends_in_the_final_state_of_each_episode_for_any_number_of_processes(model, trajectories, processes):
     replay = Replay(model, SUBSTEPS, processes)
     try:
         replay.load(trajectories)

@@ -62,7 +62,7 @@ def test_missing_package_ends_the_command_before_it_measures(monkeypatch):
         check_packages(options)
 
 
-def test_settings_leave_out_where_results_go():
+def test_settings_omit_the_paths_of_results():
     options = common_options("x").parse_args(["--json", "a", "--chart", "b", "--quick"])
 
     assert chosen(options) == {"repeats": 5, "warmup": 1, "quick": True, "seed": 0}

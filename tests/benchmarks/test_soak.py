@@ -1,4 +1,4 @@
-"""A minute of faults of all kinds: nobody can tell from the results, and nothing is left or grows."""
+"""A minute of faults of all kinds: they change no result, leave no process, and no resource grows."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_kills_are_counted_and_timed(tmp_path):
     assert "kills" in (tmp_path / "soak.svg").read_text()
 
 
-def test_growth_compares_the_last_third_with_the_first_and_leaves_out_the_first_run():
+def test_growth_compares_the_last_third_with_the_first_without_the_first_run():
     assert soak.growth([900, 1, 2, 3, 10, 11, 12, 21, 22, 23]) == 20
 
 

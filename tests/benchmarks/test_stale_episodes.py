@@ -8,7 +8,7 @@ from maml_rl.config import load_config
 from tests.benchmarks.test_directions import TINY
 
 
-def test_both_inner_losses_take_a_step_and_the_training_continues_as_if_nobody_had_looked() -> None:
+def test_both_inner_losses_take_a_step_and_the_training_continues_undisturbed() -> None:
     config = load_config(ROOT / "configs" / "maml" / "2d-navigation.yaml").override(TINY)
     looked = list(stale_episodes.outcomes(config, [0, 2]))
     assert [(one.update, one.inner_loss) for one in looked] == [
@@ -18,7 +18,7 @@ def test_both_inner_losses_take_a_step_and_the_training_continues_as_if_nobody_h
     assert list(stale_episodes.outcomes(config, [2])) == looked[2:]
 
 
-def test_an_algorithm_without_the_choice_is_refused() -> None:
+def test_algorithm_without_a_choice_of_the_inner_loss_is_refused() -> None:
     config = load_config(ROOT / "configs" / "promp" / "2d-navigation.yaml")
     with pytest.raises(TypeError, match="promp has no choice of an inner loss; use maml-trpo"):
         next(stale_episodes.outcomes(config, [0]))

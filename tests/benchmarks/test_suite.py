@@ -1,4 +1,4 @@
-"""The suite's trainings, and how long a result takes."""
+"""The suite's trainings, and the time to a result."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_learners_of_experience_have_their_own_batches_and_fewer_steps() -> None
 
 
 @pytest.mark.parametrize("name", ["2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "tabular-mdp"])
-def test_rl2_has_as_many_episodes_of_training_as_a_gradient_step(name: str) -> None:
+def test_rl2_has_as_many_training_episodes_as_gradient_based_methods(name: str) -> None:
     family, methods = suite.SUITE.families[name], suite.SUITE.methods
     trials, steps = (methods[name].config(family, 3) for name in ("rl2", "promp"))
     assert trials.meta_batch_size * trials.fast_batch_size == steps.meta_batch_size * steps.fast_batch_size * (
@@ -39,7 +39,7 @@ def test_rl2_has_as_many_episodes_of_training_as_a_gradient_step(name: str) -> N
     )
 
 
-def test_settings_of_an_algorithm_on_a_family_come_last() -> None:
+def test_settings_of_an_algorithm_on_a_family_override_others() -> None:
     changes = {"promp": {"fast-lr": 0.3}, "maml-trpo": {"max-kl": 0.5}}
     family = Family("f", "F", "halfcheetah-vel.yaml", 10**6, changes={"fast-lr": 0.7}, algorithm_changes=changes)
     promp, trpo = Method("promp", "promp", {"fast-lr": 0.9}).config(family, 0), Method("trpo").config(family, 0)

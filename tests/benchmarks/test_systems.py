@@ -1,4 +1,4 @@
-"""Every system really does the job: its arrays hold trajectories, each under the policy of its own task."""
+"""Every system does the job: its arrays hold trajectories under the policy of each task."""
 
 import mujoco
 import numpy as np
@@ -20,7 +20,7 @@ SYSTEMS = {
 }
 
 
-# One stands for all of them by day.
+# Only one of them runs for every change; the others are nightly.
 @pytest.fixture(
     params=[
         pytest.param(name, marks=() if name == "gymnasium sync" else pytest.mark.nightly, id=name) for name in SYSTEMS
@@ -74,7 +74,7 @@ def check_physics(episodes):
             observations = episodes.observations[task, :, episode].astype(np.float64)
             starts.add(observations[0].tobytes())
             for step in range(JOB.horizon):
-                # Observations leave out the position along the track, on which nothing else depends.
+                # Observations omit the position along the track, on which nothing else depends.
                 mujoco.mj_resetData(model, data)
                 data.qpos[1:], data.qvel[:] = observations[step, :8], observations[step, 8:]
                 env.do_simulation(episodes.actions[task, step, episode], env.frame_skip)

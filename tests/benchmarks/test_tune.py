@@ -1,4 +1,4 @@
-"""The search over settings: what a trial is worth, where it ends, and that the CSV file continues it."""
+"""The search over settings: the value of a trial, its early end, and resuming from the CSV file."""
 
 import csv
 from pathlib import Path
@@ -19,7 +19,7 @@ TINY = {"env_name": "TabularMDP-v0", "meta_batch_size": 1, "fast_batch_size": 2,
 
 
 @pytest.mark.parametrize("ended", [None, 3])
-def test_trial_is_worth_its_last_ninth_and_ends_where_it_is_told_to(tmp_path: Path, ended: int | None) -> None:
+def test_value_of_a_trial_is_that_of_its_last_ninth_and_it_may_end_early(tmp_path: Path, ended: int | None) -> None:
     rungs: list[tuple[int, float]] = []
 
     def ends(rung: int, value: float) -> bool:
@@ -51,7 +51,7 @@ def test_trial_that_is_too_short_for_its_budget_is_refused(tmp_path: Path) -> No
         )
 
 
-def test_keys_of_sections_are_replaced_one_by_one() -> None:
+def test_keys_of_sections_are_replaced_individually() -> None:
     config = config_of(env_kwargs={"low": -0.5, "high": 0.5})
     changed = tune.changed(
         config,
@@ -73,7 +73,7 @@ def search(path: Path, trials: int, space: tuple[str, ...] = SPACE, *further: st
 
 
 def judge(config: Config, folder: Path, env_steps: float, num_workers: Any, ends: Any) -> tuple[float | None, int]:
-    """What stands for a training: the best is at a step size of 0.1 with tanh."""
+    """A fake training, whose best result is at a step size of 0.1 with tanh."""
     value = -((np.log10(config.fast_lr) + 1.0) ** 2) - (config.nonlinearity == "relu")
     for rung in range(1, 10):
         if ends(rung, value) and rung < 9:
@@ -81,7 +81,7 @@ def judge(config: Config, folder: Path, env_steps: float, num_workers: Any, ends
     return value, 900
 
 
-def test_search_finds_the_best_ends_what_is_behind_and_continues_from_its_file(
+def test_search_finds_the_best_ends_bad_trials_and_continues_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("optuna")
@@ -121,7 +121,7 @@ def test_search_finds_the_best_ends_what_is_behind_and_continues_from_its_file(
         ),
     ],
 )
-def test_searches_that_make_no_sense_are_refused_before_anything_is_trained(
+def test_invalid_searches_are_refused_before_anything_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], space: Any, further: Any, message: str
 ) -> None:
     pytest.importorskip("optuna")

@@ -1,4 +1,4 @@
-"""A wrong command line of a benchmark ends in one line, as that of every other command."""
+"""A wrong command line of a benchmark ends in one line, like that of every other command."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Commands whose standard streams are closed, as those of some schedulers are, work, and write into no wrong file."""
+"""Commands work with closed standard streams, as under some schedulers, and write to no wrong file."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ def run(command: str, streams: str, folder: Path) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize("streams", STREAMS, ids=STREAMS.values())
 @pytest.mark.timeout(120)
-def test_list_with_closed_streams_ends_in_order(streams: str, tmp_path: Path) -> None:
+def test_list_with_closed_streams_ends_without_an_error(streams: str, tmp_path: Path) -> None:
     result = run("configs", streams, tmp_path)
     assert result.returncode == 0
     assert result.stderr == ""
@@ -32,11 +32,11 @@ def test_error_with_closed_output_is_still_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_training_with_closed_streams_writes_a_whole_run(tmp_path: Path) -> None:
+def test_training_with_closed_streams_writes_a_complete_run(tmp_path: Path) -> None:
     sizes = "--num-batches 2 --meta-batch-size 2 --fast-batch-size 2 --max-episode-steps 5 --hidden-sizes 4"
     assert run(f"train --output-folder run --num-workers 1 {sizes}", "<&- >&- 2>&-", tmp_path).returncode == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == [0, 1]
-    # What is printed, or written by libraries in C, has not gone into a file that got the number of a stream.
+    # Printed output, even of C libraries, has not gone to a file that reuses the number of a stream.
     assert run("test run --num-workers 0 --meta-batch-size 2 --num-steps 1", "<&- >&- 2>&-", tmp_path).returncode == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["num-batches"] == 2

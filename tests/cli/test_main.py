@@ -61,7 +61,7 @@ gymnasium.register("Coin-v0", CoinEnv, max_episode_steps=5)
 
 @pytest.fixture
 def coins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module of somebody's own in the current folder."""
+    """A user's module in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "coins.py").write_text(FAMILY)
@@ -161,14 +161,14 @@ def test_configs_are_listed_by_full_names_with_whole_sentences(
     names = re.findall(r"^  (\S+/\S+)  ", shown, re.MULTILINE)
     assert {find_config(name) for name in names} == set(shipped_configs().values())
     assert len(names) == len(shipped_configs())
-    # Every entry ends as a sentence does.
+    # Every entry ends like a sentence.
     entries = re.split(r"\n(?=  \S)|\n\n", shown.rpartition("\n\n")[0])
     assert [entry for entry in entries if not entry.rstrip().endswith((".", "/"))] == []
     assert re.search(r"maml/ant-goal +Ant that must find out where to go\.", shown)
     assert ("AntPos-v5, maml-trpo: 500 meta-updates" in shown) == bool(options)
 
 
-def test_envs_tells_what_the_tasks_of_every_family_mean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_envs_describes_the_tasks_of_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("envs", "--verbose") == 0
     shown = capsys.readouterr().out
     listed = re.findall(r"[\w/.-]+-v\d+(?=,|\n)", shown)
@@ -183,11 +183,11 @@ def test_envs_with_the_same_tasks_are_one_entry(capsys: pytest.CaptureFixture[st
     assert "as above" not in shown
     assert re.search(r"MetaWorld/ML1-assembly-v3, .* and 50 more\n +rand_vec", shown)
     assert len(shown.splitlines()) < 80
-    # A text may go on in further lines.
+    # A text may continue on further lines.
     assert max(Counter(re.findall(r"(?:^      .*\n)+", shown, re.MULTILINE)).values()) == 1
 
 
-def test_zoo_lists_returns_in_words_and_their_intervals_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zoo_lists_returns_in_words_and_their_intervals_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("zoo") == 0
     brief = capsys.readouterr().out
     assert exit_code("zoo", "--verbose") == 0
@@ -202,7 +202,7 @@ def test_zoo_lists_returns_in_words_and_their_intervals_on_demand(capsys: pytest
 @pytest.mark.parametrize(
     ("name", "argument"), [("coins:Coin-v0", "'coins:Coin-v0'"), ("coins:CoinEnv", "CoinEnv, max_episode_steps=...")]
 )
-def test_family_of_ones_own_is_checked_from_the_current_folder(
+def test_own_family_is_checked_from_the_current_folder(
     coins: str, name: str, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code("check-env", name, "--env-kwargs", "{worth: 2.0}") == 0
@@ -216,7 +216,9 @@ def test_family_that_forgets_its_task_is_reported(coins: str, capsys: pytest.Cap
     assert "reset" in error
 
 
-def test_environment_that_is_not_a_family_is_reported_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_environment_that_is_not_a_family_is_reported_with_the_missing_methods(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert exit_code("check-env", "CartPole-v1") == 1
     error = capsys.readouterr().err
     assert "sample_tasks" in error
@@ -231,9 +233,7 @@ def test_own_families_pass_the_check(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.timeout(180)
-def test_training_testing_and_reporting_follow_on_each_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_is_trained_then_tested_then_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, run = tmp_path / "small.yaml", tmp_path / "run"
     config.write_text(
         "env-name: 2DNavigation-v0\nmax-episode-steps: 5\nhidden-sizes: [4]\nfast-batch-size: 2\nmeta-batch-size: 2\n"
@@ -257,7 +257,7 @@ def test_every_command_takes_a_log_level(name: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
-def test_log_level_says_what_is_heard(
+def test_log_level_selects_the_messages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, heard: int
 ) -> None:
     root = logging.getLogger()
@@ -274,7 +274,7 @@ def test_log_level_says_what_is_heard(
     assert capsys.readouterr().err.splitlines() == ["this: spoken"] * heard
 
 
-def test_commands_leave_the_logging_of_the_process_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_do_not_change_the_logging_of_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     before = (package.level, list(root.handlers), list(package.handlers))
     arguments = ["--config", "nowhere.yaml", "--log-level", "error"]
@@ -294,7 +294,7 @@ def test_benchmark_runs_with_its_own_options_from_anywhere(tmp_path: Path) -> No
     assert "--json" in shown.stdout
 
 
-def test_package_without_its_repository_says_where_the_benchmarks_are(
+def test_package_without_its_repository_reports_where_the_benchmarks_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "_BENCHMARKS", tmp_path / "benchmarks")
@@ -318,7 +318,7 @@ def test_package_without_its_repository_says_where_the_benchmarks_are(
         ("", "async def", "await asyncio.sleep(0.01)", "ok: .* its slots are awaited concurrently"),
     ],
 )
-def test_check_env_says_whether_threads_would_pay(
+def test_check_env_reports_whether_threads_would_be_faster(
     head: str,
     step: str,
     wait: str,
@@ -353,7 +353,7 @@ def test_check_env_says_whether_threads_would_pay(
     assert re.search(told, capsys.readouterr().out)
 
 
-def test_check_env_says_what_the_sampler_needs_beside(
+def test_check_env_reports_further_requirements_of_the_sampler(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "doors.py").write_text(
@@ -393,7 +393,7 @@ def test_first_signal_ends_the_work_and_a_second_one_the_process(number: int, ki
         with pytest.raises(KeyboardInterrupt) as raised:
             signal.raise_signal(number)
         assert type(raised.value) is kind
-        # Of SIGHUP two come.
+        # SIGHUP may arrive twice.
         ignored = [signal.SIGHUP] if number == signal.SIGHUP else []
         assert [signal.getsignal(each) for each in ends] == [
             signal.SIG_IGN if each in ignored else signal.SIG_DFL for each in ends
@@ -423,7 +423,7 @@ def test_renderer_that_mujoco_cannot_load_is_named_with_the_remedy(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_list_whose_reader_has_gone_ends_without_a_word() -> None:
+def test_list_ends_silently_when_its_reader_has_closed_the_pipe() -> None:
     command = [sys.executable, "-m", "maml_rl", "configs"]
     reader, writer = os.pipe()
     os.close(reader)

@@ -26,7 +26,7 @@ def metrics_of(iteration: int, before: float, *after: float, **times: float) -> 
 
 @contextmanager
 def terminal_of(columns: int) -> Iterator[Callable[[], str]]:
-    """Make standard error a terminal; gives a function that returns what has been written there."""
+    """Make standard error a terminal; yield a function that returns its output."""
     reader, writer = os.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     os.set_blocking(reader, False)
@@ -53,7 +53,7 @@ def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
     assert lines[-1].rstrip().endswith(", return -171.3 -> -158.0, 20,000 steps/s]")
 
 
-def test_bar_says_what_slots_of_slow_environments_are_doing() -> None:
+def test_bar_shows_the_slots_of_slow_environments() -> None:
     with terminal_of(80) as read, TrainingProgress(500) as progress:
         progress.show_slots(SlotCounts(48, 3, 13, 17, 3.21))
         line = [line for line in re.split(r"[\r\n]", read()) if line.strip()][-1]
@@ -61,7 +61,7 @@ def test_bar_says_what_slots_of_slow_environments_are_doing() -> None:
     assert line.rstrip().endswith(", 48 slots wait, slot 17 for 3.2 s, 3 act, 13 done]")
 
 
-def test_a_line_says_what_slots_are_doing_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+def test_line_shows_the_slots_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"), TrainingProgress(500, "seed 3", seconds_between_lines=0.0) as progress:
         progress.show_slots(SlotCounts(2, 1, 0))
     assert caplog.messages == ["seed 3, iteration 1 of 500: 2 slots wait, 1 act, 0 done"]
@@ -75,7 +75,7 @@ def test_nothing_is_drawn_without_a_terminal(
     assert capsys.readouterr() == ("", "")
 
 
-def test_summary_has_the_first_and_the_last_iteration_and_what_they_took() -> None:
+def test_summary_has_the_first_and_the_last_iteration_and_their_times() -> None:
     with TrainingProgress(3) as progress:
         for iteration in range(3):
             progress(metrics_of(iteration, -9.0 + iteration, -8.0, -7.0 + iteration))
@@ -92,14 +92,14 @@ def test_summary_of_a_method_without_adaptation_has_one_return() -> None:
     assert progress.summary().splitlines()[0] == "iteration     0: return -9.0"
 
 
-def test_run_with_nothing_left_to_do_says_so() -> None:
+def test_run_with_nothing_left_to_do_is_reported() -> None:
     with TrainingProgress(3) as progress:
         pass
     assert progress.summary() == "no iteration was left to do"
     assert progress.profile() == ""
 
 
-def test_training_without_sampling_has_its_loss_in_place_of_returns_and_speed() -> None:
+def test_training_without_sampling_shows_its_loss_instead_of_returns_and_speed() -> None:
     progress = TrainingProgress(2)
     for iteration, loss in enumerate((1.5, 0.25)):
         progress({"iteration": iteration, "env_steps": 0, "loss": loss, "time/sample_s": 0.0, "time/update_s": 3.0})
@@ -116,7 +116,7 @@ def test_profile_ranks_the_stages() -> None:
     assert [line.split() for line in progress.profile().splitlines()] == [["outer", "50.0%"], ["inner", "25.0%"]]
 
 
-def test_lines_are_logged_now_and_then_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_logged_at_intervals_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with TrainingProgress(500, "seed 3", seconds_between_lines=0.0) as progress:
         progress(metrics_of(122, -171.26, -158.04))

@@ -58,7 +58,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exit_code(run: Callable[[list[str]], int], options: list[str]) -> int:
-    """What the script would exit with; argparse raises, the commands return."""
+    """Return the exit code of the script; argparse raises, the commands return."""
     try:
         return run(options)
     except SystemExit as exit_:
@@ -130,7 +130,7 @@ def test_bad_input_to_train_is_one_line_and_exit_code_2(
     assert not (tmp_path / "run").exists()
 
 
-def test_another_run_is_not_overwritten_without_being_told(
+def test_another_run_is_overwritten_only_on_request(
     run_folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = snapshot(run_folder)
@@ -236,7 +236,7 @@ def test_unfinished_run_is_tested_with_its_newest_checkpoint(
     assert "there is no intact checkpoint in" in capsys.readouterr().err
 
 
-def test_training_without_tensorboard_says_so_once_and_continues(
+def test_training_without_tensorboard_reports_it_once_and_continues(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -311,7 +311,7 @@ def test_seeds_are_trained_one_after_the_other_and_resumed(
     assert [line for line in lines if line.startswith("seed ")] == ["seed 2, 1 of 2:", "seed 0, 2 of 2:"]
     assert lines[-1] == f"  maml-rl report {study}"
     assert sorted(path.name for path in study.iterdir()) == ["seed-0", "seed-2"]
-    # One of them was never begun.
+    # One of them has not been started.
     assert run_train([*seeds, "0", "1", "2", "--resume"]) == 0
     assert {seed: lines_in(study / f"seed-{seed}" / "metrics.jsonl") for seed in range(3)} == {0: 4, 1: 4, 2: 4}
     assert run_train([*common, "--output-folder", str(single), "--seed", "2"]) == 0
@@ -323,7 +323,7 @@ def test_seeds_are_trained_one_after_the_other_and_resumed(
     assert capsys.readouterr().out.count("no iteration was left to do") == 3
 
 
-def test_one_seed_that_is_there_already_stops_all_of_them(
+def test_run_of_one_seed_that_exists_already_stops_all_of_them(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["--config", str(config), "--num-workers", "0", "--output-folder", str(tmp_path / "study"), "--seeds"]
@@ -336,13 +336,13 @@ def test_one_seed_that_is_there_already_stops_all_of_them(
 
 
 @pytest.mark.parametrize("seeds", [[], ["--seeds", "0", "1"]], ids=["one-run", "seeds"])
-def test_requeued_command_with_resume_needs_no_hand(
+def test_requeued_command_with_resume_needs_no_user(
     tmp_path: Path, config: Path, caplog: pytest.LogCaptureFixture, seeds: list[str]
 ) -> None:
     folder = tmp_path / "run"
     command = ["--config", str(config), "--num-workers", "0", "--output-folder", str(folder), "--resume", *seeds]
     runs = [folder / f"seed-{seed}" for seed in (0, 1)] if seeds else [folder]
-    # The first was killed before its first checkpoint, by this version or by an earlier one; others are not there yet.
+    # The first was killed before its first checkpoint, by this version or by an earlier one; others do not exist yet.
     for left in ([], ["checkpoints/.unfinished-iteration-000000"], ["checkpoints", "config.json"]):
         shutil.rmtree(folder, ignore_errors=True)
         for name in left:
@@ -423,7 +423,7 @@ def test_full_disk_while_metrics_are_written_names_the_file_and_how_to_continue(
     assert [row["iteration"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
-def test_folder_of_a_single_run_takes_no_seeds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_of_a_single_run_does_not_accept_seeds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = snapshot(run_folder)
     assert exit_code(run_train, ["--output-folder", str(run_folder), "--seeds", "0", "--resume"]) == 2
     assert "is the folder of a single run; choose another --output-folder" in capsys.readouterr().err
@@ -519,7 +519,7 @@ def test_profile_is_printed_at_the_end(tmp_path: Path, config: Path, capsys: pyt
         assert stage in output
 
 
-# From here on the scripts run as a user runs them, and are killed as the world kills them.
+# From here on, the scripts run as a user runs them, and are really killed.
 
 
 class Script:
@@ -615,7 +615,7 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     [
         ([signal.SIGINT], {130}),
         pytest.param([signal.SIGTERM], {143}, marks=pytest.mark.nightly),
-        # The system and the shell both send one when a terminal is closed.
+        # The system and the shell each send one when a terminal is closed.
         pytest.param([signal.SIGHUP, signal.SIGHUP], {129}, marks=pytest.mark.nightly),
         pytest.param([signal.SIGTERM, signal.SIGTERM], {143, -signal.SIGTERM}, marks=pytest.mark.nightly),
         # They arrive together, and threads may take them in either order.
@@ -623,11 +623,11 @@ def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
     ],
     ids=lambda value: "-".join(each.name for each in value) if isinstance(value, list) else "",
 )
-def test_interrupted_run_resumes_bit_for_bit_from_its_last_finished_iteration(
+def test_interrupted_run_resumes_bit_identically_from_its_last_finished_iteration(
     tmp_path: Path, config: Path, start: Callable[..., Script], signals: list[signal.Signals], codes: set[int]
 ) -> None:
     run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
-    # A worker in which no policy acts starts sooner.
+    # A worker without a policy starts faster.
     settings = ["--config", str(config), "--checkpoint-every", "100000", "--inference", "central"]
     many = ["--num-batches", "100000", "--output-folder", str(run)]
     script = start("train.py", *settings, *many, "--num-workers", "2")
@@ -678,7 +678,7 @@ def test_run_whose_terminal_is_closed_is_saved(tmp_path: Path, config: Path) -> 
         pause = Event()
         while lines_in(metrics) < 4:
             assert process.poll() is None
-            # What is shown is read, as by a person.
+            # The output must be read, as a terminal would.
             with suppress(BlockingIOError):
                 os.read(terminal, 100_000)
             pause.wait(0.01)
@@ -698,7 +698,7 @@ def test_interrupted_start_ends_without_a_traceback(
     config: Path, start: Callable[..., Script], library: str, code: int, line: str
 ) -> None:
     script = start("train.py", "--config", str(config), "--num-workers", "2", "--num-batches", "100000")
-    # Its imports have just got as far as this library.
+    # It has just begun to import this library.
     script.wait_until(lambda: any(library in entry.path for entry in psutil.Process(script.pid).memory_maps()))
     assert script.end(signal.SIGINT, group=True) == (code, "", line)
     assert script.survivors() == []
@@ -708,7 +708,7 @@ def test_interrupted_start_ends_without_a_traceback(
 @pytest.mark.timeout(120)
 # The second keeps moments of Adam, and step sizes, beside its policy.
 @pytest.mark.parametrize("algorithm", [pytest.param("maml-trpo", marks=pytest.mark.nightly), "meta-sgd"])
-def test_killed_run_leaves_no_process_and_resumes_bit_for_bit(
+def test_killed_run_leaves_no_process_and_resumes_bit_identically(
     algorithm: str, tmp_path: Path, config: Path, start: Callable[..., Script]
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"

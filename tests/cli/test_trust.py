@@ -1,4 +1,4 @@
-"""A run of somebody else executes nothing unless it is trusted: its config may name any module."""
+"""A run of another user executes no code unless it is trusted: its config may name any module."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with a module that tells when it is executed; nobody has trained with it."""
+    """The current folder, with a module that reports its execution, and with which the user has not trained."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -71,21 +71,21 @@ def honest_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hostile_run(request: pytest.FixtureRequest, place: Path, honest_run: Path) -> Path:
-    """A whole run whose config names a module in one of the ways that there are."""
+    """A complete run whose config names a module in one of the possible ways."""
     run = place / "theirs"
     shutil.copytree(honest_run, run)
     config = load_config(run / "config.json")
     value = {"distribution": "evil:Split"} if request.param == "tasks" else "evil:Thing-v0"
     text = config.override({request.param: value if request.param != "policy" else "evil:Thing"}).to_json()
     (run / "config.json").write_text(text)
-    # Who can write the config can write its checksum, or leave it out.
+    # A person who can write the config can also write its checksum, or leave it out.
     (run / "SHA256SUMS").unlink()
     return run
 
 
 @pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
 @pytest.mark.parametrize("command", list(COMMANDS))
-def test_run_of_somebody_else_executes_nothing(
+def test_run_of_another_user_executes_nothing(
     hostile_run: Path, command: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert COMMANDS[command](hostile_run) == 2
@@ -99,14 +99,14 @@ def test_run_of_somebody_else_executes_nothing(
 
 @pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
 @pytest.mark.parametrize("command", list(COMMANDS))
-def test_run_that_is_trusted_is_imported(hostile_run: Path, command: str, place: Path) -> None:
-    # The module has nothing of what it is imported for.
+def test_code_of_a_trusted_run_is_imported(hostile_run: Path, command: str, place: Path) -> None:
+    # The module does not have the names for which it is imported.
     assert COMMANDS[command](hostile_run, "--trust") == 2
     assert (place / "executed").exists()
 
 
 @pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
-def test_report_executes_nothing_unless_told_to(
+def test_report_executes_nothing_unless_the_run_is_trusted(
     hostile_run: Path, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = ["report", str(hostile_run), "--tasks", "2", "--videos", "0", "--num-workers", "0"]
@@ -133,7 +133,7 @@ def own_run(place: Path) -> Path:
     return place / "mine"
 
 
-def test_code_that_the_user_has_trained_with_needs_no_word(place: Path) -> None:
+def test_code_that_the_user_has_trained_with_is_trusted(place: Path) -> None:
     run = own_run(place)
     for command in ("test", "load_policy", "resume"):
         assert COMMANDS[command](run) == 0, command
@@ -171,7 +171,7 @@ def is_trusted(config: Config) -> bool:
         ("torch", True),
         ("torch.nn", True),
         ("maml_rl.policies", True),
-        # Python's own modules do all sorts of things when they are imported, or called.
+        # Python's own modules may execute code when they are imported or called.
         ("os", False),
         ("idlelib.idle", False),
         ("builtins", False),
@@ -186,7 +186,7 @@ def test_installed_modules_are_trusted(place: Path, module: str, trusted: bool) 
     assert is_trusted(config_of(**{"env-name": f"{module}:Thing-v0"})) is trusted
 
 
-def test_folder_of_a_run_is_not_an_installation_whatever_its_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_of_any_name_is_not_an_installation(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = place / "site-packages"
     theirs.mkdir()
     (theirs / "evil.py").write_text(EVIL)
@@ -201,8 +201,10 @@ def test_relative_modules_are_not_trusted() -> None:
     assert not is_trusted(config_of(algorithm=":Thing"))
 
 
-def test_package_that_is_partly_elsewhere_is_not_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders without __init__.py are one package, wherever they are."""
+def test_package_with_folders_outside_of_the_installation_is_not_installed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders without __init__.py form one package, wherever they are."""
     installed = place / "site-packages"
     (installed / "shared_name").mkdir(parents=True)
     monkeypatch.setattr("site.getsitepackages", lambda: [str(installed)])
@@ -214,7 +216,7 @@ def test_package_that_is_partly_elsewhere_is_not_installed(place: Path, monkeypa
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_editable_install_is_installed_under_its_own_name_alone(
+def test_editable_install_is_installed_only_under_its_own_name(
     place: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
     record = place / "site-packages" / "mine-1.0.dist-info"
@@ -227,7 +229,7 @@ def test_editable_install_is_installed_under_its_own_name_alone(
 
 
 @pytest.mark.usefixtures("place")
-def test_cluster_of_somebody_else_is_not_joined() -> None:
+def test_cluster_of_another_user_is_not_joined() -> None:
     """A Ray cluster executes code in its clients."""
     config = config_of(**{"backend": "ray", "ray-address": "far.away:6379"})
     assert not is_trusted(config)
@@ -239,10 +241,10 @@ def test_cluster_of_somebody_else_is_not_joined() -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_runtime_env_of_somebody_else_is_not_executed() -> None:
+def test_runtime_env_of_another_user_is_not_executed() -> None:
     config = config_of(**{"backend": "ray", "ray-runtime-env": {"pip": ["evil"]}})
     assert not is_trusted(config)
-    # So do `maml-rl test` and `maml-rl report`, unless they are given one.
+    # `maml-rl test` and `maml-rl report` do the same, unless one is given.
     assert is_trusted(config.override({"ray-runtime-env": {}}))
     assert is_trusted(config_of(**{"ray-runtime-env": {"pip": ["evil"]}}))
     remember_code(config)
@@ -250,7 +252,7 @@ def test_runtime_env_of_somebody_else_is_not_executed() -> None:
     assert not is_trusted(config_of(**{"backend": "ray", "ray-runtime-env": {"pip": ["worse"]}}))
 
 
-def test_what_cannot_be_written_down_is_said(
+def test_trust_that_cannot_be_recorded_is_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (place / "file").write_text("")

@@ -171,7 +171,7 @@ def place(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Everything that is there, links unfollowed, with the contents of files."""
+    """Return all paths, without following links, with the contents of files."""
     found: dict[str, bytes | None] = {}
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -203,12 +203,12 @@ def run_command_line(arguments: Sequence[str]) -> int:
 
 
 def raised_by(code: str, kind: str, message: str = "") -> str:
-    """How a line tells of an exception that some code of the environments raises."""
+    """Return the text that reports an exception raised by a line of an environment's code."""
     line = ENVIRONMENTS[: ENVIRONMENTS.index(code)].count("\n") + 1
     return f"{kind} in wrong_envs.py, line {line}{message}"
 
 
-# Arguments, and words that the line has to hold.
+# Arguments, and words that the line must contain.
 Case = tuple[list[str], list[str]]
 
 ENVIRONMENT_CASES: list[Case] = [
@@ -272,7 +272,7 @@ ENVIRONMENT_CASES: list[Case] = [
     (train("--env-name", ""), ["--env-name", "expected a value, got an empty text"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
-    # Arguments that the config has for its own family.
+    # Arguments in the config that are for its own family.
     *[
         (train("--config", "kwargs.yaml", "--env-name", name), ["kwargs.yaml, line 8", "give --env-kwargs, too"])
         for name in ("AntDir-v5", "Bandit-K5-v0", "TabularMDP-v0")
@@ -463,7 +463,7 @@ ZOO_CASES: list[Case] = [
     (["zoo", "--add", "run", "--name", "mine"], ["unrecognized arguments: --add run"]),
 ]
 
-# Folders of runs, files of which are links or have changed since they were written.
+# Run folders with files that are links or have been changed.
 ALTERED_CASES: list[Case] = [
     *[
         (["train.py", "--config", "small.yaml", "--output-folder", folder, "--num-workers", "0", how], words)
@@ -550,7 +550,7 @@ VALUE_CASES: list[Case] = [
     (train("--fast-lr", "\udcff"), ["--fast-lr", "not valid YAML"]),
     (train("--fast-lr", "["), ["--fast-lr", "not valid YAML"]),
     (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
-    # One option is one value, whatever lines it has.
+    # The value of one option may have several lines.
     (train("--gamma", "0.5\nseed: 3"), ["--gamma", "expected one value", "'seed'"]),
     (train("--env-kwargs", "{}\nseed: 3"), ["--env-kwargs", "expected one value", "'seed'"]),
     *[
@@ -588,7 +588,7 @@ def test_wrong_input_ends_in_one_line(place: Path, capfd: pytest.CaptureFixture[
     assert output.out == ""
     line = output.err.splitlines()[-1]
     assert ": error: " in line
-    # Before it, the log may tell of what was read.
+    # Before it, the log may report the files that were read.
     assert all(": loading " in earlier for earlier in output.err.splitlines()[:-1]), output.err
     for word in words:
         assert word in line

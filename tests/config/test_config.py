@@ -28,7 +28,7 @@ def test_misspelled_key_is_refused_with_file_line_and_closest_key() -> None:
     assert message_of(text) == "unknown key 'fast_lr' in x.yaml, line 4; did you mean 'fast-lr'?"
 
 
-def test_misspelled_key_is_never_answered_with_a_key_that_is_there_already() -> None:
+def test_suggestion_for_a_misspelled_key_is_never_a_key_that_is_already_used() -> None:
     assert "did you mean 'num-steps'" in message_of("env-name: a\nnum-step: 2\n")
     assert "did you mean 'num-steps'" not in message_of("env-name: a\nnum-steps: 1\nnum-step: 2\n")
 
@@ -74,7 +74,7 @@ def test_mappings_in_a_list_may_share_keys() -> None:
         ("seed: 4294967296", "less than 4294967296", "4294967296"),
     ],
 )
-def test_wrong_value_is_refused_with_line_wanted_and_got(line: str, wanted: str, got: str) -> None:
+def test_wrong_value_is_refused_with_line_expected_and_actual_value(line: str, wanted: str, got: str) -> None:
     message = message_of(f"env-name: a\n{line}\n")
     key = line.split(":")[0]
     assert message.startswith(f"'{key}")
@@ -126,7 +126,7 @@ def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
         load_config(tmp_path / "nowhere.yaml")
 
 
-def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the config"):
         load_config(tmp_path)
 
@@ -144,11 +144,11 @@ def test_config_without_env_kwargs_has_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("1e-2", 0.01), ("1.0e-2", 0.01), ("1E+0", 1.0), (".5e1", 5.0), ("2", 2.0)]
 )
-def test_number_without_a_point_is_still_a_number(text: str, value: float) -> None:
+def test_number_without_a_decimal_point_is_a_number(text: str, value: float) -> None:
     assert config_of(f"env-name: a\nfast-lr: {text}").fast_lr == value
 
 
-def test_nonlinearity_of_earlier_configs_is_understood() -> None:
+def test_nonlinearity_of_earlier_configs_is_accepted() -> None:
     assert config_of("env-name: a\nnonlinearity: Tanh").nonlinearity == "tanh"
 
 
@@ -162,7 +162,7 @@ def test_override_replaces_a_value_and_leaves_the_original() -> None:
     assert config.num_batches == 5
 
 
-def test_wrong_override_blames_the_command_line() -> None:
+def test_error_in_an_override_names_the_command_line() -> None:
     with pytest.raises(ConfigError, match="'num-batches' in the command line: expected at least 1, got -1"):
         config_of("env-name: a\nnum-batches: 5").override({"num-batches": -1})
 
@@ -214,7 +214,7 @@ def test_config_json_of_pytorch_maml_rl_is_refused_with_what_to_remove():
     assert "remove config, output_folder, num_workers, use_cuda, device" in message
 
 
-def test_policy_of_ones_own_is_a_module_and_a_name():
+def test_own_policy_is_a_module_and_a_name():
     assert config_of("env-name: a\npolicy: my.module:MyPolicy\n").policy == "my.module:MyPolicy"
     assert "'policy' in x.yaml, line 2: expected" in message_of("env-name: a\npolicy: MyPolicy\n")
 

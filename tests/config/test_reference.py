@@ -55,7 +55,7 @@ def test_options_of_training_are_known_without_torch(words: list[str], shown: st
     assert result.returncode == (0 if "--help" in words else 2)
 
 
-def test_every_setting_of_a_config_says_what_it_means() -> None:
+def test_every_setting_of_a_config_has_a_description() -> None:
     settings = describe_settings(Config)
     assert {setting.key for setting in settings} == {field.alias for field in Config.model_fields.values()}
     assert [setting.key for setting in settings if not setting.meaning or setting.allowed == "any value"] == []

@@ -25,7 +25,7 @@ FAMILIAR = {
     "num-batches",
     "meta-batch-size",
 }
-# Those among them that are settings of maml-trpo.
+# The keys among them that are settings of maml-trpo.
 FAMILIAR_OF_TRPO = {"first-order", "max-kl", "cg-iters", "cg-damping", "ls-max-steps", "ls-backtrack-ratio"}
 # Settings of an inner loop, and of networks or advantages, by the algorithms that have none.
 NOT_OF = {
@@ -34,7 +34,7 @@ NOT_OF = {
     "rsac": {"gae-lambda", "nonlinearity", "num-steps", "fast-lr"},
     "pearl": {"gae-lambda", "nonlinearity", "fast-lr"},
 }
-# Nor do learners of histories sample in training.
+# Learners of histories do not sample in training, either.
 OF_SAMPLING = {"gamma", "gae-lambda", "hidden-sizes", "nonlinearity", "num-steps", "fast-lr", "meta-batch-size"}
 NOT_OF |= {"ad": OF_SAMPLING, "dpt": OF_SAMPLING}
 # Settings of one kind of memory.
@@ -43,7 +43,7 @@ OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads", "t
 ALGORITHMS = [name for name in algorithms() if name != "maml-trpo"]
 
 
-def test_there_is_a_config_for_every_experiment() -> None:
+def test_every_experiment_has_a_config() -> None:
     bandits = {f"maml/bandit/bandit-k{k}-n{n}.yaml" for k in (5, 10, 50) for n in (10, 100, 500)}
     bandits |= {f"maml/bandit/gaussian-bandit-k{k}.yaml" for k in (5, 10, 50)}
     families = {
@@ -107,14 +107,14 @@ def test_config_spells_out_the_familiar_keys_under_comments(path: Path) -> None:
     else:
         assert set(keys) >= FAMILIAR - NOT_OF.get(algorithm, set())
         settings = {field.alias for field in find_metalearner(algorithm).Settings.model_fields.values()}
-        # A setting of another kind of memory would say nothing.
+        # A setting of another kind of memory would have no effect.
         if "cell" in settings:
             has_transformer = config.algorithm_settings["cell"] == "transformer"
             settings -= OF_RECURRENT_LAYERS if has_transformer else OF_TRANSFORMERS
         assert set(config.algorithm_settings) == settings
     for number, line in enumerate(lines):
         if line and not line.startswith("#"):
-            # A comment may serve for the next key or two as well, but nothing follows an empty line without one.
+            # A comment may also cover the next keys, but no key after an empty line lacks one.
             assert lines[number - 1], f"line {number + 1} has no comment: {line}"
 
 

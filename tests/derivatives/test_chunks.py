@@ -1,4 +1,4 @@
-"""How work is cut, taken from the episodes, and shared out among threads."""
+"""Work is cut into chunks, taken from the episodes, and distributed among threads."""
 
 import threading
 
@@ -20,18 +20,18 @@ def two_threads():
 
 
 @pytest.mark.parametrize(("num_tasks", "samples", "width"), [(40, 2000, 64), (7, 200, 64), (1, 10, 1), (5, 10**7, 64)])
-def test_cut_covers_every_task_once_in_order(num_tasks: int, samples: int, width: int) -> None:
+def test_chunks_cover_every_task_once_in_order(num_tasks: int, samples: int, width: int) -> None:
     chunks = cut(num_tasks, samples, width, CPU)
     assert [task for chunk in chunks for task in range(num_tasks)[chunk]] == list(range(num_tasks))
 
 
-def test_cut_puts_small_tasks_together_and_large_ones_apart() -> None:
+def test_chunks_have_several_small_tasks_or_a_single_large_one() -> None:
     assert len(cut(40, 20_000, 64, CPU)) == 40
     assert cut(40, 200, 64, CPU)[0] == slice(0, 10)
 
 
 @pytest.mark.parametrize(("num_tasks", "samples"), [(40, 2000), (40, 500), (20, 1000), (20, 2000), (160, 100)])
-def test_cut_leaves_work_for_eight_cores_in_pieces_of_almost_one_size(num_tasks: int, samples: int) -> None:
+def test_chunks_are_enough_for_eight_cores_and_of_almost_equal_size(num_tasks: int, samples: int) -> None:
     sizes = [chunk.stop - chunk.start for chunk in cut(num_tasks, samples, 64, CPU)]
     assert len(sizes) >= 8
     assert len(sizes) % 4 == 0
@@ -44,7 +44,7 @@ def test_every_nth_spreads_the_episodes_evenly(fraction: float, expected: list[i
     assert (indices if indices is None else indices.tolist()) == expected
 
 
-def test_samples_of_some_tasks_and_episodes_are_theirs_and_padding_is_zero_whatever_lies_there() -> None:
+def test_samples_of_some_tasks_and_episodes_are_theirs_with_zero_padding() -> None:
     episodes = make_episodes(make_policy("normal"), ((4, 2, 1), (1, 3, 3), (2, 1, 2)))
     observations, advantages = episodes.observations.clone(), episodes.advantages.clone()
     padding = episodes.mask == 0
@@ -71,7 +71,7 @@ def test_layout_views_are_the_parameters_and_share_memory() -> None:
     assert torch.equal(layout.flatten(stacked), layout.flatten(dict(policy.named_parameters())).expand(3, -1))
 
 
-def test_workspace_hands_out_the_same_memory_again() -> None:
+def test_workspace_reuses_its_memory() -> None:
     workspace, like = Workspace(), torch.zeros(1)
     first = workspace.take("a", (4, 5), like)
     assert workspace.take("a", (2, 3), like).data_ptr() == first.data_ptr()
@@ -80,7 +80,7 @@ def test_workspace_hands_out_the_same_memory_again() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_workers_use_two_threads_of_one_core_each_and_put_the_number_back() -> None:
+def test_workers_use_two_threads_of_one_core_each_and_restore_the_number() -> None:
     both = threading.Barrier(2, timeout=20)
 
     def work(item: int, workspace: Workspace) -> tuple[int, int, bool]:
@@ -94,7 +94,7 @@ def test_workers_use_two_threads_of_one_core_each_and_put_the_number_back() -> N
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_workers_pass_on_an_error_put_the_threads_back_and_leave_none_behind() -> None:
+def test_workers_raise_an_error_restore_the_threads_and_leave_none() -> None:
     before = threading.active_count()
 
     def work(item: int, workspace: Workspace) -> None:

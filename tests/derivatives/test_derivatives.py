@@ -1,4 +1,4 @@
-"""Derivatives of policies, by hand and automatic, against differences of what they are derivatives of."""
+"""Derivatives of policies, by hand and automatic, against finite differences."""
 
 import math
 
@@ -20,7 +20,7 @@ SHAPES = pytest.mark.parametrize(
 
 
 def loss_of(samples: Samples) -> object:
-    """A loss that is not linear in the log-probabilities, and sees their place in the grid."""
+    """Return a loss that is not linear in the log-probabilities, and depends on their position in the grid."""
     steps = torch.arange(1.0, samples.mask.shape[1] + 1.0, dtype=samples.mask.dtype).reshape(1, -1, 1)
 
     def loss(log_probs: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def loss_of(samples: Samples) -> object:
 
 
 class Problem:
-    """A policy on samples, and the losses and derivatives of three tasks at parameters of their own."""
+    """A policy on samples, and the losses and derivatives of three tasks, each at its own parameters."""
 
     def __init__(self, policy: Policy, automatic: bool) -> None:
         self.policy, self.layout = policy, ParameterLayout(policy)
@@ -52,7 +52,7 @@ class Problem:
             return self.at(parameters).differentiate(loss_of(self.samples), self.workspace)
 
     def differences(self, function: object, step: float = 1e-5) -> Tensor:
-        """Central differences along the vectors."""
+        """Return central differences along the vectors."""
         ahead = function(self.parameters + step * self.vectors)
         behind = function(self.parameters - step * self.vectors)
         return (ahead - behind) / (2.0 * step)
@@ -121,7 +121,7 @@ def test_divergence_is_that_of_torch_distributions_over_real_steps(kind: str, au
 
 
 @WAYS
-def test_deviation_below_its_bound_has_no_influence(automatic: bool) -> None:
+def test_deviation_below_its_bound_has_no_effect(automatic: bool) -> None:
     policy = make_policy("normal")
     assert isinstance(policy, NormalMLPPolicy)
     assert isinstance(policy.distributions, GaussianHead)

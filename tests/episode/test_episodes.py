@@ -1,4 +1,4 @@
-"""Episodes of one task and of a batch of tasks: what they hold, their advantages, their digests."""
+"""Episodes of one task and of a batch of tasks: their arrays, advantages and digests."""
 
 import copy
 import hashlib
@@ -19,7 +19,7 @@ ARRAYS = ("observations", "actions", "rewards", "lengths", "terminated", "trunca
 
 
 class GivenBaseline:
-    """Values that were agreed upon beforehand."""
+    """A baseline with given values."""
 
     def __init__(self, values: Tensor, final_values: Tensor) -> None:
         self.values, self.final = values, final_values
@@ -63,7 +63,7 @@ def make(lengths: list[list[int]], seed: int = 0, **metadata: Any) -> TaskEpisod
 
 
 def appended(arrays: dict[str, np.ndarray], task: int, **kwargs: Any) -> BatchEpisodes:
-    """Append the steps of one task one by one, each from the same buffers, as a sampler that reuses them would."""
+    """Append the steps of one task one by one from the same buffers, like a sampler that reuses them."""
     lengths = arrays["lengths"][task]
     episodes = BatchEpisodes(len(lengths), **kwargs)
     buffers = {name: np.empty_like(arrays[name][task, 0]) for name in ("observations", "actions", "rewards")}
@@ -127,7 +127,7 @@ def test_impossible_lengths_are_refused(lengths):
         TaskEpisodes(**make_arrays([[3, 3]]) | {"lengths": np.array(lengths)})
 
 
-def test_tasks_must_be_as_many_as_rows():
+def test_number_of_tasks_must_be_that_of_rows():
     with pytest.raises(ValueError, match="expected 1 tasks"):
         make([[1]], tasks=({}, {}))
 
@@ -216,7 +216,7 @@ def test_values_under_the_padding_never_enter_the_advantages():
     assert torch.equal(episodes.compute_advantages(GivenBaseline(values, final_values), gamma=0.9), clean)
 
 
-def test_computing_advantages_leaves_rewards_and_values_alone():
+def test_computing_advantages_does_not_change_rewards_and_values():
     episodes = make([[1, 3]])
     values, rewards = torch.full((1, 3, 2), 2.0), episodes.rewards.clone()
     episodes.compute_advantages(GivenBaseline(values, torch.ones(1, 2)), gamma=0.9)
@@ -253,7 +253,7 @@ def test_task_of_a_batch_is_a_view_with_the_same_numbers():
         _ = episodes[2]
 
 
-def test_appending_to_a_view_leaves_the_batch_alone():
+def test_appending_to_a_view_does_not_change_the_batch():
     episodes = make([[2, 4], [3, 1]])
     digest = episodes.digest()
     one = episodes[1]
@@ -371,7 +371,7 @@ def test_finished_episodes_stack_to_the_batch_they_came_from():
     assert TaskEpisodes.stack(batches).digest() == TaskEpisodes(**arrays).digest()
 
 
-def test_rows_without_an_episode_are_passed_over():
+def test_rows_without_an_episode_are_skipped():
     episodes = BatchEpisodes(2)
     episodes.append(np.array([[1.0], [2.0]]), np.array([3, 4]), np.array([5.0, 6.0]), [1, None])
     episodes.append(np.array([[1.0]]), np.array([3]), np.array([5.0]), [None])
@@ -405,7 +405,7 @@ def test_reading_before_the_first_step_is_refused():
         _ = BatchEpisodes(2).observations
 
 
-def test_appending_forgets_advantages_of_the_shorter_episodes():
+def test_appending_discards_the_advantages():
     episodes = make([[1, 2]], gamma=0.9)[0]
     episodes.compute_advantages(None)
     episodes.append(np.zeros((1, 3)), np.zeros((1, 2)), np.zeros(1), [0])
@@ -440,7 +440,7 @@ def test_lengths_equal_a_list_of_the_same_numbers_and_are_a_tensor():
     assert appended.lengths == [0, 1]
 
 
-# What the environments' infos told, and what off-policy learners read.
+# Infos of the environments, and the arrays that off-policy learners read.
 
 
 def make_with_infos() -> TaskEpisodes:
@@ -453,7 +453,7 @@ def make_with_infos() -> TaskEpisodes:
     )
 
 
-def test_infos_follow_the_episodes() -> None:
+def test_infos_are_kept_with_their_episodes() -> None:
     episodes = make_with_infos()
     assert episodes.infos["speed"].tolist() == [[[0, 1], [2, 3], [4, 0]], [[6, 7], [0, 9], [0, 11]]]
     assert episodes[0].infos["speed"].tolist() == [[0, 1], [2, 3], [4, 0]]
@@ -465,7 +465,7 @@ def test_infos_follow_the_episodes() -> None:
     assert episodes.infos["speed"].device.type == "cpu"
 
 
-def test_infos_of_an_episode_are_the_mean_of_its_steps_or_what_its_end_told() -> None:
+def test_infos_of_an_episode_are_the_mean_of_its_steps_or_those_of_its_end() -> None:
     means = make_with_infos().episode_infos()
     assert means["speed"].tolist() == [[2, 2], [6, 9]]
     assert means["success"].tolist() == [[1, 0], [0, 0]]
@@ -521,7 +521,7 @@ def test_rewards_of_hand_made_episodes_that_are_not_finite_are_named_by_task() -
     rewards = np.zeros((3, 4, 2))
     lengths = np.full((3, 2), 4)
     lengths[0, 1] = 2
-    # Under the padding anything may be.
+    # The padding may contain anything.
     rewards[0, 3, 1], rewards[2, 1, 0] = np.nan, np.nan
     ends = np.ones((3, 2), bool)
     episodes = TaskEpisodes(

@@ -25,7 +25,7 @@ LENGTHS = [[[3, 1, 4], [2, 2, 2]], [[4, 4, 4, 4]], [[1, 3], [5, 2], [2, 0]]]
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_episodes_stand_after_each_other(lengths: list[list[int]]) -> None:
+def test_episodes_of_a_trial_are_concatenated(lengths: list[list[int]]) -> None:
     episodes = make_episodes(lengths)
     trials = Trials.of(episodes)
     for task, of_task in enumerate(lengths):
@@ -43,7 +43,7 @@ def test_episodes_stand_after_each_other(lengths: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_returns_and_advantages_go_through_the_ends_of_episodes(lengths: list[list[int]]) -> None:
+def test_returns_and_advantages_continue_across_the_ends_of_episodes(lengths: list[list[int]]) -> None:
     episodes = make_episodes(lengths)
     trials = Trials.of(episodes)
     values = torch.randn(trials.mask.shape, generator=torch.Generator().manual_seed(1))

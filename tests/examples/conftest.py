@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports an example by its name, as somebody in its folder would."""
+    """Imports an example by its name, as from its own folder."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     known, registered = set(sys.modules), set(gymnasium.registry)
 

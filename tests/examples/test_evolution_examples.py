@@ -24,7 +24,7 @@ def test_cma_es_finds_the_goal(
     try:
         example("cma_es").main([*options, "--population", "8", "--horizon", "20", "--num-workers", str(num_workers)])
     finally:
-        # The package seeds the global state, which is its right in a script.
+        # The package `cma` seeds the global random state.
         np.random.set_state(states[0])
         random.setstate(states[1])
     lines = capsys.readouterr().out.splitlines()
@@ -32,14 +32,16 @@ def test_cma_es_finds_the_goal(
     found = re.fullmatch(rf"2DNavigation-v0: return {NUMBER} before and {NUMBER} after the search", lines[-1])
     assert found
     before, after = map(float, found.groups())
-    # Who stands still loses 10. Four steps of 0.1 lead to the goal, and cost 1 at least.
+    # Standing still costs 10. Four steps of 0.1 reach the goal, and cost at least 1.
     assert before < -5.0
     assert -3.0 < after < -1.0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_es_maml_learns_to_be_adapted(example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_es_maml_learns_parameters_that_adapt(
+    example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--iterations", "15", "--tasks", "10", "--pairs", "5", "--horizon", "20", "--inner-step", "0.02"]
     example("es_maml").main([*options, "--num-workers", "0"])
     *iterations, last = capsys.readouterr().out.splitlines()

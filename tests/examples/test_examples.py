@@ -1,4 +1,4 @@
-"""Every example runs in short form; what it prints or learns is looked at where that takes seconds."""
+"""Every example runs in short form; its output or learning is checked where that takes seconds."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_custom_family_runs_as_a_script_with_children(tmp_path: Path) -> None:
     assert ended.stdout.startswith("iteration   0: return")
 
 
-def test_saved_policy_is_adapted_to_the_task_that_is_named(
+def test_saved_policy_is_adapted_to_the_given_task(
     example: Callable[[str], Any], navigation_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = '{"goal": [0.3, -0.2]}'
@@ -103,7 +103,7 @@ def test_single_task_ppo_trains(example: Callable[[str], Any], capsys: pytest.Ca
     try:
         example("single_task_ppo").main(options)
     finally:
-        # Stable-Baselines3 seeds the global states, which is its right in a script.
+        # Stable-Baselines3 seeds the global random states.
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
@@ -111,7 +111,7 @@ def test_single_task_ppo_trains(example: Callable[[str], Any], capsys: pytest.Ca
 
 
 class OneArmPaysEnv(gymnasium.Env):
-    """A bandit with two arms, of which one always pays and the other never: the first pull tells all."""
+    """A bandit with two arms, of which one always pays and the other never: the first pull identifies the arm."""
 
     def __init__(self) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -142,7 +142,7 @@ def test_rl2_learns_to_find_within_a_trial_the_arm_that_pays(
     rl2.main(["--env", "OneArmPays-v0", *options])
     line = rf"iteration +\d+: mean reward +{NUMBER} early and +{NUMBER} late in a trial"
     (untrained, *_, trained) = re.findall(line, capsys.readouterr().out)
-    # The arm cannot be known at the first of five pulls.
+    # The arm is unknown at the first of five pulls.
     assert 0.25 < float(trained[0]) < 0.75
     assert float(untrained[1]) < 0.75
     assert float(trained[1]) > 0.9
@@ -209,7 +209,7 @@ def test_custom_algorithm_takes_about_sixty_lines() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_custom_algorithm_resumes_bit_for_bit_with_its_optimizer_on_any_number_of_workers(
+def test_custom_algorithm_resumes_bit_identically_with_its_optimizer_on_any_number_of_workers(
     example: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example("custom_algorithm")
@@ -279,7 +279,7 @@ def test_learner_of_experience_improves_and_resumes_bit_identically(
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")[:4]
 
 
-def test_slots_of_the_slow_service_wait_side_by_side_for_the_same_episodes(
+def test_slots_of_the_slow_service_wait_concurrently_for_the_same_episodes(
     example: Callable[[str], Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = example("slow_service")
@@ -302,6 +302,6 @@ def test_slots_of_the_slow_service_wait_side_by_side_for_the_same_episodes(
     assert last == "the same episodes"
     ways = [re.fullmatch(rf" *(serial|threads): 32 steps in +{NUMBER} s, \d+ episodes .*", line) for line in lines]
     assert [match[1] for match in ways if match] == ["serial", "threads"]
-    # Serially, 8 resets and 32 steps at the least, one after the other; a request may arrive before the last has ended.
+    # Serially there would be at least 8 resets and 32 steps; a request may arrive before the last has ended.
     assert max(counts[:40]) <= 2
     assert max(counts[40:]) > 4

@@ -1,4 +1,4 @@
-"""A policy of state and belief: what it sees, how it acts cell by cell, and what no gradient enters."""
+"""A policy of state and belief: its inputs, its actions step by step, and the paths without gradients."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_steps_in_the_loop_agree_with_sequences_in_the_update(kind: str, embeddi
     torch.testing.assert_close(memory.flatten(0, 1), unrolled.memory[0], rtol=0.0, atol=1e-5)
 
 
-def test_belief_and_actions_are_those_of_the_formulas() -> None:
+def test_belief_and_actions_agree_with_the_formulas() -> None:
     policy = make_policy("box")
     observations = sequences("box", 6, 2)
     own, action, outcome = observations.split((3, 2, 2), -1)
@@ -99,7 +99,7 @@ def test_no_gradient_of_actions_and_values_enters_the_encoder() -> None:
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_a_sequence_can_be_taken_up_in_its_middle(kind: str) -> None:
+def test_sequence_can_be_continued_from_its_middle(kind: str) -> None:
     policy, observations = make_policy(kind), sequences(kind, 9, 4)
     whole, begun = policy.unroll(observations), policy.unroll(observations[:5])
     rest = policy.unroll(observations[5:], begun.memory)
@@ -107,7 +107,7 @@ def test_a_sequence_can_be_taken_up_in_its_middle(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_actions_do_not_depend_on_the_rows_beside_them(kind: str) -> None:
+def test_actions_do_not_depend_on_other_rows(kind: str) -> None:
     policy = make_policy(kind)
     observations, noise = sequences(kind, 150, 2), noise_for(policy, 150, 2)
     memory = (torch.randn((150, 2, 16), generator=torch.Generator().manual_seed(2)),)
@@ -135,7 +135,7 @@ def test_stacked_parameters_are_those_of_each_task(kind: str) -> None:
         torch.testing.assert_close(acted[:, task : task + 1], own, rtol=0.0, atol=1e-5)
 
 
-def test_seed_decides_the_weights_and_the_global_random_state_does_not() -> None:
+def test_weights_depend_on_the_seed_and_not_on_the_global_random_state() -> None:
     before = torch.get_rng_state()
     first, again, other = (BeliefPolicy(SEEN["box"], ACTIONS["box"], seed=seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
@@ -153,7 +153,7 @@ def test_seed_decides_the_weights_and_the_global_random_state_does_not() -> None
         ({"hidden_sizes": (0,)}, "layer sizes must be positive"),
     ],
 )
-def test_argument_that_does_not_fit_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_argument_is_refused(wrong: dict[str, Any], message: str) -> None:
     arguments = {"observation_space": SEEN["box"], "action_space": ACTIONS["box"]} | wrong
     with pytest.raises(ValueError, match=message):
         BeliefPolicy(**arguments)

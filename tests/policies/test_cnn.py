@@ -1,4 +1,4 @@
-"""Policies for images, against convolutions of torch.nn, differences, and themselves in other groupings."""
+"""Policies for images, against convolutions of torch.nn, finite differences, and themselves in other batches."""
 
 import pickle
 from types import SimpleNamespace
@@ -69,9 +69,7 @@ def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, .
 
 @every_layers
 @every_shape
-def test_task_gets_what_its_own_parameters_give_whichever_tasks_are_computed_along(
-    shape: tuple[int, ...], layers: Any
-) -> None:
+def test_results_of_a_task_do_not_depend_on_the_other_tasks_of_the_batch(shape: tuple[int, ...], layers: Any) -> None:
     policy, rows = make(shape, layers), images(4, 3, *shape)
     params, noise = of_tasks(policy, 4), torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode(), intra_op_threads(1):
@@ -111,14 +109,14 @@ def test_second_derivatives_are_slopes_of_the_first(layers: Any) -> None:
     torch.testing.assert_close(linearization.hessian_product(vectors, workspace), difference, rtol=1e-5, atol=1e-6)
 
 
-def test_layout_counts_the_numbers_of_every_layer_so_that_memory_is_cut_over_tasks() -> None:
+def test_layout_counts_the_numbers_of_every_layer_to_bound_memory() -> None:
     policy = make((32, 32, 1), ((8, 4, 4), (16, 2, 2)))
     assert policy.layer_widths == [1024, 512, 256, 6, 2]
     layout = ParameterLayout(policy)
     assert (layout.width, layout.units) == (1024, 1800)
 
 
-def test_weights_come_from_the_seed_and_leave_the_global_random_state_alone() -> None:
+def test_weights_depend_on_the_seed_without_changing_the_global_random_state() -> None:
     state = torch.get_rng_state()
     first, again, other = make(seed=1), make(seed=1), make(seed=2)
     assert torch.equal(torch.get_rng_state(), state)
@@ -140,7 +138,7 @@ def test_weights_come_from_the_seed_and_leave_the_global_random_state_alone() ->
     [spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)],
     ids=str,
 )
-def test_images_get_convolutions_that_fit_and_any_actions(shape: tuple[int, ...], action_space: Any) -> None:
+def test_images_get_suitable_convolutions_and_any_actions(shape: tuple[int, ...], action_space: Any) -> None:
     env = SimpleNamespace(single_observation_space=space(shape), single_action_space=action_space)
     policy = get_policy_for_env(env, (8,))
     assert isinstance(policy, CNNPolicy)

@@ -1,4 +1,4 @@
-"""Distributions as tensors and as functions of noise, against torch.distributions and against their frequencies."""
+"""Distributions as tensors and as functions of noise, against torch.distributions and sampled frequencies."""
 
 import math
 from statistics import NormalDist
@@ -72,7 +72,7 @@ def draw(distribution: Distribution, *lead: int) -> Tensor:
 
 
 @every_case
-def test_distribution_put_together_again_is_the_same(name):
+def test_distribution_rebuilt_from_its_tensors_is_the_same(name):
     distribution = CASES[name]
     form, tensors = take_apart(distribution)
     again = form.build([tensor.expand(2, *tensor.shape) for tensor in tensors])
@@ -111,7 +111,7 @@ def test_mode_of_a_transformed_distribution_is_that_of_its_base_transformed():
     assert mode(MultiCategorical(torch.tensor([0.0, 1.0, 3.0, 2.0, 1.0]), [2, 3])).tolist() == [1, 0]
 
 
-def test_several_categories_are_the_categorical_distributions_of_each():
+def test_several_categories_are_independent_categorical_distributions():
     logits, other = randn(N, 5), randn(N, 5, seed=1)
     several = MultiCategorical(logits, [2, 3])
     each = [Categorical(logits=part) for part in logits.split([2, 3], dim=-1)]
@@ -172,7 +172,7 @@ def test_gradients_flow_through_the_tensors():
 
 
 def test_inverted_gamma_numbers_have_the_probability_of_erlangs_formula() -> None:
-    # Below x lies 1 - exp(-x) * sum_{i < k} x^i / i! of Gamma(k, 1), for whole k.
+    # The distribution function of Gamma(k, 1) is 1 - exp(-x) * sum_{i < k} x^i / i!, for integer k.
     for shape in (1, 2, 3, 7, 20):
         noise = torch.tensor([2.0**-24, 1e-3, 0.1, 0.4999, 0.5, 0.9, 1.0 - 2.0**-24], dtype=torch.float64)
         numbers = invert_gamma(torch.full_like(noise, shape), noise)
@@ -197,7 +197,7 @@ def test_inverted_numbers_have_the_moments_of_their_distributions() -> None:
         assert numbers.var().item() == pytest.approx(a * b / ((a + b) ** 2 * (a + b + 1)), rel=2e-2)
 
 
-def test_an_inverted_number_does_not_depend_on_those_computed_along_with_it() -> None:
+def test_inverted_number_does_not_depend_on_the_others_of_its_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = torch.randint(1, 60, (1001,), generator=generator).double()
     noise = torch.rand(1001, generator=generator, dtype=torch.float64)

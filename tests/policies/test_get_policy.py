@@ -1,4 +1,4 @@
-"""Which policy fits which spaces."""
+"""The policies for different spaces."""
 
 from types import SimpleNamespace
 
@@ -110,14 +110,14 @@ def test_unsupported_space_is_refused_with_a_remedy(observation_space, action_sp
         get_policy_for_env(env(observation_space, action_space))
 
 
-def test_what_has_no_spaces_is_refused():
+def test_object_without_spaces_is_refused():
     with pytest.raises(TypeError, match="observation space"):
         get_policy_for_env("HalfCheetahDir-v5")
 
 
 @pytest.mark.parametrize("action_space", [BOX, spaces.Discrete(3)], ids=str)
 @pytest.mark.parametrize("hidden_sizes", [(), (8, 8)])
-def test_output_scale_multiplies_the_first_weights_of_the_output_layer_alone(action_space, hidden_sizes):
+def test_output_scale_multiplies_only_the_initial_weights_of_the_output_layer(action_space, hidden_sizes):
     usual, small = (
         get_policy_for_env(env(BOX, action_space), hidden_sizes, "tanh", output_scale=scale) for scale in (1.0, 0.01)
     )
@@ -131,7 +131,7 @@ def test_output_scale_that_is_not_positive_is_refused():
         get_policy_for_env(env(BOX, BOX), output_scale=0.0)
 
 
-def test_output_layer_behind_convolutions_is_scaled():
+def test_output_layer_after_convolutions_is_scaled():
     image = spaces.Box(0, 255, (12, 12, 1), np.uint8)
     usual, small = (get_policy_for_env(env(image, BOX), (8,), output_scale=scale) for scale in (1.0, 0.5))
     (changed,) = (name for name, param in usual.named_parameters() if not torch.equal(param, small.get_parameter(name)))

@@ -1,4 +1,4 @@
-"""Recurrent policies: cell by cell as through whole sequences, and the same wherever they act."""
+"""Recurrent policies: the same step by step and through whole sequences, and in every placement."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from maml_rl.policies import GRUPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
-# Further arguments, with which a policy has all parts that it can have.
+# Arguments with which a policy has all its optional parts.
 NORMALIZED: dict[str, Any] = {"layers": (5, 6), "normalize_observations": True}
 STATISTICS = ("observation_mean", "observation_std")
 KINDS = [(cell, actions) for cell in ("gru", "lstm") for actions in ACTIONS]
@@ -24,7 +24,7 @@ def make_policy(cell: Any, actions: str, **options: Any) -> GRUPolicy:
     policy = GRUPolicy(SEEN, ACTIONS[actions], 16, cell=cell, **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        # Biases and heads that are nearly zero would hide mistakes.
+        # Biases and heads that are nearly zero would hide errors.
         for param in policy.parameters():
             param.add_(0.3 * torch.randn(param.shape, generator=generator))
     return policy
@@ -62,7 +62,7 @@ def test_cells_in_the_loop_agree_with_fused_kernels_in_the_update(cell: str, act
             acted, memory = step_by_step(policy, observations, noise)
             cumulative = torch.softmax(unrolled.distribution[0], -1).cumsum(-1)
             expected = (cumulative[..., :-1] <= noise.flatten(1, 2)).sum(-1)
-            # At the very edge of a category the two may differ.
+            # At the boundary between categories the two may differ.
             sure = (cumulative - noise.flatten(1, 2)).abs().amin(-1) > 1e-5
             assert sure.float().mean() > 0.99
             assert torch.equal(acted.flatten(1, 2)[sure], expected[sure])
@@ -71,7 +71,7 @@ def test_cells_in_the_loop_agree_with_fused_kernels_in_the_update(cell: str, act
 
 
 @pytest.mark.parametrize(("cell", "actions"), KINDS)
-def test_a_sequence_can_be_taken_up_in_its_middle(cell: str, actions: str) -> None:
+def test_sequence_can_be_continued_from_its_middle(cell: str, actions: str) -> None:
     policy = make_policy(cell, actions)
     observations = torch.randn((9, 4, 3), generator=torch.Generator().manual_seed(0))
     whole, begun = policy.unroll(observations), policy.unroll(observations[:5])
@@ -83,7 +83,7 @@ def test_a_sequence_can_be_taken_up_in_its_middle(cell: str, actions: str) -> No
 
 
 @pytest.mark.parametrize(("cell", "actions"), KINDS)
-def test_actions_do_not_depend_on_the_rows_beside_them(cell: str, actions: str) -> None:
+def test_actions_do_not_depend_on_other_rows(cell: str, actions: str) -> None:
     policy = make_policy(cell, actions)
     generator = torch.Generator().manual_seed(0)
     observations, noise = torch.randn((150, 2, 3), generator=generator), torch.rand((150, 2, 2), generator=generator)
@@ -123,7 +123,7 @@ def test_stacked_parameters_are_those_of_each_task(cell: str, actions: str, opti
             torch.testing.assert_close(unrolled.distribution[0][task], own.distribution[0], rtol=0.0, atol=1e-5)
 
 
-def test_values_come_from_a_head_a_network_or_are_left_out() -> None:
+def test_values_come_from_a_head_or_a_network_or_are_omitted() -> None:
     observations = torch.randn((4, 2, 3), generator=torch.Generator().manual_seed(0))
     for value, learned in (("head", ("core.", "value_head.")), ("network", ("value_core.", "value_head."))):
         policy = make_policy("gru", "box", value=value)
@@ -137,7 +137,7 @@ def test_values_come_from_a_head_a_network_or_are_left_out() -> None:
     assert make_policy("gru", "box", value="none").unroll(observations).values is None
 
 
-def test_layers_act_on_observation_and_memory_and_those_of_values_are_others() -> None:
+def test_layers_act_on_observation_and_memory_and_are_separate_for_values() -> None:
     policy = make_policy("gru", "box", layers=(5,))
     observations = torch.randn((4, 2, 3), generator=torch.Generator().manual_seed(0))
     unrolled = policy.unroll(observations)
@@ -150,7 +150,7 @@ def test_layers_act_on_observation_and_memory_and_those_of_values_are_others() -
     torch.testing.assert_close(unrolled.values, values.squeeze(-1), rtol=0.0, atol=1e-5)
 
 
-def test_unbounded_numbers_are_normalized_and_others_are_seen_as_they_are() -> None:
+def test_only_unbounded_numbers_are_normalized() -> None:
     low, high = np.array([-np.inf, -1.0, -np.inf], np.float32), np.array([np.inf, 1.0, 0.0], np.float32)
     plain, normalizing = (
         GRUPolicy(spaces.Box(low, high), ACTIONS["box"], 4, normalize_observations=which) for which in (False, True)
@@ -161,7 +161,7 @@ def test_unbounded_numbers_are_normalized_and_others_are_seen_as_they_are() -> N
     normalizing.normalize_by(torch.tensor([1.0, 5.0, -2.0]), torch.tensor([4.0, 9.0, 0.25]))
     raw = observations * torch.tensor([2.0, 1.0, 0.5]) + torch.tensor([1.0, 0.0, -2.0])
     torch.testing.assert_close(normalizing.unroll(raw).distribution[0], expected)
-    # They are no weights: they are in the state, and no gradient changes them.
+    # They are not weights: they are in the state, and no gradient changes them.
     assert [name for name, param in normalizing.named_parameters() if not param.requires_grad] == list(STATISTICS)
     assert set(STATISTICS) <= set(normalizing.state_dict())
     assert not set(STATISTICS) & set(plain.state_dict())
@@ -169,7 +169,7 @@ def test_unbounded_numbers_are_normalized_and_others_are_seen_as_they_are() -> N
         GRUPolicy(spaces.Discrete(3), ACTIONS["box"], 4, normalize_observations=True)
 
 
-def test_initial_weights_depend_on_the_seed_alone() -> None:
+def test_initial_weights_depend_only_on_the_seed() -> None:
     state = torch.get_rng_state()
     first, again, other = (GRUPolicy(SEEN, ACTIONS["box"], 8, seed=seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
@@ -193,7 +193,7 @@ def test_a_discrete_observation_is_a_one_hot_vector() -> None:
 @pytest.mark.parametrize(("env", "cell"), [("TabularMDP-v0", "gru"), ("2DNavigation-v0", "lstm")])
 def test_trials_of_a_recurrent_policy_are_bit_identical_for_any_placement(env: str, cell: Any) -> None:
     slots = make_vector_env(ObservedLastStep(env), {}, 1)
-    # One of the two with all parts that a recurrent policy can have.
+    # One of the two has all optional parts of a recurrent policy.
     options = NORMALIZED if cell == "lstm" else {}
     policy = GRUPolicy(slots.single_observation_space, slots.single_action_space, 16, cell=cell, **options)
     if options:
@@ -248,7 +248,7 @@ def test_a_policy_for_other_spaces_is_refused() -> None:
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_units_hold_at_first_what_they_remember_for_their_span(cell: Any) -> None:
+def test_initial_units_keep_their_memory_for_their_span(cell: Any) -> None:
     held = {}
     for span in (None, 50):
         policy = GRUPolicy(SEEN, ACTIONS["discrete"], 64, cell=cell, memory_span=span)
@@ -265,7 +265,7 @@ def test_units_hold_at_first_what_they_remember_for_their_span(cell: Any) -> Non
     assert 45.0 < float(steps.max()) <= 51.001
 
 
-def test_values_begin_near_zero_with_a_span() -> None:
+def test_initial_values_are_near_zero_with_a_span() -> None:
     policies = [GRUPolicy(SEEN, ACTIONS["box"], 8, memory_span=span) for span in (None, 9)]
     sizes = [float(policy.state_dict()["value_head.weight"].norm()) for policy in policies]
     assert sizes == pytest.approx([1.0, 0.01])

@@ -1,4 +1,4 @@
-"""GRUs side by side against torch's own."""
+"""Batched GRUs compared with torch's own."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def test_units_and_gradients_are_those_of_torch() -> None:
         for param in core.parameters():
             nn.init.normal_(param, generator=generator)
     kernel = GRUSequences()
-    # Twice, since buffers are used again, and for another shape.
+    # Twice, because buffers are reused, and for another shape.
     for length, num in ((11, 4), (11, 4), (3, 2)):
         inputs = [
             torch.randn(length, num, 3, generator=generator, dtype=torch.float64, requires_grad=True) for _ in cores

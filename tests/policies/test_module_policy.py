@@ -1,4 +1,4 @@
-"""Plain modules as policies: against the package's own MLPs, in other groupings, and from sampling to the update."""
+"""Plain modules as policies: against the package's own MLPs, in other batches, and from sampling to the update."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ TWO_OF_THREE = spaces.MultiDiscrete([3, 3])
 
 
 class Gaussian(nn.Module):
-    """What users write; sigmoid, because its rounding under vmap depends on the tasks beside it."""
+    """A user's policy; with sigmoid, because its rounding under vmap depends on the other tasks."""
 
     def __init__(self, inputs: int = 3, outputs: int = 2, hidden: int = 7, activation: type[nn.Module] = nn.Sigmoid):
         super().__init__()
@@ -108,7 +108,7 @@ def make_mlp(kind: str) -> NormalMLPPolicy | CategoricalMLPPolicy:
 
 @pytest.mark.parametrize("kind", ["normal", "categorical"])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_module_gives_what_the_mlp_with_the_same_parameters_gives(kind, stacked):
+def test_module_agrees_with_the_mlp_of_the_same_parameters(kind, stacked):
     mlp = make_mlp(kind)
     policy = as_policy(twin(mlp), (3,))
     params = different(mlp, 4) if stacked else None
@@ -141,7 +141,7 @@ def test_update_of_a_module_equals_that_of_the_mlp(kind):
         torch.testing.assert_close(module.get_parameter(name), value, rtol=1e-6, atol=1e-9)
 
 
-def test_module_that_vmap_does_not_allow_is_computed_task_by_task():
+def test_module_that_vmap_cannot_trace_is_computed_task_by_task():
     plain, branching = (as_policy(seeded(make), (3,)) for make in (Gaussian, Branching))
     observations, params = randn(3, 4, 2, 3), different(plain, 3)
     for values in zip(
@@ -162,7 +162,7 @@ def test_module_that_vmap_does_not_allow_is_computed_task_by_task():
     ],
     ids=["7", "64", "categorical", "branching", "large"],
 )
-def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(make, num_episodes):
+def test_actions_of_a_task_are_bit_identical_in_any_batch_of_tasks(make, num_episodes):
     policy = as_policy(seeded(make), (3,))
     policy(randn(1, 3))
     num_tasks = 4 if policy.get_parameter(next(iter(policy.state_dict()))).numel() > 10_000 else 35
@@ -176,7 +176,7 @@ def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
             )[0]
             torch.testing.assert_close(together[task], alone)
         for first, last in ((0, num_tasks), (0, 1), (3, 4), (1, 3), (num_tasks // 2, num_tasks)):
-            # Views begin elsewhere in memory, as the arrays of a child do.
+            # Views start at other memory addresses, like the arrays of a child.
             views = {name: value[first:last] for name, value in params.items()}
             actions = policy.actor(views, first)(observations[first:last], noise[first:last], ())[0]
             assert torch.equal(actions, together[first:last])
@@ -306,7 +306,7 @@ def test_module_samples_adapts_and_updates_bit_identically_wherever_it_acts(env,
     for num_workers, inference in ((0, "central"), (2, "central"), (2, "worker")):
         module = seeded(make)
         if inference == "worker" and env.startswith("Bandit"):
-            continue  # A lambda cannot go to a child.
+            continue  # A lambda cannot be sent to a child.
         with MultiTaskSampler(
             env,
             batch_size=4,

@@ -1,4 +1,4 @@
-"""The policies, against layers of torch.nn, torch.distributions, differences, and themselves in other groupings."""
+"""The policies, against torch.nn, torch.distributions, finite differences, and themselves in other batches."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def make_noise(policy: Policy, *lead: int, seed: int = 9) -> Tensor:
 
 
 def different_params(policy: Policy, num_tasks: int) -> dict[str, Tensor]:
-    """Return parameters of which each task has its own."""
+    """Return different parameters for each task."""
     stacked = policy.stack_parameters(num_tasks)
     return {
         name: (value + 0.1 * randn(*value.shape, seed=index)).detach()
@@ -77,7 +77,7 @@ def test_network_equals_layers_of_torch_with_the_same_weights(kind, nonlinearity
 
 
 @every_kind
-def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
+def test_stacked_parameters_give_each_task_the_results_of_its_own_parameters(kind):
     policy, observations = make(kind), randn(4, 6, 5, 3)
     params = different_params(policy, 4)
     noise = make_noise(policy, 4, 6, 5)
@@ -102,9 +102,7 @@ def test_stacked_parameters_give_each_task_what_its_own_parameters_give(kind):
 )
 @pytest.mark.parametrize("nonlinearity", ["relu", "tanh"])
 @every_kind
-def test_actions_of_a_task_are_bit_identical_whichever_tasks_are_computed_along(
-    kind, nonlinearity, num_tasks, num_episodes, hidden
-):
+def test_actions_of_a_task_are_bit_identical_in_any_batch_of_tasks(kind, nonlinearity, num_tasks, num_episodes, hidden):
     policy = make(kind, nonlinearity, hidden_sizes=hidden)
     params = different_params(policy, num_tasks)
     observations, noise = randn(num_tasks, num_episodes, 3), make_noise(policy, num_tasks, num_episodes)
@@ -132,7 +130,7 @@ def test_actions_under_the_same_parameters_are_those_of_single_calls(kind, hidde
             assert torch.equal(act(observations, noise, ())[0], policy.act(observations, noise, params=params)[0])
 
 
-def test_class_derived_from_the_gaussian_policy_acts_by_its_own_rules():
+def test_class_derived_from_the_gaussian_policy_acts_by_its_own_methods():
     class Still(NormalMLPPolicy):
         def act(
             self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
@@ -193,7 +191,7 @@ def test_log_prob_is_twice_differentiable_in_stacked_parameters(kind):
         assert torch.autograd.gradgradcheck(loss, params)
 
 
-# torch scripts the decompositions of forward mode when it first needs them, and warns about itself.
+# torch scripts the decompositions of forward mode at their first use, and warns about that.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @every_kind
 def test_forward_mode_products_equal_differences(kind):
@@ -213,7 +211,7 @@ def test_forward_mode_products_equal_differences(kind):
 
 
 @every_kind
-def test_same_seed_gives_the_same_weights_and_the_global_random_state_is_left_alone(kind):
+def test_same_seed_gives_the_same_weights_without_changing_the_global_random_state(kind):
     state = torch.get_rng_state()
     first, again, other = make(kind, seed=1), make(kind, seed=1), make(kind, seed=2)
     assert torch.equal(torch.get_rng_state(), state)
@@ -383,7 +381,7 @@ SPACES = {
 
 @pytest.mark.parametrize("other", [*SPACES.values(), spaces.MultiDiscrete([4, 3, 2]), spaces.Discrete(5)], ids=str)
 @every_kind
-def test_policy_takes_the_action_space_that_it_was_made_for_alone(kind, other):
+def test_policy_accepts_only_the_action_space_that_it_was_made_for(kind, other):
     policy, observations = make(kind), spaces.Box(-1.0, 1.0, (3,))
     if other == SPACES[kind]:
         policy.check_spaces(observations, other)
@@ -451,7 +449,7 @@ def test_callable_nonlinearity_is_used():
         ({"observation_shape": (2, 2)}, "3 entries"),
     ],
 )
-def test_senseless_arguments_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         NormalMLPPolicy(**{"input_size": 3, "output_size": 2, **arguments})
 
@@ -459,7 +457,7 @@ def test_senseless_arguments_are_refused(arguments, message):
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("hidden", [(), (1,), (35, 1), (65, 33), (67,)])
 @pytest.mark.parametrize("inputs", [2, 5, 11, 19, 23])
-def test_actor_acts_like_act_whichever_tasks_are_computed_along_with_odd_sizes(
+def test_actor_agrees_with_act_in_any_batch_of_tasks_and_for_odd_sizes(
     inputs: int, hidden: tuple[int, ...], outputs: int
 ) -> None:
     policy, generator = NormalMLPPolicy(inputs, outputs, hidden), torch.Generator().manual_seed(0)

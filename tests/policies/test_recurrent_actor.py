@@ -1,4 +1,4 @@
-"""The recurrent actor: step by step and through whole sequences, for each cell and kind of action."""
+"""The recurrent actor: the same step by step and through whole sequences, for each cell and kind of action."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_acting_step_by_step_is_the_unrolled_sequence(kind: str, cell: Any) -> N
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_what_a_task_does_depends_on_no_other_task_to_the_last_bit(cell: Any) -> None:
+def test_actions_of_a_task_are_bit_identical_with_any_other_tasks(cell: Any) -> None:
     policy = make("box", cell)
     params = dict(policy.named_parameters())
     observations, noise = inputs(policy, 90, SLOTS)
@@ -99,7 +99,7 @@ def test_parameters_of_each_task_act_as_in_a_policy_of_their_own(kind: str, cell
             torch.testing.assert_close(mine, other[here])
 
 
-def test_choice_without_noise_is_the_squashed_mean() -> None:
+def test_action_without_noise_is_the_squashed_mean() -> None:
     policy = make("box", "gru")
     observations, _ = inputs(policy)
     action, memory = policy.choose(observations.numpy())

@@ -1,4 +1,4 @@
-"""Transformers as policies: token by token as through whole sequences, and the same wherever they act."""
+"""Transformers as policies: the same token by token and through whole sequences, and in every placement."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def make_policy(actions: str = "box", **options: Any) -> TransformerPolicy:
     policy = TransformerPolicy(SEEN, ACTIONS[actions], 16, num_heads=2, **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        # Biases and heads that are nearly zero would hide mistakes.
+        # Biases and heads that are nearly zero would hide errors.
         for param in policy.parameters():
             param.add_(0.3 * torch.randn(param.shape, generator=generator))
     return policy
@@ -61,7 +61,7 @@ def test_tokens_in_the_loop_agree_with_one_pass_in_the_update(sizes: dict[str, i
 
 @pytest.mark.parametrize("length", [3, 7, 30])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_a_sequence_can_be_taken_up_in_its_middle(sizes: dict[str, int], length: int) -> None:
+def test_sequence_can_be_continued_from_its_middle(sizes: dict[str, int], length: int) -> None:
     policy = make_policy(**sizes)
     observations = numbers(length + 20, 4, 3)
     whole, begun = policy.unroll(observations), policy.unroll(observations[:length])
@@ -74,7 +74,7 @@ def test_a_sequence_can_be_taken_up_in_its_middle(sizes: dict[str, int], length:
         torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-5)
 
 
-def test_a_token_sees_the_last_tokens_of_the_context_and_no_others() -> None:
+def test_token_attends_only_to_the_last_tokens_of_the_context() -> None:
     policy = make_policy(context=5, num_layers=1)
     observations = numbers(12, 1, 3).requires_grad_()
     mean, _ = policy.unroll(observations).distribution
@@ -95,7 +95,7 @@ def test_attention_is_that_of_a_transformer_written_out() -> None:
         return scaled * params[f"body.{name}.weight"] + params[f"body.{name}.bias"]
 
     def turned(vector: Tensor, position: int) -> Tensor:
-        # Pairs of numbers are complex ones, multiplied by exp(i position / 10000^(2 k / d)).
+        # Pairs of numbers are complex numbers, multiplied by exp(i position / 10000^(2 k / d)).
         frequencies = 10_000.0 ** (-torch.arange(4) / 4.0)
         pairs = torch.complex(vector[:4], vector[4:]) * torch.exp(1j * position * frequencies)
         return torch.cat((pairs.real, pairs.imag))
@@ -121,12 +121,12 @@ def test_attention_is_that_of_a_transformer_written_out() -> None:
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_actions_do_not_depend_on_the_rows_beside_them(sizes: dict[str, int]) -> None:
+def test_actions_do_not_depend_on_other_rows(sizes: dict[str, int]) -> None:
     policy = make_policy(**sizes)
     observations, noise = numbers(150, 2, 3), numbers(150, 2, 2, seed=1)
     ring, _, *last = (tensor.unflatten(0, (150, 2)) for tensor in policy.initial_memory(300))
     ring, last = numbers(*ring.shape, seed=2), [numbers(*each.shape, seed=3) for each in last]
-    # Trials that have come to different steps, some of them through the whole ring.
+    # Trials at different steps, some of them past the length of the ring.
     count = torch.arange(300).mul(7).remainder(160).unflatten(0, (150, 2))
     params = dict(policy.named_parameters())
     with torch.inference_mode():
@@ -166,7 +166,7 @@ def test_shifted_tokens_are_those_of_a_policy_that_observes_two_steps() -> None:
     assert torch.equal(mine.distribution[0], theirs.distribution[0])
 
 
-def test_act_leaves_its_arguments_as_they_are() -> None:
+def test_act_does_not_change_its_arguments() -> None:
     policy = make_policy(context=7)
     memory = tuple(tensor.unflatten(0, (2, 3)) for tensor in policy.initial_memory(6))
     _, after = policy.act(numbers(2, 3, 3), numbers(2, 3, 2, seed=1), memory)
@@ -209,7 +209,7 @@ def test_long_sequences_have_the_same_gradient_with_less_memory() -> None:
             torch.testing.assert_close(plain, again)
 
 
-def test_values_come_from_a_head_a_network_or_are_left_out() -> None:
+def test_values_come_from_a_head_or_a_network_or_are_omitted() -> None:
     observations = numbers(4, 2, 3)
     for value, learned in (("head", ("body.", "value_head.")), ("network", ("value_body.", "value_head."))):
         policy = make_policy(value=value)
@@ -223,7 +223,7 @@ def test_values_come_from_a_head_a_network_or_are_left_out() -> None:
     assert make_policy(value="none").unroll(observations).values is None
 
 
-def test_initial_weights_depend_on_the_seed_alone() -> None:
+def test_initial_weights_depend_only_on_the_seed() -> None:
     state = torch.get_rng_state()
     first, again, other = (TransformerPolicy(SEEN, ACTIONS["box"], 16, seed=seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)

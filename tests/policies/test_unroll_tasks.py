@@ -19,7 +19,7 @@ M, L, N = 3, 6, 2
 
 
 class Averaging(nn.Module):
-    """A user's module with a memory: a running mean of what it sees."""
+    """A user's module with a memory: a running mean of its observations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def draw(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_all_tasks_at_once_are_each_task_by_itself(name: str) -> None:
+def test_all_tasks_at_once_agree_with_each_task_alone(name: str) -> None:
     policy = POLICIES[name]
     params, observations = per_task(policy), draw(M, L, N, 3)
     found = policy.unroll(observations, params=params)
@@ -88,7 +88,7 @@ def test_all_tasks_at_once_are_each_task_by_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "transformer"])
-def test_first_and_second_derivatives_are_those_that_differences_show(name: str) -> None:
+def test_first_and_second_derivatives_agree_with_finite_differences(name: str) -> None:
     policy = POLICIES[name]
     params, observations = per_task(policy), draw(M, L, N, 3)
     actions = draw(M, L, N, 2) if "discrete" not in name else torch.arange(M * L * N).reshape(M, L, N) % 4

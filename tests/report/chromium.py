@@ -47,19 +47,19 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def run_scripts_of_pages(self, allowed: bool) -> None:
-        """Let pages that are opened from now on run their own scripts, or not; `run` and `wait` work anyway."""
+        """Set whether pages that are opened from now on run their own scripts; `run` and `wait` always work."""
         self.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not allowed})
 
     def run(self, script: str) -> Any:
-        """Return what a piece of JavaScript returns."""
+        """Return the result of a piece of JavaScript."""
         return self.driver.execute_script(script)
 
     def wait(self, script: str) -> Any:
-        """Return what a promise brings."""
+        """Return the result of a promise."""
         return self.driver.execute_async_script(f"const done = arguments[0]; ({script}).then(done, done)")
 
     def complaints(self) -> list[str]:
-        """Return what the console has shown since the last call."""
+        """Return the console messages since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def picture(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class Browser:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start a browser with a profile of its own, and end it."""
-    # Only who needs a browser needs this package.
+    # Imported here, because only tests with a browser need this package.
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

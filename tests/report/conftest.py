@@ -37,7 +37,7 @@ def navigation_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compared_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A pretrained policy and an oracle, to go with the first of `navigation_runs`; tests must not write to them."""
+    """A pretrained policy and an oracle, for the first of `navigation_runs`; tests must not write to them."""
     folder = tmp_path_factory.mktemp("runs")
     return [make_run(folder / method, {**NAVIGATION, "method": method}) for method in ("pretrain", "oracle")]
 

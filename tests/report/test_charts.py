@@ -60,7 +60,7 @@ def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_ste
     assert "the mean over 3 seeds, the band its 95 % interval" in words(root)
 
 
-def test_learning_curve_of_two_seeds_shows_both_in_place_of_a_band(navigation: GroupResult) -> None:
+def test_learning_curve_of_two_seeds_shows_both_instead_of_a_band(navigation: GroupResult) -> None:
     root = read(curves.learning_curve(navigation.group))
     assert (
         count(unsmoothed(root), "path", "line"),
@@ -110,7 +110,7 @@ def test_evaluations_between_iterations_without_any_are_joined(tmp_path: Path, n
     paths = [mark.get("d", "") for mark in root.iter("path") if "line" in mark.get("class", "").split()]
     assert [path.count("M") for path in paths] == [1, 1, 1]
     assert [path.count("L") for path in paths] == [1, 1, 1]
-    # Beside runs that were not evaluated it stands alone.
+    # Runs without evaluations have no such chart.
     compared = read(curves.compared_evaluation_curves([replace(group, index=1), navigation.group]))
     assert (count(compared, "path", "line"), len(list(compared.iter("li")))) == (1, 1)
     assert "seed-0, after 2 steps" in words(compared)
@@ -126,7 +126,7 @@ def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult)
         assert count(root, "path", css) == 1 + intervals
     assert "of two seeds, the table has them" in words(root)
     assert "40 tasks that training never drew" in words(root)
-    # Episodes of 12 steps are not what was published.
+    # Episodes of 12 steps differ from the published ones.
     assert not count(root, "circle", "published")
 
 
@@ -171,7 +171,7 @@ def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(
 
 
 def test_numbers_of_a_column_have_the_same_decimals(compared: list[GroupResult]) -> None:
-    # 79.6 decides for one decimal, and -0.6 gets no more.
+    # 79.6 sets one decimal for the column, so -0.6 has no more.
     evaluations = [
         evaluation([{"goal": [0.0, 0.1 * n]} for n in range(4)], np.full((4, 2), value)) for value in (-79.6, -0.6)
     ]
@@ -182,7 +182,7 @@ def test_numbers_of_a_column_have_the_same_decimals(compared: list[GroupResult])
     assert cells == ["\N{MINUS SIGN}79.6"] * 4 + ["\N{MINUS SIGN}0.6"] * 4
 
 
-def test_policies_on_different_tasks_are_said_to_be(compared: list[GroupResult]) -> None:
+def test_policies_on_different_tasks_are_marked(compared: list[GroupResult]) -> None:
     first, second, _ = compared
     moved = replace(second.evaluations[0], tasks=[{"goal": [0.0, 0.0]}] * 4)
     assert "not the same for all" in words(read(step_returns([first, replace(second, evaluations=[moved])])))
@@ -198,7 +198,7 @@ def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[
     assert "for this policy on the family" in words(root)
 
 
-def test_table_of_a_file_of_tasks_says_that_they_stay(compared: list[GroupResult]) -> None:
+def test_table_of_a_file_of_tasks_calls_them_fixed(compared: list[GroupResult]) -> None:
     fixed = [
         replace(result, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in result.evaluations])
         for result in compared
@@ -235,7 +235,7 @@ def test_charts_of_runs_without_metrics_are_left_out(navigation_runs: Path, tmp_
     assert made == [None] * 7
 
 
-def test_long_trial_is_drawn_with_a_band_beside_the_learners_that_were_distilled(navigation: GroupResult) -> None:
+def test_long_trial_is_drawn_with_a_band_beside_the_distilled_learners(navigation: GroupResult) -> None:
     tasks = [{"goal": [float(task), 0.0]} for task in range(20)]
     returns = np.arange(40.0) + np.random.default_rng(0).normal(size=(20, 40))
     trial = replace(evaluation(tasks, returns), step_sizes=(), columns="episode")
@@ -246,7 +246,7 @@ def test_long_trial_is_drawn_with_a_band_beside_the_learners_that_were_distilled
     root = read(step_returns([result]))
     assert (count(root, "path", "band"), count(root, "circle", "dot"), count(root, "path", "source")) == (1, 0, 1)
     assert {"what was learned from (dashed)", "Return by episode of the trial"} <= {*root.itertext()}
-    # As many episodes of who was learned from as the trial has.
+    # The distilled learners have as many episodes as the trial.
     line = next(mark for mark in root.iter("path") if "source" in mark.get("class", "").split())
     assert len(re.findall("[ML]", line.get("d", ""))) == 40
     heads = [cell.text for cell in read(step_table([result])).iter("th")]
@@ -290,11 +290,11 @@ def test_published_returns_are_shown_for_as_many_steps_as_keep_their_schedule() 
     ],
     ids=str,
 )
-def test_published_returns_are_shown_for_their_protocol_alone(changes: dict[str, object]) -> None:
+def test_published_returns_are_shown_only_for_their_protocol(changes: dict[str, object]) -> None:
     assert published_returns(published_run(**changes), evaluated(40, 0.5, 0.25)) is None
 
 
-def test_published_returns_are_shown_for_their_number_of_episodes_alone() -> None:
+def test_published_returns_are_shown_only_for_their_number_of_episodes() -> None:
     assert published_returns(published_run(), evaluated(20, 0.5, 0.25)) is None
 
 
@@ -304,7 +304,7 @@ def test_published_returns_are_shown_for_no_other_config(name: str) -> None:
     assert published_returns(config, evaluated(40, 0.5, 0.25, 0.25)) is None
 
 
-def test_returns_are_drawn_against_the_number_that_tells_tasks_apart() -> None:
+def test_returns_are_drawn_over_the_number_that_distinguishes_tasks() -> None:
     task_list: list[dict[str, object]] = [{"velocity": 0.1 * index} for index in range(5)]
     root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
     before = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "before" in dot.get("class", "")]
@@ -313,7 +313,7 @@ def test_returns_are_drawn_against_the_number_that_tells_tasks_apart() -> None:
     assert "Return against velocity" in words(root)
 
 
-def test_tasks_of_two_kinds_stand_in_two_columns() -> None:
+def test_tasks_of_two_kinds_are_in_two_columns() -> None:
     task_list: list[dict[str, object]] = [{"direction": sign} for sign in (1, -1, 1, -1, 1)]
     root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
     after = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "after" in dot.get("class", "")]
@@ -331,8 +331,8 @@ def test_tasks_in_the_plane_are_maps_with_a_scale() -> None:
 
 
 @pytest.mark.parametrize("entry", [{"mean": [0.1, 0.2, 0.3]}, {"velocity": 1.0, "goal": [0.0, 1.0]}, {"name": "red"}])
-def test_tasks_that_no_axis_can_show_stand_in_the_order_in_which_they_were_drawn(entry: dict[str, object]) -> None:
-    # Sorted by a noisy return, the lowest would seem to improve, without any adaptation.
+def test_tasks_without_an_axis_are_in_the_order_in_which_they_were_drawn(entry: dict[str, object]) -> None:
+    # If tasks were sorted by a noisy return, the lowest would seem to improve without any adaptation.
     returns = BEFORE_AND_AFTER[[3, 0, 4, 1, 2]]
     root = read(task_charts.task_returns(evaluation([dict(entry) for _ in range(5)], returns)))
     assert count(root, "path", "link") == 5
@@ -347,7 +347,7 @@ def test_evaluation_without_steps_has_no_chart_of_tasks() -> None:
     assert task_charts.task_returns(evaluation([{"velocity": 1.0}] * 5, BEFORE_AND_AFTER[:, :1])) is None
 
 
-def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: GroupResult) -> None:
+def test_paths_go_from_the_start_to_the_end_of_the_episode(navigation: GroupResult) -> None:
     assert navigation.sampled is not None
     root = read(task_charts.navigation_paths(navigation.sampled))
     maps = [plot for plot in root.iter("svg") if plot.get("role") == "img"]
@@ -361,7 +361,7 @@ def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: Grou
     length = int(navigation.sampled.phases[0].lengths[0, 0])
     assert len(points) == length + 1
     (goal,) = [mark for mark in maps[0].iter("circle") if "goal" in mark.get("class", "")]
-    # The same scale leads from metres to pixels for the goal and for where the path ended.
+    # The goal and the end of the path have the same scale from meters to pixels.
     metres = np.stack(
         [navigation.sampled.phases[0].final_observations[0, 0].numpy(), navigation.sampled.evaluation.tasks[0]["goal"]]
     )
@@ -369,10 +369,10 @@ def test_paths_begin_at_the_start_and_end_where_the_episode_did(navigation: Grou
     np.testing.assert_allclose(pixels[:, 0] / metres[:, 0], -pixels[:, 1] / metres[:, 1], rtol=0.05)
 
 
-def test_paths_lie_whole_within_axes_with_numbers(navigation: GroupResult) -> None:
+def test_paths_are_completely_within_axes_with_numbers(navigation: GroupResult) -> None:
     assert navigation.sampled is not None
     first, second = navigation.sampled.phases[:2]
-    # A walk that goes far away.
+    # A walk that ends far away.
     moved = copy.copy(first)
     moved.observations = first.observations * 30.0
     sampled = replace(navigation.sampled, phases=[moved, second, second])
@@ -408,7 +408,7 @@ def test_chosen_tasks_are_spread_over_their_range() -> None:
     assert task_charts.spread_out([{"velocity": 1.0}], 4) == [0]
 
 
-def test_recorded_infos_are_drawn_over_training_and_told_of_new_tasks(tmp_path: Path) -> None:
+def test_recorded_infos_are_drawn_over_training_and_reported_on_new_tasks(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {**NAVIGATION, "env-name": "tests.lamp_env:Lamp-v0"})
     (group,), _ = read_runs([run])
     titles = [words(read(figure)) for figure in curves.info_curves(group)]
@@ -432,7 +432,7 @@ def test_every_color_of_the_charts_has_one_meaning(scheme: str) -> None:
     assert len({colors[name] for name in meanings}) == len(meanings)
 
 
-# What the three kinds of color blindness make of linear light; Machado, Oliveira and Fernandes 2009, severity 1,
+# Transforms of linear light for the three kinds of color blindness; Machado, Oliveira and Fernandes 2009, severity 1,
 # https://doi.org/10.1109/TVCG.2009.113
 VISIONS = {
     "full": np.eye(3),
@@ -449,13 +449,13 @@ def light_of(color: str) -> np.ndarray:
 
 
 def lab(light: np.ndarray) -> np.ndarray:
-    """Return CIELAB, in which a distance of 2.3 is just seen."""
+    """Return CIELAB, in which a distance of 2.3 is just noticeable."""
     x, y, z = np.cbrt(np.maximum(TO_XYZ @ light / TO_XYZ.sum(axis=1), 1e-6))
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_reader_tells_the_colors_of_groups_apart(scheme: str) -> None:
+def test_every_reader_can_distinguish_the_colors_of_groups(scheme: str) -> None:
     style = (Path(curves.__file__).parent / "style.css").read_text()
     light, dark = style.split("@media (prefers-color-scheme: dark)")[:2]
     colors = dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if scheme == "light" else dark))
@@ -470,7 +470,7 @@ def test_every_reader_tells_the_colors_of_groups_apart(scheme: str) -> None:
         assert (bright + 0.05) / (dim + 0.05) >= 3.0, number
 
 
-def test_profiles_compare_what_was_evaluated_and_show_their_values(compared: list[GroupResult]) -> None:
+def test_profiles_compare_evaluations_and_show_their_values(compared: list[GroupResult]) -> None:
     root = read(performance_profiles(compared))
     assert [count(root, "path", css) for css in ("group0", "group1", "group2", "untrained")] == [2, 2, 2, 2]
     # A profile begins where all returns are above, and ends where none is.
@@ -492,5 +492,5 @@ def test_curves_have_a_layer_for_every_smoothing_with_its_values(navigation: Gro
     means = [float(np.mean([each[f"return/step_{step}"] for each in metrics])) for step in (0, 1)]
     names = ["before adaptation", "after 1 step"]
     assert last == ["iteration 2", *(f"{name}: {readable(value)}" for name, value in zip(names, means, strict=True))]
-    # Three iterations, and no half of one.
+    # Three iterations, without fractions.
     assert {text.text for text in root.iter("text")} & {"0.5", "1.5", "0.0"} == set()

@@ -16,7 +16,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_numbers_of_a_report_lie_beside_it(navigation_runs: Path, tmp_path: Path) -> None:
+def test_numbers_of_a_report_are_in_a_file_beside_it(navigation_runs: Path, tmp_path: Path) -> None:
     page = write_report([navigation_runs], tmp_path / "report.html", num_tasks=2, num_workers=0).read_text()
     training, returns = read(tmp_path / "report.training.csv"), read(tmp_path / "report.returns.csv")
     assert "report.training.csv and report.returns.csv" in page

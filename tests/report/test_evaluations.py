@@ -15,14 +15,14 @@ from maml_rl.task_distributions.task_files import save_tasks
 
 
 def made_up(returns: np.ndarray) -> Evaluation:
-    """An evaluation with these returns (N, K + 1) of single episodes."""
+    """Return an evaluation with these returns (N, K + 1) of single episodes."""
     tasks = [{"goal": [0.1, 0.2]} for _ in returns]
     return Evaluation(
         "2DNavigation-v0", 0, tasks, (0.1,) * (returns.shape[1] - 1), returns[:, :, None].astype(np.float32)
     )
 
 
-def test_trial_samples_what_the_evaluation_samples(navigation_runs: Path) -> None:
+def test_trial_has_the_episodes_of_the_evaluation(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
     result, notices = evaluate_group(group, num_tasks=3, num_workers=0)
     assert not notices
@@ -44,7 +44,7 @@ def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(n
     assert result.sampled.config.seed == 0
 
 
-def test_saved_evaluation_is_taken_as_it_is(navigation_runs: Path, tmp_path: Path) -> None:
+def test_saved_evaluation_is_used_unchanged(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     saved = made_up(np.array([[1.0, 2.0], [3.0, 4.0]]))
     saved.save(tmp_path / "run" / "evaluation.npz")
@@ -56,7 +56,7 @@ def test_saved_evaluation_is_taken_as_it_is(navigation_runs: Path, tmp_path: Pat
     assert result.evaluations[0].tasks == saved.tasks
 
 
-def test_newest_of_several_saved_evaluations_is_taken(navigation_runs: Path, tmp_path: Path) -> None:
+def test_newest_of_several_saved_evaluations_is_used(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     for name, value in (("evaluation", 1.0), ("evaluation-2", 2.0), ("evaluation-10", 3.0)):
         made_up(np.full((2, 2), value)).save(tmp_path / "run" / f"{name}.npz")
@@ -65,7 +65,7 @@ def test_newest_of_several_saved_evaluations_is_taken(navigation_runs: Path, tmp
     assert (result.evaluations[0].returns == 3.0).all()
 
 
-def test_policies_are_tried_on_the_tasks_of_a_file(navigation_runs: Path, tmp_path: Path) -> None:
+def test_policies_are_evaluated_on_the_tasks_of_a_file(navigation_runs: Path, tmp_path: Path) -> None:
     goals = [{"goal": [0.1, 0.2]}, {"goal": [0.3, -0.2]}, {"goal": [0.0, 0.4]}]
     save_tasks(tmp_path / "tasks.json", "2DNavigation-v0", goals)
     shutil.copytree(navigation_runs, tmp_path / "runs")
@@ -79,7 +79,7 @@ def test_policies_are_tried_on_the_tasks_of_a_file(navigation_runs: Path, tmp_pa
     assert [evaluation.tasks for evaluation in result.evaluations] == [goals, goals]
     assert [evaluation.fixed_tasks for evaluation in result.evaluations] == [True, True]
     np.testing.assert_array_equal(result.evaluations[0].returns, on_these.returns)
-    # Of fixed tasks an interval takes several adaptations.
+    # An interval on fixed tasks needs several adaptations.
     assert [evaluation.repetitions for evaluation in result.evaluations] == [1, 3]
     assert result.evaluations[1].returns.shape == (3, 3, 12)
     assert result.sampled is not None
@@ -98,7 +98,7 @@ def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_
     assert (result.evaluations, result.sampled) == ([], None)
 
 
-def test_name_that_a_test_has_reserved_is_passed_over(navigation_runs: Path, tmp_path: Path) -> None:
+def test_name_that_a_test_has_reserved_is_skipped(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     made_up(np.full((2, 2), 1.0)).save(tmp_path / "run" / "evaluation.npz")
     (tmp_path / "run" / "evaluation-2.npz").touch()
@@ -131,7 +131,7 @@ def test_every_altered_byte_of_an_evaluation_is_a_notice_or_changes_nothing(
 
 
 @pytest.mark.parametrize("content", [b"\0", b"no archive", b"PK\x03\x04 cut off"])
-def test_broken_evaluation_is_a_notice_and_the_policy_is_tried_instead(
+def test_broken_evaluation_is_a_notice_and_the_policy_is_evaluated_again(
     navigation_runs: Path, tmp_path: Path, content: bytes
 ) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")

@@ -8,7 +8,7 @@ from maml_rl.report.markup import Markup, element, join
 
 
 class Reader(HTMLParser):
-    """Python's own parser, as a second opinion."""
+    """Python's own parser, as the reference."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ def read(markup: str) -> Reader:
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])), st.text(st.characters(exclude_categories=["Cc", "Cs"])))
-def test_text_and_attributes_arrive_as_they_were_written(text: str, value: str) -> None:
+def test_text_and_attributes_are_parsed_as_they_were_written(text: str, value: str) -> None:
     reader = read(element("p", text, title=value))
     assert reader.tags == [("p", {"title": value})]
     assert reader.text == text

@@ -23,13 +23,13 @@ def unit_plot(**options: object) -> Plot:
     return Plot(Span(0.0, 1.0), Span(0.0, 1.0), "a test", **options)
 
 
-def test_dots_lie_where_the_axes_say() -> None:
+def test_dots_are_at_their_coordinates() -> None:
     plot = Plot(Span(0.0, 10.0), Span(-100.0, 0.0), "a test")
     plot.dots([0.0, 10.0, 5.0], [-100.0, 0.0, -50.0], "before")
     places = np.array([[float(dot.get("cx", 0)), float(dot.get("cy", 0))] for dot in marks(plot, "dot")])
     left, right = texts(plot)["2"][0], texts(plot)["8"][0]
     bottom, top = texts(plot)["\N{MINUS SIGN}100"][1], texts(plot)["\N{MINUS SIGN}20"][1]
-    # The text of a tick stands 4 pixels below its line.
+    # The text of a tick is 4 pixels below its line.
     np.testing.assert_allclose(places[0], [left - (right - left) / 3, bottom - 4], atol=0.1)
     np.testing.assert_allclose(places[1], [right + (right - left) / 3, top + (top - bottom) / 4 - 4], atol=0.1)
     np.testing.assert_allclose(places[2], (places[0] + places[1]) / 2, atol=0.1)
@@ -80,7 +80,7 @@ def test_named_places_replace_numbers() -> None:
     assert texts(plot)["left"][0] < texts(plot)["right"][0]
 
 
-def test_titles_and_summary_are_there_for_those_who_cannot_see() -> None:
+def test_titles_and_summary_exist_for_screen_readers() -> None:
     plot = unit_plot()
     plot.dots([0.5], [0.5], "after", titles=["goal <here>"])
     assert drawn(plot).get("aria-label") == "a test"

@@ -20,7 +20,7 @@ def report(*arguments: object) -> int:
         return int(exit_.code or 0)
 
 
-def test_report_lies_in_the_run_and_needs_nothing_else(
+def test_report_is_in_the_run_folder_and_self_contained(
     navigation_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
@@ -73,7 +73,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_everything_that_is_wrong_gets_a_sentence_and_the_rest_is_still_made(
+def test_every_problem_gets_a_sentence_and_the_rest_is_still_made(
     navigation_runs: Path,
     cheetah_run: Path,
     tmp_path: Path,
@@ -172,7 +172,7 @@ def test_report_of_an_oracle_alone_is_made(compared_runs: list[Path], tmp_path: 
     assert "random initialization" not in page
 
 
-def test_report_of_several_runs_goes_to_the_folder_that_holds_them(
+def test_report_of_several_runs_is_written_to_their_common_folder(
     navigation_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(navigation_runs, tmp_path / "runs")
@@ -189,7 +189,7 @@ def test_settings_of_the_algorithm_are_rows_of_their_own(navigation_runs: Path, 
     assert "algorithm-settings" not in settings
 
 
-def test_report_tells_which_of_its_parts_is_next(tmp_path: Path, navigation_runs: Path) -> None:
+def test_report_shows_which_of_its_parts_is_next(tmp_path: Path, navigation_runs: Path) -> None:
     parts: list[tuple[str, int, int]] = []
     write_report(
         [navigation_runs],

@@ -7,7 +7,7 @@ import pytest
 from maml_rl.report import write_report
 from tests.report.chromium import Browser
 
-# A picture counts when it has arrived and has a size; a video when its first frame is decoded.
+# A picture is loaded when it has a size; a video when its first frame is decoded.
 PICTURES = """
 Promise.all([...document.querySelectorAll('img, video')].map(async (element) => {
     if (element.tagName === 'IMG') { await element.decode(); return element.naturalWidth; }
@@ -63,7 +63,7 @@ def test_page_loads_without_an_error_or_a_missing_picture(page: Path, browser: B
     for width, dark in product((360, 1280), (False, True)):
         browser.open(page, width=width, dark=dark)
         widths = browser.wait(PICTURES)
-        # One or two videos: of four tasks, all may happen to run in the same direction, but two are shown.
+        # One or two videos: all four tasks may have the same direction; otherwise two are shown.
         assert len(widths) == 2, (width, dark)
         assert all(isinstance(shown, int) and shown >= 480 for shown in widths), (width, dark, widths)
         assert browser.complaints() == [], (width, dark)
@@ -97,7 +97,7 @@ def test_tables_that_scroll_show_it_and_can_be_scrolled_by_keyboard(
 
 
 @pytest.mark.timeout(300)
-def test_page_is_dark_where_the_reader_wants_it_so(page_without_comparison: Path, browser: Browser) -> None:
+def test_page_is_dark_where_the_reader_prefers_it(page_without_comparison: Path, browser: Browser) -> None:
     shades = {}
     for dark in (False, True):
         browser.open(page_without_comparison, width=1280, dark=dark)
@@ -108,7 +108,7 @@ def test_page_is_dark_where_the_reader_wants_it_so(page_without_comparison: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_page_asks_for_nothing_but_itself(page_without_comparison: Path, browser: Browser) -> None:
+def test_page_loads_nothing_but_itself(page_without_comparison: Path, browser: Browser) -> None:
     browser.open(page_without_comparison, width=1280, dark=False)
     assert urlsplit(browser.driver.current_url).scheme == "file"
     assert browser.run("return document.scripts.length") == 0
@@ -119,7 +119,7 @@ def test_page_asks_for_nothing_but_itself(page_without_comparison: Path, browser
 def test_reader_chooses_the_smoothing_and_reads_values_under_the_pointer(
     page_without_comparison: Path, browser: Browser
 ) -> None:
-    # The driver is there where the browser is.
+    # A machine with the browser has the driver, too.
     from selenium.webdriver.common.action_chains import ActionChains
 
     browser.open(page_without_comparison, width=1280, dark=False)

@@ -13,7 +13,7 @@ from maml_rl.runs.metrics import MetricsLog
 
 
 def write_run(folder: Path, returns: list[float | None], *, num_batches: int | None = None, **settings: object) -> Path:
-    """Write what training would."""
+    """Write the files that training would write."""
     folder.mkdir(parents=True)
     values = {"env-name": "2DNavigation-v0", "num-batches": num_batches or max(1, len(returns))}
     values |= {key.replace("_", "-"): value for key, value in settings.items()}
@@ -52,7 +52,7 @@ def test_groups_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     assert [group.name for group in groups] == ["run", "run (2)"]
 
 
-def test_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+def test_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [1.0])
     assert len(only_group(folder, tmp_path / "run" / ".." / "run").runs) == 1
 
@@ -84,7 +84,7 @@ def test_interval_of_many_seeds_is_that_of_a_normal_mean(tmp_path: Path) -> None
     )
 
 
-def test_curve_continues_with_the_seeds_that_went_further(tmp_path: Path) -> None:
+def test_curve_continues_with_the_seeds_that_were_trained_longer(tmp_path: Path) -> None:
     for seed, returns in enumerate(([1.0, 1.0, 7.0], [3.0])):
         write_run(tmp_path / "study" / str(seed), returns, seed=seed, num_batches=3)
     (group,), notices = read_runs([tmp_path / "study"])
@@ -104,7 +104,7 @@ def test_totals_add_up_all_iterations(tmp_path: Path) -> None:
     assert run.total("absent") == 0.0
 
 
-def test_unfinished_run_says_how_to_continue(tmp_path: Path) -> None:
+def test_notice_of_an_unfinished_run_has_the_command_to_continue(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [1.0], num_batches=5)
     (group,), notices = read_runs([folder])
     assert group.runs[0].finished == 1
@@ -158,7 +158,7 @@ def test_run_without_metrics_is_read_with_a_notice(tmp_path: Path) -> None:
     assert "--resume" in notice
 
 
-def test_folder_that_is_not_a_run_is_passed_over_with_a_notice(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_is_skipped_with_a_notice(tmp_path: Path) -> None:
     good = write_run(tmp_path / "run", [1.0])
     (tmp_path / "other").mkdir()
     groups, notices = read_runs([tmp_path / "other", good, tmp_path / "missing"])
@@ -169,7 +169,7 @@ def test_folder_that_is_not_a_run_is_passed_over_with_a_notice(tmp_path: Path) -
     ] == [(True, True)] * 2
 
 
-def test_run_with_a_broken_config_is_passed_over_with_the_reason(tmp_path: Path) -> None:
+def test_run_with_a_broken_config_is_skipped_with_the_reason(tmp_path: Path) -> None:
     good, bad = write_run(tmp_path / "good", [1.0]), write_run(tmp_path / "bad", [1.0])
     (bad / "config.json").write_text('{"env-name": "2DNavigation-v0", "gama": 1}')
     groups, (notice,) = read_runs([good, bad])
@@ -178,7 +178,7 @@ def test_run_with_a_broken_config_is_passed_over_with_the_reason(tmp_path: Path)
     assert str(bad) in notice
 
 
-def test_nothing_but_folders_that_are_not_runs_is_an_error(tmp_path: Path) -> None:
+def test_only_folders_that_are_not_runs_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run folder, it has no config\.json; give the --output-folder"):
         read_runs([tmp_path])
 

@@ -17,7 +17,7 @@ def spans(draw: st.DrawFn) -> Span:
 
 
 @given(spans(), st.integers(1, 12))
-def test_ticks_lie_in_the_span_evenly_and_are_few_but_two(span: Span, most: int) -> None:
+def test_ticks_are_few_but_at_least_two_and_evenly_spaced_within_the_span(span: Span, most: int) -> None:
     ticks = span.ticks(most)
     room = 1e-6 * (span.high - span.low)
     assert all(span.low - room <= tick <= span.high + room for tick in ticks)
@@ -27,7 +27,7 @@ def test_ticks_lie_in_the_span_evenly_and_are_few_but_two(span: Span, most: int)
 
 
 @given(spans(), st.integers(2, 8))
-def test_labels_tell_ticks_apart(span: Span, most: int) -> None:
+def test_labels_distinguish_ticks(span: Span, most: int) -> None:
     labels = tick_labels(span.ticks(most))
     assert len(set(labels)) == len(labels)
 
@@ -59,7 +59,7 @@ def test_labels_are_short(ticks: list[float], labels: list[str]) -> None:
     assert tick_labels(ticks) == labels
 
 
-def test_span_has_a_margin_and_ignores_what_is_not_finite() -> None:
+def test_span_has_a_margin_and_ignores_non_finite_values() -> None:
     assert Span.of([1.0, math.nan, math.inf], [3.0], margin=0.5) == Span(0.0, 4.0)
 
 
@@ -90,7 +90,7 @@ def test_readable_numbers_have_three_digits(value: float, expected: str) -> None
     assert readable(value) == expected
 
 
-def test_counts_and_times_read_like_speech() -> None:
+def test_counts_and_times_are_written_for_readers() -> None:
     assert [readable_count(value) for value in (12, 160_000, 3_120_000)] == ["12", "160,000", "3.1 million"]
     assert [readable_seconds(value) for value in (4.13, 200, 4_320)] == ["4.1 s", "3 min 20 s", "1 h 12 min"]
 

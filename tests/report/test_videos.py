@@ -30,7 +30,7 @@ def cheetah_episodes(cheetah_run: Path) -> SampledEvaluation:
     return result.sampled
 
 
-def test_h264_holds_every_frame_as_it_was_but_for_compression() -> None:
+def test_h264_holds_every_frame_up_to_compression() -> None:
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     frames = moving_square(20)
     data = videos.encode_h264(frames, fps=20)
@@ -74,9 +74,7 @@ def test_shorter_film_waits_on_its_last_picture_darker() -> None:
     assert (both[:, :, 4:] == 200).all()
 
 
-def test_replay_draws_the_very_episode_that_was_sampled(
-    cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_draws_the_sampled_episode(cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering.Renderer, "__init__", lambda self, model: None)
     monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
     drawn: list[np.ndarray] = []
@@ -97,7 +95,7 @@ def test_replay_draws_the_very_episode_that_was_sampled(
 
 @pytest.fixture
 def cheap_pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Pictures without OpenGL; returns how many were drawn."""
+    """Draw empty pictures without OpenGL; returns a function that counts them."""
     count = 0
 
     def draw(self: object, qpos: np.ndarray) -> np.ndarray:
@@ -120,7 +118,7 @@ def test_long_episode_is_drawn_in_fewer_pictures_and_takes_as_long(
     assert fps == 7
 
 
-def test_environment_that_does_not_repeat_itself_is_not_a_video(
+def test_environment_that_is_not_reproducible_has_no_video(
     cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SampledEvaluation, "episode_seed", lambda self, phase, task, episode: 0)
@@ -152,7 +150,7 @@ def test_without_an_encoder_the_videos_are_animated_pictures(
     assert "pip install 'maml-rl[report]'" in notice
 
 
-def test_no_video_is_made_where_none_is_wanted_or_the_family_has_paths(
+def test_no_video_is_made_without_request_or_where_the_family_has_paths(
     navigation_runs: Path, cheetah_episodes: SampledEvaluation
 ) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])

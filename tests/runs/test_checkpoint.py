@@ -52,13 +52,13 @@ def test_saved_checkpoint_loads_bit_for_bit(tmp_path: Path, dtype: torch.dtype) 
     assert_same(load_checkpoint(save_checkpoint(wanted, tmp_path)), wanted)
 
 
-def test_file_of_a_checkpoint_means_its_folder(tmp_path: Path) -> None:
+def test_file_of_a_checkpoint_stands_for_its_folder(tmp_path: Path) -> None:
     path = save_checkpoint(checkpoint_at(1), tmp_path)
     assert_same(load_checkpoint(path / "tensors.safetensors"), checkpoint_at(1))
 
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
-def test_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
+def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     path = save_checkpoint(checkpoint_at(1), tmp_path)
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, check=True, capture_output=True)
 
@@ -68,7 +68,7 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in path.iterdir()) == ["SHA256SUMS", "state.json", "tensors.safetensors"]
 
 
-def test_every_altered_byte_is_detected_and_blamed_on_its_folder(tmp_path: Path) -> None:
+def test_every_altered_byte_is_detected_and_its_folder_named(tmp_path: Path) -> None:
     path = save_checkpoint(checkpoint_at(1, score=1.0), tmp_path)
     altered = 0
     for file in sorted(path.iterdir()):
@@ -84,7 +84,7 @@ def test_every_altered_byte_is_detected_and_blamed_on_its_folder(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["SHA256SUMS", "state.json", "tensors.safetensors"])
-def test_every_truncation_and_extension_is_detected_and_blamed_on_the_file(tmp_path: Path, name: str) -> None:
+def test_every_truncation_and_extension_is_detected_and_the_file_named(tmp_path: Path, name: str) -> None:
     file = save_checkpoint(checkpoint_at(1), tmp_path) / name
     content = file.read_bytes()
     for wrong in [*(content[:length] for length in range(len(content))), content + b"\n", content + content]:
@@ -119,7 +119,7 @@ def test_missing_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         ("tensors.safetensors", b"\xff" * 64),
     ],
 )
-def test_foreign_content_with_right_sums_is_refused(
+def test_foreign_content_with_correct_checksums_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,9 +134,7 @@ def test_foreign_content_with_right_sums_is_refused(
     assert not (tmp_path / "hacked").exists()
 
 
-def test_best_checkpoint_that_is_damaged_is_passed_over_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_best_checkpoint_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for iteration, score in ((1, 5.0), (2, 9.0), (3, 1.0)):
         save_checkpoint(checkpoint_at(iteration, score), tmp_path)
     assert best_intact(tmp_path)[1].iteration == 2
@@ -148,7 +146,7 @@ def test_best_checkpoint_that_is_damaged_is_passed_over_with_a_warning(
     assert "iteration-000002/tensors.safetensors is altered or truncated" in warning
 
 
-def test_newest_are_kept_and_the_best(tmp_path: Path) -> None:
+def test_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     scores = {1: -5.0, 2: 3.0, 3: None, 4: -1.0, 5: 0.0, 6: -2.0}
     for iteration, score in scores.items():
         save_checkpoint(checkpoint_at(iteration, score), tmp_path, keep=2)
@@ -162,7 +160,7 @@ def test_best_of_equals_is_the_newest(tmp_path: Path) -> None:
     assert iterations_in(tmp_path) == [3]
 
 
-def test_broken_checkpoint_is_passed_over_with_a_warning_that_says_which(
+def test_broken_checkpoint_is_skipped_with_a_warning_that_names_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for iteration in (8, 9, 10):
@@ -222,10 +220,10 @@ def test_other_architecture_is_refused_with_both_shapes() -> None:
         check_architecture({**mine, "log_std": mine["log_std"].double()}, mine, origin)
 
 
-# Each of these is a moment at which a process can be killed or a disk be full.
+# At each of these calls a process can be killed, or the disk be full.
 MOMENTS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")
 
-# Forks for every moment a process that saves and is killed there; a write is cut in half first.
+# Forks, for every such call, a process that saves and is killed in it; a write is cut in half first.
 KILLER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -283,17 +281,17 @@ def test_process_killed_at_every_moment_of_a_save_leaves_an_intact_newest_checkp
     assert all(was_killed for was_killed, *_ in killed)
     assert undisturbed[0] is False
     newest = [iteration for _, iteration, _, _ in found]
-    # Before the rename the old one is the newest, after it the new one; never neither, never back.
+    # Before the rename the old checkpoint is the newest, afterwards the new one.
     assert newest == sorted(newest)
     assert set(newest) == {3, 4}
     assert all(value == iteration for _, iteration, value, _ in found)
-    # The next save clears away what the killed process left.
+    # The next save removes the files that the killed process left.
     assert all(not name.startswith(".") for *_, names in found for name in names)
 
 
 @pytest.fixture
 def full_disk_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[int]]]:
-    """Makes the n-th write or folder fail for want of room; returns how many there were."""
+    """Makes the n-th write or folder fail for lack of space; returns the number of calls."""
 
     def arm(moment: int) -> list[int]:
         passed = [0]
@@ -339,7 +337,7 @@ def test_disk_full_at_any_write_is_a_clear_error_and_the_previous_checkpoint_loa
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, where the machine lets us mount one."""
+    """A file system of 64 KiB, where the machine permits mounting one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
@@ -354,7 +352,7 @@ def test_really_full_disk_is_a_clear_error_and_the_previous_checkpoint_loads(tin
     with pytest.raises(CheckpointError, match="No space left on device"):
         save_checkpoint(checkpoint_at(2, size=10_000), tiny_disk)
     assert_same(latest_intact(tiny_disk)[1], checkpoint_at(1))
-    # The failed attempt gave its room back.
+    # The failed attempt released its space.
     save_checkpoint(checkpoint_at(3), tiny_disk)
     assert iterations_in(tiny_disk) == [1, 3]
 

@@ -19,7 +19,7 @@ from maml_rl.runs.run_folder import RunFolder
 
 
 class Learner(MAMLTRPO):
-    """One that keeps its last trials."""
+    """A learner that keeps its last trials."""
 
     def __init__(self) -> None:
         super().__init__(NormalMLPPolicy(2, 2, (4,)))
@@ -32,7 +32,7 @@ def config_of() -> Config:
 
 
 def append(learner: Learner, iteration: int) -> None:
-    """Two trials of eight steps, which are full of the iteration's number."""
+    """Append two trials of eight steps, whose numbers are all that of the iteration."""
     values = np.full((2, 8, 1), iteration, np.float32)
     ends = np.ones((2, 1), bool)
     grid = values[..., None]
@@ -81,7 +81,7 @@ def test_run_that_was_killed_before_its_first_iteration_resumes(tmp_path: Path) 
     assert rewards(resumed) == {0.0, 1.0}
 
 
-def test_interrupt_after_more_was_appended_saves_what_was_there_before(tmp_path: Path) -> None:
+def test_interrupt_saves_the_experience_of_the_last_finished_iteration(tmp_path: Path) -> None:
     learner = Learner()
     with RunFolder(tmp_path, config_of(), learner) as run:
         iterate(run, learner, range(7))
@@ -99,7 +99,7 @@ def test_segments_that_no_checkpoint_needs_are_removed(tmp_path: Path, monkeypat
     learner = Learner()
     with RunFolder(tmp_path, config_of(), learner) as run:
         iterate(run, learner, range(40))
-    # The newest three checkpoints, of every other iteration, of four trials each, and the best, which is among them.
+    # The newest three checkpoints, one of every other iteration, need four trials each; the best is among them.
     assert [int(name[:12]) for name in segments(tmp_path)] == list(range(68, 80))
 
 
@@ -128,7 +128,7 @@ def test_damaged_segment_is_named_and_an_earlier_checkpoint_is_taken(
     assert "\n" not in str(error.value)
 
 
-def test_disk_that_fills_with_experience_leaves_a_checkpoint_that_resumes(
+def test_disk_full_of_experience_leaves_a_checkpoint_that_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = Learner()

@@ -27,12 +27,12 @@ def test_each_iteration_is_one_line_of_json_with_its_checksum(tmp_path: Path) ->
     write(tmp_path / "metrics.jsonl", range(3))
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    # Of the line as it is without the checksum.
+    # The checksum is that of the line without it.
     assert [row.pop("crc32") for row in rows] == [f"{zlib.crc32(json.dumps(row).encode()):08x}" for row in rows]
     assert rows == [{"iteration": i, "kl": 0.1 * i} for i in range(3)]
 
 
-def test_line_is_with_the_operating_system_as_soon_as_it_is_written(tmp_path: Path) -> None:
+def test_line_is_passed_to_the_operating_system_immediately(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write({"iteration": 0})
     assert iterations_of(tmp_path / "metrics.jsonl") == [0]
@@ -40,7 +40,7 @@ def test_line_is_with_the_operating_system_as_soon_as_it_is_written(tmp_path: Pa
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"iter', b'{"iteration": 6, "kl": 0.', b"\xff\xfe", b"null\n", b"{}\n"])
-def test_lines_beyond_the_checkpoint_are_dropped_and_none_is_doubled_or_lost(tmp_path: Path, torn: bytes) -> None:
+def test_lines_after_the_checkpoint_are_dropped_and_none_is_repeated_or_lost(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(6))
     kept = path.read_bytes().splitlines(keepends=True)[:4]
@@ -60,7 +60,7 @@ def test_resuming_without_an_iteration_that_the_checkpoint_has_is_refused(tmp_pa
     assert path.read_bytes() == before
 
 
-def test_metrics_moved_away_are_missed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_metrics_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(4, 6), finished=4)
     assert "the iterations before 4 are missing" in caplog.text
@@ -147,7 +147,7 @@ def test_numbers_that_json_cannot_write_become_null(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"iteration": 0, "kl": None, "loss/after": None}]
 
 
-def test_events_hold_the_numbers_and_a_resumed_run_hides_what_it_repeats(
+def test_events_hold_the_numbers_and_a_resumed_run_replaces_repeated_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

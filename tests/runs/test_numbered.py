@@ -14,7 +14,7 @@ def test_first_name_is_plain_and_later_ones_are_numbered(tmp_path: Path) -> None
     assert names == ["run", "run-2", "run-3"]
 
 
-def test_number_is_higher_than_all_that_there_are(tmp_path: Path) -> None:
+def test_number_is_higher_than_all_existing_ones(tmp_path: Path) -> None:
     for name in ("run-7", "run-x", "run-12-old", "other-20"):
         (tmp_path / name).mkdir()
     assert next_path(tmp_path / "run").name == "run-8"
@@ -28,7 +28,7 @@ def test_file_is_numbered_before_its_ending(tmp_path: Path) -> None:
     assert newest_path(tmp_path / "evaluation.npz") == tmp_path / "evaluation-2.npz"
 
 
-def test_newest_is_by_number_and_passes_over_empty_folders(tmp_path: Path) -> None:
+def test_newest_has_the_highest_number_and_empty_folders_are_skipped(tmp_path: Path) -> None:
     assert newest_path(tmp_path / "nowhere" / "run") is None
     for name in ("run", "run-9", "run-10"):
         (tmp_path / name).mkdir()
@@ -42,7 +42,7 @@ def test_folder_of_another_process_is_never_shared(tmp_path: Path, monkeypatch: 
 
     def make_after_the_other(path: Path, *arguments: object, **options: object) -> None:
         monkeypatch.undo()
-        make(path, parents=True)  # The other process is a moment faster.
+        make(path, parents=True)  # The other process is slightly faster.
         make(path, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Path, "mkdir", make_after_the_other)
@@ -57,7 +57,7 @@ def test_folder_to_which_nothing_was_written_is_removed_with_its_parents(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_reserved_file_is_never_shared_and_passed_over_until_it_is_written(tmp_path: Path) -> None:
+def test_reserved_file_is_never_shared_and_skipped_until_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "results.npz"
     with new_file(path, number=True) as first, new_file(path, number=True) as second:
         assert [file.name for file in (first, second)] == ["results.npz", "results-2.npz"]

@@ -66,7 +66,7 @@ def test_iterations_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -
     assert [metrics["iteration"] for metrics in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
-def test_another_run_is_not_touched_without_being_told(tmp_path: Path) -> None:
+def test_another_run_is_changed_only_on_request(tmp_path: Path) -> None:
     write_run(tmp_path, 2)
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=r"holds another run; continue it with --resume, replace it with --overwrite"):
@@ -74,7 +74,7 @@ def test_another_run_is_not_touched_without_being_told(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == before
 
 
-def test_overwrite_leaves_nothing_of_the_earlier_run(tmp_path: Path) -> None:
+def test_overwrite_removes_everything_of_the_earlier_run(tmp_path: Path) -> None:
     write_run(tmp_path, 2)
     with RunFolder(tmp_path, config_of(seed=5), learner_of(), overwrite=True) as run:
         assert run.iteration == 0
@@ -91,13 +91,13 @@ def test_folder_that_holds_something_else_is_never_written_to(tmp_path: Path, ov
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         RunFolder(tmp_path / "run", config_of(), learner_of())
 
 
-def test_resuming_nothing_begins_the_run_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resuming_without_a_run_starts_it_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with RunFolder(tmp_path / "run", config_of(), learner_of(), resume=True) as run:
         assert run.iteration == 0
     assert "there is nothing to continue in" in caplog.text
@@ -105,9 +105,7 @@ def test_resuming_nothing_begins_the_run_and_says_so(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.parametrize("files", [["config.json"], ["config.json", "system.json"], ["config.json", "metrics.jsonl"]])
-def test_run_that_an_earlier_version_had_only_begun_to_start_is_begun_on_resume(
-    tmp_path: Path, files: list[str]
-) -> None:
+def test_run_that_an_earlier_version_had_only_begun_starts_on_resume(tmp_path: Path, files: list[str]) -> None:
     for name in files:
         (tmp_path / name).write_text("")
     (tmp_path / "checkpoints" / ".unfinished-iteration-000000").mkdir(parents=True)
@@ -116,7 +114,7 @@ def test_run_that_an_earlier_version_had_only_begun_to_start_is_begun_on_resume(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-000000"]
 
 
-def test_run_that_has_lost_its_checkpoints_but_not_its_metrics_is_not_begun_again(tmp_path: Path) -> None:
+def test_run_with_metrics_but_without_checkpoints_does_not_start_again(tmp_path: Path) -> None:
     write_run(tmp_path, 2)
     shutil.rmtree(tmp_path / "checkpoints")
     before = snapshot(tmp_path)
@@ -125,10 +123,10 @@ def test_run_that_has_lost_its_checkpoints_but_not_its_metrics_is_not_begun_agai
     assert snapshot(tmp_path) == before
 
 
-# Each of these is a moment at which a process can be killed.
+# At each of these calls a process can be killed.
 MOMENTS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")
 
-# Forks for every moment a process that begins a run, new or in place of another, and is killed there.
+# Forks, for every such call, a process that starts a run, new or instead of another, and is killed in it.
 KILLER = """
 import json, logging, os, shutil, signal, sys
 from pathlib import Path
@@ -209,7 +207,7 @@ print(json.dumps([moments, found]))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [pytest.param("new", marks=pytest.mark.nightly), "overwrite"])
-def test_run_killed_at_every_moment_of_its_start_is_begun_again_without_a_hand(tmp_path: Path, kind: str) -> None:
+def test_run_killed_at_any_moment_of_its_start_starts_again(tmp_path: Path, kind: str) -> None:
     output = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path), kind], check=True, capture_output=True, text=True, timeout=290
     ).stdout
@@ -218,7 +216,7 @@ def test_run_killed_at_every_moment_of_its_start_is_begun_again_without_a_hand(t
     assert sum(killed for killed, *_ in found) > 30
     files = [".lock", "SHA256SUMS", "checkpoints", "config.json", "metrics.jsonl", "system.json"]
     for _, state, *rest in found:
-        # Nothing of the old run and of the killed process is left; or nothing of the old run is missing.
+        # Either no file of the old run and of the killed process remains, or no file of the old run is missing.
         assert rest == ([3] if state == "old" else [files, 1])
 
 
@@ -251,7 +249,7 @@ def test_every_altered_byte_of_config_and_system_is_noticed(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
-def test_sums_of_a_run_are_those_of_sha256sum_also_after_a_resume(tmp_path: Path) -> None:
+def test_checksums_of_a_run_are_those_of_sha256sum_even_after_a_resume(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
     for batches in (500, 1000):
         with RunFolder(tmp_path, config_of(num_batches=batches), learner_of(), resume=True):
@@ -260,7 +258,7 @@ def test_sums_of_a_run_are_those_of_sha256sum_also_after_a_resume(tmp_path: Path
         assert len((tmp_path / "SHA256SUMS").read_text().splitlines()) == 2
 
 
-def test_run_of_an_earlier_version_without_sums_is_resumed_and_gets_them(tmp_path: Path) -> None:
+def test_run_of_an_earlier_version_without_checksums_is_resumed_and_gets_them(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
     (tmp_path / "SHA256SUMS").unlink()
     with RunFolder(tmp_path, config_of(num_batches=1000), learner_of(), resume=True) as run:
@@ -269,7 +267,7 @@ def test_run_of_an_earlier_version_without_sums_is_resumed_and_gets_them(tmp_pat
     assert sorted(listed) == ["config.json", "system.json"]
 
 
-def test_folders_that_are_links_are_used_and_emptied_of_what_the_run_wrote(tmp_path: Path) -> None:
+def test_folders_that_are_links_are_used_and_only_files_of_the_run_are_removed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for name in ("checkpoints", "tensorboard"):
@@ -287,7 +285,7 @@ def test_folders_that_are_links_are_used_and_emptied_of_what_the_run_wrote(tmp_p
     assert read_metrics(run / "metrics.jsonl") == []
 
 
-def test_checkpoint_that_is_a_link_loses_only_the_link(tmp_path: Path) -> None:
+def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 2)
     moved = tmp_path / "scratch"
     (tmp_path / "run" / "checkpoints" / "iteration-000002").rename(moved)
@@ -299,7 +297,7 @@ def test_checkpoint_that_is_a_link_loses_only_the_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "system.json", "SHA256SUMS", ".lock"])
 @pytest.mark.parametrize("how", ["resume", "overwrite"])
-def test_file_that_is_a_link_is_refused_and_nothing_is_touched(tmp_path: Path, name: str, how: str) -> None:
+def test_file_that_is_a_link_is_refused_and_nothing_changes(tmp_path: Path, name: str, how: str) -> None:
     write_run(tmp_path / "run", 1)
     (tmp_path / "run" / name).rename(tmp_path / "elsewhere")
     (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
@@ -310,7 +308,7 @@ def test_file_that_is_a_link_is_refused_and_nothing_is_touched(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("how", ["resume", "overwrite"])
-def test_link_to_no_folder_or_into_another_run_is_refused_and_nothing_is_touched(tmp_path: Path, how: str) -> None:
+def test_broken_link_or_link_into_another_run_is_refused_and_nothing_changes(tmp_path: Path, how: str) -> None:
     write_run(tmp_path / "other", 1)
     write_run(tmp_path / "run", 1)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -340,7 +338,7 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
     assert snapshot(tmp_path) == before
 
 
-def test_resumed_run_may_go_further(tmp_path: Path) -> None:
+def test_resumed_run_may_have_more_iterations(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
     with RunFolder(tmp_path, config_of(num_batches=1000), learner_of(), resume=True):
         pass
@@ -377,7 +375,7 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     ("place", "is_lost"),
     [("session_1/runtime_resources/working_dir_files/_ray_pkg_1a2b/runs/x", True), ("shared/runs/x", False)],
 )
-def test_run_folder_in_the_temporary_working_directory_of_a_ray_job_is_warned_of(
+def test_run_folder_in_the_temporary_working_directory_of_a_ray_job_is_a_warning(
     place: str, is_lost: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_run(tmp_path / place, 0)

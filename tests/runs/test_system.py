@@ -42,7 +42,7 @@ def test_system_is_plain_data_with_the_processor_and_the_versions() -> None:
         ([""], None),
     ],
 )
-def test_command_is_what_a_reader_can_type(
+def test_recorded_command_can_be_typed_again(
     arguments: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", arguments)
@@ -50,9 +50,7 @@ def test_command_is_what_a_reader_can_type(
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_commit_is_that_of_the_code_and_says_where_it_was_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_is_that_of_the_code_with_a_mark_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = repository(tmp_path / "clone")
     monkeypatch.setattr(system, "_PACKAGE_FOLDER", tmp_path / "clone" / "maml_rl")
     assert system.describe_system()["commit"] == commit[:12]

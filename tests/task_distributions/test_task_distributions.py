@@ -50,7 +50,7 @@ def test_same_stream_draws_the_same_tasks_and_another_draws_others(distribution:
 
 
 @pytest.mark.parametrize("num_tasks", [1, 3, 4, 11])
-def test_list_draws_every_task_equally_often_but_for_one(num_tasks: int) -> None:
+def test_list_draws_tasks_equally_often_up_to_one_draw(num_tasks: int) -> None:
     tasks = [{"velocity": float(number)} for number in range(4)]
     counts = Counter(velocities(draw(TaskList(tasks), num_tasks)))
     assert sum(counts.values()) == num_tasks
@@ -132,19 +132,19 @@ def test_split_may_leave_one_side_to_the_family_and_draw_in_strata() -> None:
     assert sorted(int((velocity - 2.0) * 10) for velocity in test) == list(range(10))
 
 
-def test_limits_of_a_split_are_tried_in_the_environment() -> None:
+def test_limits_of_a_split_are_checked_in_the_environment() -> None:
     tried = velocities(Split({"velocity": [0, 1]}, {"velocity": [2, 3]}).check(family()))
     assert tried == pytest.approx([0.0, 1.0, 2.0, 3.0])
 
 
-def test_other_distributions_are_tested_on_the_familys_own() -> None:
+def test_other_distributions_have_the_test_tasks_of_the_family() -> None:
     own = family().draw(5, np.random.default_rng(3))
     for distribution in (Grid({"velocity": 2}), Stratified(), Curriculum(), TaskList([{"velocity": 0.0}])):
         assert distribution.sample_test(family(), 5, np.random.default_rng(3)) == own
 
 
 def told(curriculum: Curriculum, returns_of_parts: list[float]) -> None:
-    """Tell of one task in the middle of each part of [0, 2]."""
+    """Report one task in the middle of each part of [0, 2]."""
     parts = len(returns_of_parts)
     tasks = [{"velocity": 2.0 * (part + 0.5) / parts} for part in range(parts)]
     curriculum.update(tasks, np.array([[0.0, value] for value in returns_of_parts]))
@@ -156,7 +156,7 @@ def test_curriculum_draws_in_proportion_to_progress() -> None:
     np.testing.assert_allclose(curriculum.probabilities(), 0.25)
     told(curriculum, [0.0, 0.0, 0.0, 0.0])
     np.testing.assert_allclose(curriculum.probabilities(), 0.25)
-    # Progress is |0.5 - 0.1| of the change: 0.4 * (10, 0, 30, 0); a loss counts as much as a gain.
+    # Progress is |0.5 - 0.1| of the change: 0.4 * (10, 0, 30, 0); losses count like gains.
     told(curriculum, [10.0, 0.0, -30.0, 0.0])
     np.testing.assert_allclose(curriculum.probabilities(), [0.05 + 0.2, 0.05, 0.05 + 0.6, 0.05], rtol=1e-12)
     drawn = np.array(velocities(draw(curriculum, 20_000)))
@@ -212,7 +212,7 @@ def test_curriculum_continues_from_its_state_bit_for_bit() -> None:
         (Stratified(), "TabularMDP-v0", "TabularMDP-v0 does not say what its tasks are made from"),
     ],
 )
-def test_what_does_not_fit_the_family_is_refused_in_a_line(
+def test_distribution_unsuitable_for_the_family_is_refused_in_one_line(
     distribution: TaskDistribution, env_name: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:

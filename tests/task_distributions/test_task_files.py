@@ -18,7 +18,7 @@ from tests.envs.third_party import WalkEnv
 
 
 class AnyTaskEnv(WalkEnv):
-    """Takes every task."""
+    """Accepts every task."""
 
     def reset_task(self, task: dict[str, Any]) -> None:
         pass
@@ -58,7 +58,7 @@ def same_bits(first: Any, second: Any) -> bool:
 
 
 @pytest.mark.parametrize("env_id", [pytest.param(name, marks=marks(name)) for name in TRIED])
-def test_tasks_of_every_family_come_back_to_the_bit(tmp_path: Path, env_id: str) -> None:
+def test_tasks_of_every_family_are_read_bit_identically(tmp_path: Path, env_id: str) -> None:
     env = make_vector_env(env_id)
     tasks = env.sample_tasks(5, seed=1)
     save_tasks(tmp_path / "tasks.json", env_id, tasks)
@@ -95,19 +95,19 @@ def test_tasks_of_every_family_come_back_to_the_bit(tmp_path: Path, env_id: str)
     ],
     ids=repr,
 )
-def test_values_of_other_peoples_tasks_come_back_to_the_bit(tmp_path: Path, any_task: Experiment, value: Any) -> None:
+def test_values_of_third_party_tasks_are_read_bit_identically(tmp_path: Path, any_task: Experiment, value: Any) -> None:
     save_tasks(tmp_path / "tasks.json", "AnyTask-v0", [{"entry": value}])
     (task,) = any_task.load_tasks(tmp_path / "tasks.json")
     assert same_bits(task["entry"], value)
 
 
-def test_tasks_are_written_by_hand_as_plain_lists(tmp_path: Path) -> None:
+def test_tasks_may_be_written_by_hand_as_plain_lists(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text('{"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.25, -1]}]}')
     assert experiment_of().load_tasks(tmp_path / "mine.json") == [{"goal": [0.25, -1]}]
 
 
 @pytest.mark.parametrize("value", [np.nan, [np.inf], np.array([1.0, np.nan]), object(), np.array(["a"]), 1j, {1: 2}])
-def test_tasks_that_no_file_can_hold_are_refused_and_nothing_is_written(tmp_path: Path, value: Any) -> None:
+def test_tasks_that_a_file_cannot_hold_are_refused_and_nothing_is_written(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match="task 2 of Any-v0 cannot be written to") as error:
         save_tasks(tmp_path / "tasks.json", "Any-v0", [{"x": 1.0}, {"x": value}])
     assert "\n" not in str(error.value)
@@ -149,7 +149,7 @@ GOOD = {"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.1, 0.2]}, {"goal": 
         (json.dumps({**GOOD, "tasks": [{"goal": {"dtype": "int8", "values": [[0], 0]}}]}), ["task 1 in"]),
     ],
 )
-def test_malformed_file_is_one_sentence_that_says_where(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_malformed_file_is_one_sentence_with_the_position(tmp_path: Path, text: str, words: list[str]) -> None:
     path = tmp_path / "tasks.json"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError) as error:
@@ -168,7 +168,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_tasks_are_tried_in_a_worker_where_the_environment_must_not_be_made_here(tmp_path: Path) -> None:
+def test_tasks_are_checked_in_a_worker_where_the_environment_must_not_be_made_in_this_process(tmp_path: Path) -> None:
     marker, path = tmp_path / "marker", tmp_path / "tasks.json"
     env = {"env-name": "tests.lamp_env:Marked-v0", "env-kwargs": {"marker": str(marker)}, "hidden-sizes": [4]}
     experiment = make_experiment(Config.model_validate(env), num_workers=1)

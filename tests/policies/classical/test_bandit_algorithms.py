@@ -24,7 +24,7 @@ History = list[tuple[int, float]]
 
 
 def shown(last: tuple[int, float] | None, num_arms: int) -> Tensor:
-    """What a sampler shows of a bandit whose episodes are single pulls."""
+    """Return the observation that a sampler gives for a bandit whose episodes are single pulls."""
     row = np.zeros(num_arms + 3, np.float32)
     if last is not None:
         row[1 + last[0]], row[-2], row[-1] = 1.0, last[1], 1.0
@@ -32,7 +32,7 @@ def shown(last: tuple[int, float] | None, num_arms: int) -> Tensor:
 
 
 def counts_after(policy: BanditPolicy, history: History) -> tuple[Tensor, ...]:
-    """Return the memory (1, 1, K) in which the policy acts after `history`, which it sees step by step."""
+    """Return the memory (1, 1, K) with which the policy acts after it has observed `history`."""
     memory = tuple(tensor.unsqueeze(0) for tensor in policy.initial_memory(1))
     for last in [None, *history]:
         noise = torch.full((1, 1, policy.noise_size), 0.5)
@@ -41,12 +41,12 @@ def counts_after(policy: BanditPolicy, history: History) -> tuple[Tensor, ...]:
 
 
 def next_arm(policy: BanditPolicy, history: History) -> int:
-    """Return the arm that follows `history`, of a policy that needs no noise."""
+    """Return the arm that a policy without noise pulls after `history`."""
     return int(policy.pull(*counts_after(policy, history), torch.full((1, 1, policy.noise_size), 0.5)))
 
 
 def frequencies(policy: BanditPolicy, history: History, num_slots: int = 10_000) -> list[float]:
-    """Return how often each arm follows `history`, in slots with noise of their own."""
+    """Return the frequency of each arm after `history`, over slots with different noise."""
     successes, failures = (counts.expand(num_slots, 1, -1) for counts in counts_after(policy, history))
     noise = torch.rand(num_slots, 1, policy.noise_size, generator=torch.Generator().manual_seed(0)).double()
     arms = policy.pull(successes, failures, noise)
@@ -54,7 +54,7 @@ def frequencies(policy: BanditPolicy, history: History, num_slots: int = 10_000)
 
 
 def expected_reward(policy: BanditPolicy, num_pulls: int) -> float:
-    """Enumerate all trials of two arms with uniform means, of a policy that breaks ties by the first arm."""
+    """Return the expected reward over all trials of two arms with uniform means; ties go to the first arm."""
     total = 0.0
 
     def follow(history: History, probability: float) -> None:
@@ -74,7 +74,7 @@ def expected_reward(policy: BanditPolicy, num_pulls: int) -> float:
 
 
 def best_expected_reward(counts: tuple[tuple[int, int], ...], num_pulls: int) -> float:
-    """The Bayes-optimal reward, by dynamic programming over (wins, losses) of each arm."""
+    """Return the Bayes-optimal reward, by dynamic programming over (wins, losses) of each arm."""
     if num_pulls == 0:
         return 0.0
     best = 0.0
@@ -102,7 +102,7 @@ def test_greedy_reward_of_two_pulls_is_that_of_the_enumeration_by_hand() -> None
     assert expected_reward(BanditEpsilonGreedy(2, ties="first"), 2) == pytest.approx(by_hand)
 
 
-def test_thompson_sampling_repeats_a_success_with_the_probability_that_its_arm_is_the_best() -> None:
+def test_thompson_sampling_repeats_a_success_with_the_probability_that_its_arm_is_best() -> None:
     # P(Beta(2, 1) > U) = 2/3, P(Beta(1, 2) > U) = 1/3, P(Beta(2, 2) > Beta(2, 1)) = 3/10.
     tolerance = {"abs": 5 * math.sqrt(0.25 / 10_000)}
     assert frequencies(ThompsonSampling(2), [(0, 1.0)])[0] == pytest.approx(2 / 3, **tolerance)
@@ -126,7 +126,7 @@ def test_draws_at_least_the_mean_pull_the_known_arm_as_often_as_its_mean_is_not_
     assert share == pytest.approx((first > second).mean(), abs=5 * math.sqrt(0.25 / 10_000))
 
 
-def test_of_several_draws_the_most_probable_one_counts() -> None:
+def test_most_probable_of_several_draws_is_used() -> None:
     policy, (successes, failures) = ThompsonSampling(3, num_draws=4), (torch.tensor([[1.0, 4.0, 2.0]]).double(),) * 2
     noise = torch.rand(50, 1, policy.noise_size, generator=torch.Generator().manual_seed(3)).double()
     chosen = []
@@ -154,7 +154,7 @@ def test_ucb1_pulls_by_its_formula() -> None:
     assert {arm for arm, _ in history} == {0, 1, 2, 3}
 
 
-def test_epsilon_greedy_explores_as_often_as_it_says() -> None:
+def test_epsilon_greedy_explores_with_probability_epsilon() -> None:
     share = frequencies(BanditEpsilonGreedy(4, 0.2), [(2, 1.0)])
     assert share == pytest.approx([0.05, 0.05, 0.85, 0.05], abs=5 * math.sqrt(0.25 / 10_000))
 
@@ -167,7 +167,7 @@ def test_ties_are_broken_at_random_or_by_the_first_arm() -> None:
 
 
 @pytest.mark.parametrize(("num_pulls", "discount"), [(2, 0.5), (5, 0.8)])
-def test_gittins_index_earns_what_is_optimal_within_the_error_of_a_discount(num_pulls: int, discount: float) -> None:
+def test_gittins_index_achieves_the_optimum_within_the_error_of_a_discount(num_pulls: int, discount: float) -> None:
     optimal = best_expected_reward(((0, 0), (0, 0)), num_pulls)
     earned = expected_reward(GittinsIndex(2, num_pulls, discount, ties="first"), num_pulls)
     assert earned <= optimal + 1e-12
@@ -176,7 +176,7 @@ def test_gittins_index_earns_what_is_optimal_within_the_error_of_a_discount(num_
         assert earned > expected_reward(BanditEpsilonGreedy(2, ties="first"), num_pulls)
 
 
-def test_rewards_are_credited_to_the_arm_and_the_slot_that_earned_them() -> None:
+def test_rewards_are_credited_to_their_arm_and_slot() -> None:
     policy = BanditEpsilonGreedy(2)
     memory = tuple(tensor.unflatten(0, (2, 2)) for tensor in policy.initial_memory(4))
     outcomes: list[tuple[int, float] | None] = [None, (0, 1.0), (1, 1.0), (1, 0.0)]

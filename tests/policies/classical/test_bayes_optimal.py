@@ -16,7 +16,7 @@ Cell = tuple[int, int]
 
 
 def best_of_all_policies(width: int, height: int, num_steps: int, num_episodes: int) -> float:
-    """The value of the belief before a trial, by Bellman's equation over all beliefs and all actions."""
+    """Return the value of the belief before a trial, by Bellman's equation over all beliefs and all actions."""
 
     @cache
     def value(cell: Cell, goals: frozenset[Cell], step: int, episode: int) -> float:
@@ -64,7 +64,7 @@ def test_first_pass_that_finds_a_poor_walk_changes_nothing(monkeypatch: pytest.M
     assert [optimal_search(4, 4, steps, 2).value for steps in (7, 9)] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_bound_is_never_below_what_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_is_never_below_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = optimal_search(4, 3, 6, 2).value
     monkeypatch.setattr(searching._Problem, "_bound", lambda *_: np.inf)
     monkeypatch.setattr(searching, "_BEAM", 1)
@@ -78,7 +78,7 @@ def test_published_setting_has_its_optimum() -> None:
 
 
 def trials(policy: BayesOptimalGridNavi, num_episodes: int, **kwargs: int) -> tuple[TaskEpisodes, int]:
-    """Trials of every possible goal once."""
+    """Return a trial of every possible goal."""
     goals = possible_goals(policy.width, policy.height)
     env_kwargs = {"width": policy.width, "height": policy.height, **kwargs}
     with MultiTaskSampler(
@@ -112,7 +112,7 @@ def test_policy_remembers_a_goal_that_it_finds_with_the_last_step_of_an_episode(
     episodes, _ = trials(policy, 2, max_episode_steps=3)
     found_last = (episodes.rewards[:, :2, 0] < 0).all(1) & (episodes.rewards[:, 2, 0] > 0)
     assert found_last.any()
-    # Straight to it, on the shortest way.
+    # The policy takes the shortest path to it.
     assert (episodes.rewards[found_last][..., 1].sum(1) > -0.3 + 1e-6).all()
 
 

@@ -1,4 +1,4 @@
-"""Classical algorithms in trials of the sampler: any placement gives the same episodes, and known returns are met."""
+"""Classical algorithms in trials of the sampler: the same episodes in any placement, and the known returns."""
 
 from typing import Any
 
@@ -49,14 +49,14 @@ def test_fewer_tasks_get_the_same_trials() -> None:
     assert torch.equal(six.rewards[:2], two.rewards)
 
 
-def test_random_pulls_earn_half_of_their_number_and_random_steps_one_each() -> None:
+def test_random_pulls_have_a_mean_reward_of_one_half_and_random_steps_of_one() -> None:
     returns = trials(RandomPolicy(5), "Bandit-K5-v0", 1000, 10).rewards.sum((1, 2))
     assert abs(returns.mean() - 5.0) < 4 * returns.std() / 1000**0.5
     returns = trials(RandomPolicy(5), "TabularMDP-v0", 1000, 2, observe_last=False).rewards.sum((1, 2))
     assert abs(returns.mean() - 20.0) < 4 * returns.std() / 1000**0.5
 
 
-def test_greedy_trials_of_two_pulls_earn_what_the_enumeration_by_hand_says() -> None:
+def test_greedy_trials_of_two_pulls_achieve_the_enumerated_return() -> None:
     # Of five arms with uniform means: 1/2, then 2/3 after a success, and 1/2 after a failure.
     returns = trials(BanditEpsilonGreedy(5), "Bandit-K5-v0", 4000, 2).rewards.sum((1, 2))
     assert abs(returns.mean() - (1 / 2 + 1 / 2 * 2 / 3 + 1 / 2 * 1 / 2)) < 4 * returns.std() / 4000**0.5

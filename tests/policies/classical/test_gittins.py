@@ -29,7 +29,7 @@ def test_index_of_a_small_discount_is_the_mean_and_the_first_step_of_learning() 
         assert indices[wins, losses] == pytest.approx(index, abs=1e-4)
 
 
-def test_index_rises_with_successes_and_falls_with_failures_and_never_undercuts_the_mean() -> None:
+def test_index_rises_with_successes_falls_with_failures_and_is_never_below_the_mean() -> None:
     indices = gittins_indices(0.95, 15)
     successes, failures = np.indices(indices.shape)
     inside = successes + failures < 15

@@ -20,7 +20,7 @@ def process(num_states: int, num_actions: int, seed: int = 0) -> tuple[Tensor, T
 
 
 def shown(state: int, num_states: int, num_actions: int, last: tuple[int, float, bool] | None) -> Tensor:
-    """What a sampler shows of `TabularMDP-v0`."""
+    """Return the observation that a sampler gives for `TabularMDP-v0`."""
     row = torch.zeros(num_states + num_actions + 2)
     row[state] = 1.0
     if last is not None:
@@ -29,7 +29,7 @@ def shown(state: int, num_states: int, num_actions: int, last: tuple[int, float,
 
 
 def counts(policy: TabularPolicy, rows: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a policy counts at first, for some rows."""
+    """Return the initial counts of a policy, for some rows."""
     return policy.initial_memory(rows)[:3]
 
 
@@ -59,7 +59,7 @@ def test_extended_value_iteration_finds_the_best_process_within_the_distance() -
     for state, action in product(range(3), range(2)):
         near = np.abs(grid - transitions[state, action].numpy()).sum(1) <= radii[state, action].item() + 5e-3
         best = float(rewards[state, action]) + (grid[near] @ last).max()
-        # A point of the grid lies within 1/200 of any other.
+        # Every distribution is within 1/200 of a point of the grid.
         assert values[0, state, action].item() == pytest.approx(best, abs=0.015)
     assert torch.equal(value_iteration(rewards, transitions, 2, torch.zeros(3, 2).double())[1], rewards)
 
@@ -77,7 +77,7 @@ def test_value_iteration_of_a_row_does_not_depend_on_the_others() -> None:
 
 
 class Recorded(TabularPolicy):
-    """Remembers what it planned with, and plans to take action 1."""
+    """Records the arguments of its plans, and plans to take action 1."""
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
         self.planned = [*getattr(self, "planned", []), (visits, rewards, transitions)]
@@ -86,10 +86,10 @@ class Recorded(TabularPolicy):
         return values
 
 
-def test_steps_are_counted_and_plans_made_where_episodes_begin() -> None:
+def test_steps_are_counted_and_plans_are_made_at_the_start_of_episodes() -> None:
     policy = Recorded(3, 2, 2, reward_prior=(0.5, 2.0), transition_prior=1.5)
     memory = tuple(tensor.unsqueeze(0) for tensor in policy.initial_memory(1))
-    # Two episodes of two steps, 0 -> 2, and then from 0 again; what follows the last step is not seen.
+    # Two episodes of two steps, 0 -> 2, and then from 0 again; the result of the last step is not observed.
     trial = [(0, None), (2, (1, 4.0, False)), (0, (0, -1.0, True)), (1, (1, 3.0, False))]
     for state, last in trial:
         noise = torch.full((1, 1, policy.noise_size), 0.5)
@@ -108,7 +108,7 @@ def test_steps_are_counted_and_plans_made_where_episodes_begin() -> None:
 def test_each_step_follows_the_plan_of_its_slot_its_step_and_its_state() -> None:
     class ByPlace(Recorded):
         def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
-            first = noise[:, :1] > 0.5  # Which of two plans a slot has.
+            first = noise[:, :1] > 0.5  # Index of the plan of each slot.
             best = (torch.arange(2)[:, None] + torch.arange(3)) % 3
             best = torch.where(first[..., None], best, (best + 1) % 3)
             return torch.nn.functional.one_hot(best, 3).double()
@@ -152,7 +152,7 @@ def test_optimistic_psrl_takes_the_largest_value_of_its_draws() -> None:
 
 
 def test_with_one_state_the_bonuses_are_those_of_the_formulas() -> None:
-    # After 3 pulls of action 0 that paid 2 each and 1 of action 1 that paid 0.5.
+    # After 3 pulls of action 0 with a reward of 2 each, and 1 of action 1 with a reward of 0.5.
     pulls, paid = torch.tensor([[[3.0, 1.0]]]).double(), torch.tensor([[[6.0, 0.5]]]).double()
 
     def values_of(policy: TabularPolicy, step: int = -1) -> list[float]:
@@ -185,7 +185,7 @@ def test_plans_with_certain_knowledge_are_optimal() -> None:
         assert policy.plan(*beliefs, noise)[0].flatten().tolist() == pytest.approx(optimal.flatten().tolist(), abs=0.01)
 
 
-def test_epsilon_greedy_explores_as_often_as_it_says() -> None:
+def test_epsilon_greedy_explores_with_probability_epsilon() -> None:
     policy, slots = TabularEpsilonGreedy(2, 4, 3, 0.2), 20_000
     noise = torch.rand(slots, policy.noise_size, generator=torch.Generator().manual_seed(0))
     actions = policy.follow(torch.tensor([0.0, 2.0, 1.0, 0.0]).double().expand(slots, 4), noise)
