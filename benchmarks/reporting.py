@@ -193,7 +193,7 @@ def bars(panel: "Axes", title: str, rows: Sequence[Row], *, notes: bool = True) 
 
 
 def number(value: float) -> str:
-    """Return `value` with the digits that are significant in a benchmark."""
+    """Return `value` as text: with three significant digits, or rounded to an integer if it is large."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -177,7 +177,7 @@ def test_pages_open_in_a_browser(kinds: tuple[str, ...], scripts: bool, browser:
     for path in [path for kind in kinds for path in sorted(site.glob(f"{kind}.html"))]:
         if path.stem == "404":  # The error page has its address only on a server.
             continue
-        # Loading takes much longer than another layout.
+        # Loading takes much longer than a change of the layout.
         browser.open(path, width=1300, dark=False)
         for width, dark in ((1300, False), (390, True)):
             browser.become(width=width, dark=dark)

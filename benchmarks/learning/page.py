@@ -189,7 +189,7 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
             chance = improvement_interval(adapted(rows), adapted(finals[other])) if other != name else None
             cells.append("" if chance is None else _in_percent(chance))
         lines.append(f"| {' | '.join(cells)} |")
-    # Methods with several seeds come first.
+    # The scope of several seeds comes first.
     scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()})
     scope = "; where there is one seed, ".join(scopes)
     whole = f"A whole training has {family.steps / 1e6:g} M environment steps."

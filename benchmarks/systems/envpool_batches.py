@@ -62,7 +62,7 @@ class AsyncSystem:
 
     def __init__(self, name: str, job: Job) -> None:
         self._name, self._job = name, job
-        # Batches of half the environments need an even number of them.
+        # Batches of half the environments are possible only for an even number of them.
         self._batch = job.slots // 2 if job.slots % 2 == 0 else job.slots
         self._pool = _make_pool(job, self._batch)
         self._observation_size = self._pool.observation_space.shape[0]

@@ -109,7 +109,7 @@ def test_rejected_step_leaves_the_parameters_bit_identical() -> None:
     before = snapshot(policy)
 
     def walled_in(log_probs: torch.Tensor, old_log_probs: torch.Tensor, samples: Any) -> torch.Tensor:
-        # The loss has a descent direction, but every step along it crosses a wall and is worse.
+        # The loss has a descent direction, but the wall makes every step along it worse.
         wall = 1e9 * (log_probs - old_log_probs).square().sum((1, 2))
         return surrogate(log_probs, old_log_probs, samples) + wall
 

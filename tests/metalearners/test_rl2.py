@@ -191,7 +191,7 @@ def test_a_first_batch_without_reward_does_not_set_the_units_of_later_ones() -> 
     # In units of the returns and of the rewards' variance both losses are of order 1; with fixed units they were 1e5.
     assert abs(metrics["loss/before"]) < 10.0
     assert metrics["explained_rewards"] > -10.0
-    # A later batch without reward does not, either.
+    # A later batch without reward does not change the units, either.
     assert abs(learner.update(Batch([without_rewards(make_episodes(EPISODES))]))["loss/before"]) < 10.0
 
 

@@ -110,7 +110,7 @@ def test_evaluations_between_iterations_without_any_are_joined(tmp_path: Path, n
     paths = [mark.get("d", "") for mark in root.iter("path") if "line" in mark.get("class", "").split()]
     assert [path.count("M") for path in paths] == [1, 1, 1]
     assert [path.count("L") for path in paths] == [1, 1, 1]
-    # Runs without evaluations have no such chart.
+    # Runs without evaluations add no line to the chart.
     compared = read(curves.compared_evaluation_curves([replace(group, index=1), navigation.group]))
     assert (count(compared, "path", "line"), len(list(compared.iter("li")))) == (1, 1)
     assert "seed-0, after 2 steps" in words(compared)
@@ -246,7 +246,7 @@ def test_long_trial_is_drawn_with_a_band_beside_the_distilled_learners(navigatio
     root = read(step_returns([result]))
     assert (count(root, "path", "band"), count(root, "circle", "dot"), count(root, "path", "source")) == (1, 0, 1)
     assert {"what was learned from (dashed)", "Return by episode of the trial"} <= {*root.itertext()}
-    # The distilled learners have as many episodes as the trial.
+    # The curve of the source learners has as many episodes as the trial.
     line = next(mark for mark in root.iter("path") if "source" in mark.get("class", "").split())
     assert len(re.findall("[ML]", line.get("d", ""))) == 40
     heads = [cell.text for cell in read(step_table([result])).iter("th")]

@@ -22,7 +22,7 @@ from maml_rl.samplers.hosting import RemoteHosts
 from maml_rl.samplers.placement import Placement
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
-# Share of the hosts' signs of life, for learners with few requests.
+# Probability that a host is lost at a sign of life, higher for learners with few requests.
 SHARES_LOST = {"reptile": 0.2, "rl2": 0.1}
 
 
