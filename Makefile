@@ -24,6 +24,8 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate -
 # Python compiles a module when it is first imported; most modules of the installed packages never are. To compile all of
 # them takes half of the time of an installation. (PIP_NO_COMPILE=1 means the opposite: pip stores the 1 as `compile`.)
 export PIP_COMPILE ?= 0
+# Where it is set, each of the hundreds of processes of the tests compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-metaworld train test test-fast test-metaworld test-ray test-nightly lint types docs format lock clean

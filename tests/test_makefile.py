@@ -120,3 +120,13 @@ def test_help_lists_every_target() -> None:
     tests = ("test", "test-fast", "test-metaworld", "test-ray", "test-nightly")
     for target in ("install", "install-metaworld", "train", *tests, "lint", "types", "docs", "format", "lock", "clean"):
         assert f"  make {target} " in shown
+
+
+def test_compiled_modules_are_kept(tmp_path: Path) -> None:
+    rule = tmp_path / "shown.mk"
+    rule.write_text("include Makefile\nshown:\n\t@env\n")
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = ["make", "--file", str(rule), "shown"]
+    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60).stdout
+    assert "PATH=" in shown
+    assert "PYTHONDONTWRITEBYTECODE" not in shown
