@@ -1,9 +1,9 @@
 """The base of algorithms whose meta-policy takes steps of Adam: the steps, their settings and metrics.
 
-An algorithm is a subclass with an objective (made of the functions in `losses`), an inner loss or rule, and settings.
+An algorithm is a subclass with settings, which have its outer loss; with an inner loss or rule; or with an objective of
+its own, made of the functions in `losses`.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.losses import divergence
+from maml_rl.metalearners.losses import clipped_loss, divergence
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 
@@ -31,9 +31,13 @@ class AdamSettings(SettingsModel):
         """Return the number of Adam steps on one batch."""
         return 1
 
+    def outer_loss(self, outcome: PhaseOutcome) -> Tensor:
+        """Return -mean(log pi(a|s) * A) over the episodes after adaptation, (k,)."""
+        return reinforce(outcome)
 
-class ClippedSettings(SettingsModel):
-    """Settings of every algorithm with the clipped objective; a base class before `AdamSettings`."""
+
+class ClippedSettings(AdamSettings):
+    """Settings of every algorithm with the clipped objective of PPO."""
 
     num_updates: Annotated[Count, Field(description="steps of Adam on each batch")] = 5
     clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.3
@@ -42,11 +46,13 @@ class ClippedSettings(SettingsModel):
         """Return the setting."""
         return self.num_updates
 
+    def outer_loss(self, outcome: PhaseOutcome) -> Tensor:
+        """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
+        return clipped_loss(outcome, clip=self.clip)
+
 
 class AdamLearner(MetaLearner):
     """A learner whose meta-policy takes steps of Adam down the gradient of an objective through the inner loop.
-
-    A subclass implements `objective`.
 
     Attributes:
         inner_loss: of the rule that a config makes.
@@ -69,14 +75,14 @@ class AdamLearner(MetaLearner):
         """Make gradient steps of the algorithm's inner loss."""
         return AdaptationRule(config.fast_lr, inner_loss=cls.inner_loss)
 
-    @abstractmethod
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return the loss of k tasks, (k,).
+        """Return the loss of k tasks, (k,): the outer loss of the settings, unless a subclass has more terms.
 
         Args:
             new: what the policy does in every phase, differentiable. Its samples have log-probabilities.
             old: the same at the parameters before the update, without gradient.
         """
+        return self.settings.outer_loss(new[-1])
 
     def learning_rule(self) -> AdaptationRule:
         """Return the inner loop that is differentiated through; its step sizes may be learned, too."""

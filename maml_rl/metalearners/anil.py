@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
-from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
-from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.losses import clipped_loss
+from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
 from maml_rl.policies import MLPPolicy, Policy
 
 
@@ -20,7 +17,7 @@ class ANIL(AdamLearner):
     Source: Raghu et al. 2020, https://arxiv.org/abs/1909.09157
     """
 
-    class Settings(ClippedSettings, AdamSettings):
+    class Settings(ClippedSettings):
         """Settings of ANIL."""
 
         head: Annotated[
@@ -47,7 +44,3 @@ class ANIL(AdamLearner):
                 "head",
             )
         return AdaptationRule(config.fast_lr, parameters=head, inner_loss=cls.inner_loss)
-
-    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
-        return clipped_loss(new[-1], clip=self.settings.clip)

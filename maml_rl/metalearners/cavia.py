@@ -1,6 +1,6 @@
 """CAVIA: fast context adaptation. The inner loop changes further inputs of the policy, and no weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import gymnasium
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count
-from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
-from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.losses import clipped_loss
+from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
 from maml_rl.policies import DistributionParams, Memory, MLPPolicy, Params, Policy, get_policy_for_env
 
 CONTEXT = "context"
@@ -73,7 +71,7 @@ class CAVIA(AdamLearner):
     Source: Zintgraf et al. 2019, https://arxiv.org/abs/1810.03642
     """
 
-    class Settings(ClippedSettings, AdamSettings):
+    class Settings(ClippedSettings):
         """Settings of CAVIA."""
 
         context_size: Annotated[Count, Field(description="inputs of the policy that are adapted to a task")] = 10
@@ -105,7 +103,3 @@ class CAVIA(AdamLearner):
                 "policy",
             )
         return AdaptationRule(config.fast_lr, parameters=[CONTEXT], inner_loss=cls.inner_loss)
-
-    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
-        return clipped_loss(new[-1], clip=self.settings.clip)

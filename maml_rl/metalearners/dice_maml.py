@@ -1,12 +1,6 @@
 """MAML with the inner objective of DiCE."""
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from maml_rl.adaptation import reinforce
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
-from maml_rl.metalearners.autograd_objective import PhaseOutcome
 from maml_rl.metalearners.losses import dice
 
 
@@ -21,7 +15,3 @@ class DiceMAML(AdamLearner):
         """Settings of DiCE-MAML."""
 
     inner_loss = staticmethod(dice)
-
-    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return -mean(log pi(a|s) * A) over the episodes after adaptation, (k,)."""
-        return reinforce(new[-1])

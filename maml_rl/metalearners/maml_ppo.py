@@ -1,12 +1,6 @@
 """MAML with the clipped objective of PPO as the outer objective."""
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
-from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.losses import clipped_loss
+from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
 
 
 class MAMLPPO(AdamLearner):
@@ -16,11 +10,5 @@ class MAMLPPO(AdamLearner):
     together in the code of Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(ClippedSettings, AdamSettings):
+    class Settings(ClippedSettings):
         """Settings of MAML-PPO."""
-
-    settings: Settings
-
-    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
-        return clipped_loss(new[-1], clip=self.settings.clip)

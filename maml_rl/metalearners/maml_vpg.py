@@ -1,12 +1,6 @@
 """MAML with a plain policy gradient as the outer objective."""
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from maml_rl.adaptation import reinforce
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
-from maml_rl.metalearners.autograd_objective import PhaseOutcome
 
 
 class MAMLVPG(AdamLearner):
@@ -18,7 +12,3 @@ class MAMLVPG(AdamLearner):
 
     class Settings(AdamSettings):
         """Settings of MAML-VPG."""
-
-    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return -mean(log pi(a|s) * A) over the episodes after adaptation, (k,)."""
-        return reinforce(new[-1])

@@ -1,16 +1,14 @@
 """Meta-SGD: a learned step size for every parameter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
-from maml_rl.metalearners.autograd_objective import PhaseOutcome
+from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.losses import clipped_loss
 from maml_rl.metalearners.metalearner import State
 
 _SIZES = "step_sizes."
@@ -26,7 +24,7 @@ class MetaSGD(AdamLearner):
     Source: Li et al. 2017, https://arxiv.org/abs/1707.09835
     """
 
-    class Settings(ClippedSettings, AdamSettings):
+    class Settings(ClippedSettings):
         """Settings of Meta-SGD."""
 
     settings: Settings
@@ -43,10 +41,6 @@ class MetaSGD(AdamLearner):
         }
         self.optimizer.add_param_group({"params": list(self._sizes.values())})
         self.rule = self._present_rule()
-
-    def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
-        return clipped_loss(new[-1], clip=self.settings.clip)
 
     def learning_rule(self) -> AdaptationRule:
         """Return the inner loop with step sizes that are differentiated in."""

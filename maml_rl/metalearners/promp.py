@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.config.config import Positive
-from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.losses import clipped_loss, divergence, likelihood_ratio
+from maml_rl.metalearners.losses import divergence, likelihood_ratio
 from maml_rl.metalearners.metalearner import State
 
 _COEFFICIENTS = "inner_kl_coefficients"
@@ -25,7 +25,7 @@ class ProMP(AdamLearner):
     Source: Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(ClippedSettings, AdamSettings):
+    class Settings(ClippedSettings):
         """Settings of ProMP."""
 
         inner_kl_penalty: Annotated[
@@ -43,7 +43,7 @@ class ProMP(AdamLearner):
 
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
         """Return the clipped surrogate loss and the penalty, (k,)."""
-        loss = clipped_loss(new[-1], clip=self.settings.clip)
+        loss = super().objective(new, old)
         # The mean over inner steps.
         for coefficient, before, old_before in zip(self._coefficients, new[:-1], old[:-1], strict=True):
             loss = loss + coefficient / len(self._coefficients) * divergence(before, old_before)

@@ -16,6 +16,7 @@ from maml_rl.derivatives import Answer, Hosts, Program, Session, Workspace
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.metalearner import State
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
@@ -171,8 +172,7 @@ class _TrialProgram(Program):
         num_observed: of how many of the numbers that the policy sees the moments are wanted.
         see: computes, once, what the policy sees of the observations (L, N, ...); None for these themselves.
         settings: of the objective.
-        gamma: discount per step.
-        gae_lambda: of the advantages.
+        collection: has the discount per step, and lambda of the advantages.
         reward_prediction: weight of the predicted rewards' squared error.
         num_minibatches: each has every so many-th task.
         at_once: how many trials are unrolled together, at most.
@@ -184,8 +184,7 @@ class _TrialProgram(Program):
     num_observed: int
     see: Callable[[Tensor], Tensor] | None
     settings: TrialPPOSettings
-    gamma: float
-    gae_lambda: float
+    collection: Collection
     reward_prediction: float
     num_minibatches: int
     at_once: int
@@ -232,7 +231,7 @@ class _TrialChunk:
         log_probs, self._values = (torch.cat(each, 1) for each in zip(*found, strict=True))
         self._log_probs = log_probs if trials.log_probs is None else trials.log_probs
         self._trials = trials
-        returns = trials.returns(program.gamma)
+        returns = trials.returns(program.collection.gamma)
         sums = self._sums(torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
         return Answer(sums=(*sums.sums, self._observed().sum(0)))
 
@@ -258,12 +257,12 @@ class _TrialChunk:
         """
         program, trials = self._program, self._trials
         known = self._values * known_unit
-        self._advantages = trials.advantages(known, program.gamma, program.gae_lambda)
+        self._advantages = trials.advantages(known, program.collection.gamma, program.collection.gae_lambda)
         value_lambda, errors = program.settings.value_lambda, self._advantages
         if value_lambda is not None:
-            errors = trials.advantages(known, program.gamma, value_lambda)
+            errors = trials.advantages(known, program.collection.gamma, value_lambda)
         self._targets = (known + errors) / unit
-        returns = trials.returns(program.gamma)
+        returns = trials.returns(program.collection.gamma)
         sums = self._sums(
             self._advantages,
             (returns - known).double().square(),
@@ -344,8 +343,7 @@ class TrialPPO:
         policy: what is unrolled and trained, with values or without.
         optimizer: of those of its parameters that are trained.
         settings: of the objective; with `anneal_over`, of the optimizer's step size, too.
-        gamma: discount per step.
-        gae_lambda: of the advantages.
+        collection: has the discount per step, and lambda of the advantages.
         device: where the computation runs.
         reward_prediction_coefficient: weight of the predicted rewards' squared error, in units of the rewards'
             variance; 0 for a policy that predicts none.
@@ -368,9 +366,8 @@ class TrialPPO:
         policy: Trainable,
         optimizer: torch.optim.Optimizer,
         settings: TrialPPOSettings,
+        collection: Collection,
         *,
-        gamma: float,
-        gae_lambda: float,
         device: torch.device,
         reward_prediction_coefficient: float = 0.0,
         normalizing: SequencePolicy | None = None,
@@ -378,7 +375,7 @@ class TrialPPO:
     ) -> None:
         self._policy, self._optimizer, self._settings = policy, optimizer, settings
         self._params: list[nn.Parameter] = [param for group in optimizer.param_groups for param in group["params"]]
-        self._gamma, self._gae_lambda, self._device = gamma, gae_lambda, device
+        self._collection, self._device = collection, device
         self._reward_prediction, self._see = reward_prediction_coefficient, see
         self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
         self.num_updates = 0
@@ -413,8 +410,7 @@ class TrialPPO:
             num_observed=0 if self._observed is None else len(self._observed.mean),
             see=self._see,
             settings=self._settings,
-            gamma=self._gamma,
-            gae_lambda=self._gae_lambda,
+            collection=self._collection,
             reward_prediction=self._reward_prediction,
             num_minibatches=min(self._settings.num_minibatches, hosts.num_tasks),
             at_once=_CHUNK,
