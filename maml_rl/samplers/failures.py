@@ -39,6 +39,11 @@ class Failed:
     task: str | None
     in_slots: tuple[tuple[int, str], ...] = ()
 
+    def place(self, preposition: str) -> str:
+        """Return in which slot it was and with which task, as far as that is known: " in slot 3 with the task ..."."""
+        slot = "" if self.slot is None else f" {preposition} slot {self.slot}"
+        return slot if self.task is None else f"{slot} with the task {self.task}"
+
 
 def failed(generation: int, error: BaseException, slot: int | None, first_slot: int, tasks: Sequence[Task]) -> Failed:
     """Return the report of an exception for the parent.
@@ -73,37 +78,28 @@ def _text(describe: Callable[[], str]) -> str:
         return f"<no text: {type(error).__name__} while describing it>"
 
 
-def error_of(failed: Sequence[tuple[object, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
-    """Return the error for workers that raised, each with what `str` makes of it: which, and where, and a comma."""
+def error_of(failed: Sequence[tuple[str, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
+    """Return the error for workers that raised, each in words: which, and where, and a comma."""
     if all(reply.error == TaskError.__name__ for _, reply in failed):
         malformed = TaskError(
-            "; ".join(f"{reply.message} (counted within {str(worker).rstrip(',')})" for worker, reply in failed)
+            "; ".join(f"{reply.message} (counted within {worker.rstrip(',')})" for worker, reply in failed)
         )
         malformed.in_slots = tuple(each for _, reply in failed for each in reply.in_slots)
         return malformed
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
         return NonFiniteError("; ".join(reply.message for _, reply in failed))
     if all(reply.error == CallHangsError.__name__ for _, reply in failed):
-        return ChildEnvTimeout(
-            "\n\n".join(_describe_hang(reply, f"{worker} of {env_name}") for worker, reply in failed)
-        )
+        # The stack of the call is in the message.
+        hangs = [f"{worker} of {env_name} hangs{reply.place('of')}: {reply.message}" for worker, reply in failed]
+        return ChildEnvTimeout("\n\n".join(hangs))
     error = ChildEnvError("\n\n".join(_describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed))
     error.summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
     return error
 
 
-def _describe_hang(failure: Failed, worker: str) -> str:
-    """Return which call hangs in `worker`, and its stack, which is in the message."""
-    where = "" if failure.slot is None else f" of slot {failure.slot}"
-    task = "" if failure.task is None else f" with the task {failure.task}"
-    return f"{worker} hangs{where}{task}: {failure.message}"
-
-
 def _describe_failure(failure: Failed, worker: str) -> str:
     """Return what an exception in `worker` was, and where."""
-    where = "" if failure.slot is None else f" in slot {failure.slot}"
-    task = "" if failure.task is None else f" with the task {failure.task}"
     return (
-        f"{failure.error}{where}{task}, {worker}: {failure.message}\nThe worker's traceback:\n"
+        f"{failure.error}{failure.place('in')}, {worker}: {failure.message}\nThe worker's traceback:\n"
         f"{textwrap.indent(failure.traceback, '    ')}"
     )

@@ -32,7 +32,7 @@ from maml_rl.errors import ConfigError, explain
 from maml_rl.policies import Policy
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import log_probs_of
+from maml_rl.samplers.rollout.actor import log_probs_of, state_of, take_state
 
 # Bytes of intermediate results that one host keeps between operations.
 _HOST_ROOM = 1 << 28
@@ -91,11 +91,9 @@ class HostedBatch:
             assert isinstance(inner.baseline, TaskwiseBaseline)
             # Without what the baseline was fitted to before.
             inner = replace(inner, policy=None, baseline=inner.baseline.apart())  # type: ignore[arg-type]
-        policy = phase.policy
-        tensors = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
         return cls(
             phase=phase.without_policy(),
-            state={name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()},
+            state=state_of(phase.policy),
             inner=inner,
             for_update=for_update,
             record_log_probs=record_log_probs,
@@ -243,9 +241,7 @@ class EpisodeHost:
 
     def _hosts_of(self, batch: HostedBatch, block: int) -> ThreadHosts:
         if block not in self._hosts:
-            with torch.no_grad():
-                for name, tensor in (*self._policy.named_parameters(), *self._policy.named_buffers()):
-                    tensor.copy_(torch.tensor(batch.state[name]))
+            take_state(self._policy, batch.state)
             phases = batch.sample(block, self._policy, self._sample)
             self._hosts[block] = ThreadHosts(phases, self._policy, _CPU)
         return self._hosts[block]

@@ -135,11 +135,9 @@ class _Work:
         where = f"in step {self.place}" if isinstance(self.place, int) else self.place
         if self.steps and slot >= 0:
             where = f"in step {self.steps[slot]}" if self.steps[slot] >= 0 else "in reset"
-        of_slot = "" if failure.slot is None else f" in slot {failure.slot}"
-        of_task = "" if failure.task is None else f" with the task {failure.task}"
         if isinstance(error, CallHangsError):
-            return ChildEnvTimeout(f"{self._name} hangs{of_slot}{of_task}, {where}: {error}")
-        told = ChildEnvError(f"{self._name} raised{of_slot}{of_task}, {where}: {failure.summary}")
+            return ChildEnvTimeout(f"{self._name} hangs{failure.place('in')}, {where}: {error}")
+        told = ChildEnvError(f"{self._name} raised{failure.place('in')}, {where}: {failure.summary}")
         told.summary = failure.summary
         return told
 

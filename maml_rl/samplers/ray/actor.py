@@ -33,6 +33,7 @@ from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.hosting import EpisodeHost, Request
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.ray.source_digests import digests_of
+from maml_rl.samplers.rollout.actor import take_state
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
 
@@ -82,36 +83,20 @@ class PhaseData:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Episodes of a range of tasks.
+    """What an actor has sampled.
 
     Attributes:
-        episodes: without the steps past the longest.
+        result: the episodes of a range of tasks, without the steps past the longest; of an actor that keeps them, what
+            each block replies, see `EpisodeHost.carry_out`.
         seconds: of each stage, if they were measured.
         retries: how often episodes were restarted.
         waiting_seconds: for which no slot was ready, where they wait concurrently.
     """
 
-    episodes: EpisodeArrays
+    result: Any
     seconds: dict[str, float]
-    retries: int = 0
-    waiting_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """The answer of an actor that keeps episodes.
-
-    Attributes:
-        replies: of each block; see `EpisodeHost.carry_out`.
-        seconds: of each stage of sampling.
-        retries: how often episodes were restarted.
-        waiting_seconds: for which no slot was ready, where they wait concurrently.
-    """
-
-    replies: dict[int, Any]
-    seconds: dict[str, float]
-    retries: int = 0
-    waiting_seconds: float = 0.0
+    retries: int
+    waiting_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +265,7 @@ class RolloutActor:
     def run(self, data: PhaseData, params: dict[str, NDArray[Any]] | None, start: int, stop: int) -> Sampled:
         """Sample the episodes of the tasks `start` to `stop` of a phase, with the parameters of these tasks alone."""
         if data.version != self._version:
-            with torch.no_grad():
-                for name, tensor in (*self._policy.named_parameters(), *self._policy.named_buffers()):
-                    tensor.copy_(torch.tensor(data.state[name]))
+            take_state(self._policy, data.state)
             self._version = data.version
         # The store's arrays are read-only, which tensors cannot be.
         own = None if params is None else {name: torch.tensor(value) for name, value in params.items()}
@@ -291,7 +274,7 @@ class RolloutActor:
         episodes = self._sample(phase, start, timer)
         return Sampled(episodes, timer.take(), *self._take_counts())
 
-    def work(self, request: Request) -> Worked:
+    def work(self, request: Request) -> Sampled:
         """Sample the blocks of a batch that this actor lacks, and carry out the request on them."""
         if self._host is None:
             self._host = EpisodeHost(self._policy, self._sample_block, _from_store, self._beat)
@@ -299,7 +282,7 @@ class RolloutActor:
         self._version = -1
         with intra_op_threads(1):
             replies = self._host.carry_out(request)
-        return Worked(replies, {}, *self._take_counts())
+        return Sampled(replies, {}, *self._take_counts())
 
     def _sample_block(self, phase: Phase) -> TaskEpisodes:
         arrays = self._sample(phase, phase.streams.first_task, NULL_TIMER)

@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Any
 
 import ray
-import torch
 from ray import cloudpickle
 
 from maml_rl.envs.meta_env import EnvDescription, Task
@@ -25,10 +24,11 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
 from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, split_tasks
 from maml_rl.samplers.placement import Placement
-from maml_rl.samplers.ray.actor import PhaseData, Sampled, Stored, Worked
+from maml_rl.samplers.ray.actor import PhaseData, Sampled, Stored
 from maml_rl.samplers.ray.pool import RayPool
 from maml_rl.samplers.ray.source_digests import digests_of, modules_of_user
 from maml_rl.samplers.ray.worker import RayWorker, Unit
+from maml_rl.samplers.rollout.actor import state_of
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
 # There are several units for each actor where a unit takes at least so long.
@@ -104,7 +104,8 @@ class RayBackend(RolloutBackend):
         self._pool.warn_of_unused_places(num_tasks)
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
-            data = ray.put(_phase_data(phase, next(self._versions), timed))
+            state = state_of(phase.policy)
+            data = ray.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
             units = [
                 _run_unit(data, part, phase) for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
@@ -116,7 +117,7 @@ class RayBackend(RolloutBackend):
             self._retries += reply.retries
             waiting += reply.waiting_seconds
             with timer.stage("assembly"):
-                arrays.fill(unit.part, reply.episodes)
+                arrays.fill(unit.part, reply.result)
         # Actors wait in parallel.
         self._waiting_seconds += waiting / max(1, len(self._pool))
         self._choose_units(monotonic() - started)
@@ -158,11 +159,11 @@ class RayBackend(RolloutBackend):
             shares = list(of_owner.items())
         units = [_work_unit(request, tuple(blocks), batch, worker) for worker, blocks in shares]
         for unit, reply in self._pool.results(units):
-            assert isinstance(reply, Worked)
+            assert isinstance(reply, Sampled)
             self._retries += reply.retries
             self._waiting_seconds += reply.waiting_seconds / max(1, len(self._pool))
             assert unit.worker is not None
-            for block, of_block in reply.replies.items():
+            for block, of_block in reply.result.items():
                 self._owners[block] = unit.worker
                 yield block, of_block
 
@@ -191,7 +192,7 @@ class RayBackend(RolloutBackend):
 def _run_unit(data: Any, part: slice, phase: Phase) -> Unit:
     """Return the unit that samples a range of the tasks of a phase; their parameters go to its actor alone."""
     params = phase.part(part).params
-    own = None if params is None else ray.put(_arrays(params))
+    own = None if params is None else ray.put({name: value.detach().cpu().numpy() for name, value in params.items()})
     unit = Unit("run", (data, own, part.start, part.stop), part, phase.tasks[part])
     if part.stop - part.start > 1:
         unit.pieces = lambda: [_run_unit(data, slice(task, task + 1), phase) for task in range(part.start, part.stop)]
@@ -207,21 +208,6 @@ def _work_unit(request: Request, blocks: tuple[int, ...], batch: HostedBatch, wo
         unit.pieces = lambda: [_work_unit(request, (block,), batch, None) for block in blocks]
         unit.whole_tries = 0
     return unit
-
-
-def _phase_data(phase: Phase, version: int, timed: bool) -> PhaseData:
-    """Return a phase as all actors get it, without the policy's code."""
-    policy = phase.policy
-    return PhaseData(
-        version,
-        phase.without_policy(),
-        _arrays({**dict(policy.named_parameters()), **dict(policy.named_buffers())}),
-        timed,
-    )
-
-
-def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 def _pickled(value: Any, name: str) -> bytes:

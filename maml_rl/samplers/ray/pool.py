@@ -30,7 +30,6 @@ from maml_rl.samplers.ray.actor import (
     Introduction,
     Raised,
     Sampled,
-    Worked,
     differing_version,
     own_versions,
 )
@@ -152,7 +151,7 @@ class RayPool:
                     if isinstance(reply, Raised):
                         if reply.failure.error == ConfigError.__name__:
                             raise ConfigError(reply.failure.message)
-                        raise error_of([(_Place(unit, reply), reply.failure)], self._name)
+                        raise error_of([(_place(unit, reply), reply.failure)], self._name)
                     self._metrics.note_unit()
                     yield unit, reply
                     del reply
@@ -228,8 +227,7 @@ class RayPool:
         for actor in [actor for actor in self._actors if actor.known is None][: max(0, len(self._actors) - self._team)]:
             actor.end()
             self._actors.remove(actor)
-        while len(self._actors) < self._team:
-            self._start_actor()
+        self._refill()
 
     def _start_actor(self) -> None:
         actor = RayWorker(
@@ -460,7 +458,7 @@ class RayPool:
         if call.unit.method == "start":
             self._began(actor, reply)
             reply = None
-        elif isinstance(reply, Sampled | Worked):
+        elif isinstance(reply, Sampled):
             for stage, seconds in reply.seconds.items():
                 actor.seconds[stage] = actor.seconds.get(stage, 0.0) + seconds
         if call.unit in self._open and reply is not None:
@@ -522,16 +520,10 @@ class RayPool:
             self._waiting.append(piece)
 
 
-class _Place:
-    """Says which actor has raised, and where, for messages."""
-
-    def __init__(self, unit: Unit, reply: Raised) -> None:
-        self._unit, self._reply = unit, reply
-
-    def __str__(self) -> str:
-        steps = self._reply.steps
-        where = f"in step {steps}" if steps is not None else f"in {self._unit.method}"
-        return f"{self._reply.actor}, {where},"
+def _place(unit: Unit, reply: Raised) -> str:
+    """Return which actor has raised, and where, for messages."""
+    where = f"in {unit.method}" if reply.steps is None else f"in step {reply.steps}"
+    return f"{reply.actor}, {where},"
 
 
 def _first_line(error: BaseException) -> str:

@@ -305,6 +305,20 @@ def phase_parameters(
     return policy.stack_parameters(num_tasks, params), True
 
 
+def state_of(policy: Policy) -> dict[str, NDArray[Any]]:
+    """Return the policy's own parameters, and what else it computes with, as arrays by name, for `take_state`."""
+    tensors = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+
+def take_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
+    """Give a copy of a policy what `state_of` has returned."""
+    with torch.no_grad():
+        for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
+            # The arrays may be read-only, which tensors cannot be.
+            tensor.copy_(torch.tensor(state[name]))
+
+
 def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
     """Refuse a memory of other shapes or types than expected.
 
