@@ -36,8 +36,8 @@ class AdamSettings(SettingsModel):
         return reinforce(outcome)
 
 
-class ClippedSettings(AdamSettings):
-    """Settings of every algorithm with the clipped objective of PPO."""
+class ClippedSettings(SettingsModel):
+    """Settings of every algorithm with the clipped objective of PPO; a base class before `AdamSettings`."""
 
     num_updates: Annotated[Count, Field(description="steps of Adam on each batch")] = 5
     clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.3

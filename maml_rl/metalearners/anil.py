@@ -7,7 +7,7 @@ from pydantic import Field
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.policies import MLPPolicy, Policy
 
 
@@ -17,7 +17,7 @@ class ANIL(AdamLearner):
     Source: Raghu et al. 2020, https://arxiv.org/abs/1909.09157
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of ANIL."""
 
         head: Annotated[

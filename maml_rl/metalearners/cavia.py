@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.policies import DistributionParams, Memory, MLPPolicy, Params, Policy, get_policy_for_env
 
 CONTEXT = "context"
@@ -71,7 +71,7 @@ class CAVIA(AdamLearner):
     Source: Zintgraf et al. 2019, https://arxiv.org/abs/1810.03642
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of CAVIA."""
 
         context_size: Annotated[Count, Field(description="inputs of the policy that are adapted to a task")] = 10

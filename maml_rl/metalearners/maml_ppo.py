@@ -1,6 +1,6 @@
 """MAML with the clipped objective of PPO as the outer objective."""
 
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 
 
 class MAMLPPO(AdamLearner):
@@ -10,5 +10,5 @@ class MAMLPPO(AdamLearner):
     together in the code of Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of MAML-PPO."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import State
 
@@ -24,7 +24,7 @@ class MetaSGD(AdamLearner):
     Source: Li et al. 2017, https://arxiv.org/abs/1707.09835
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of Meta-SGD."""
 
     settings: Settings

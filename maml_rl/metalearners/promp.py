@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.config.config import Positive
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import divergence, likelihood_ratio
@@ -25,7 +25,7 @@ class ProMP(AdamLearner):
     Source: Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of ProMP."""
 
         inner_kl_penalty: Annotated[
