@@ -11,7 +11,7 @@ import torch
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import Config
 from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
@@ -20,7 +20,7 @@ from maml_rl.metalearners.adapted import adapt_by_memory, adapt_by_steps
 from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
-from maml_rl.runs.run_folder import CONFIG
+from maml_rl.runs.run_folder import load_run_config
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 
@@ -77,11 +77,7 @@ def load_policy(
         CheckpointError: If the checkpoint is missing, broken, or of another architecture.
     """
     folder = find_run(run)
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(
-            f"{folder} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run"
-        )
-    config = load_config(folder / CONFIG)
+    config = load_run_config(folder)
     if not trust:
         check_code(config, "pass trust=True to load_policy")
     experiment = make_experiment(config, device)

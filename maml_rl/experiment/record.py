@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
-from maml_rl.config.config import Config, SettingsModel, load_config
+from maml_rl.config.config import Config, SettingsModel
 from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
@@ -31,7 +31,7 @@ from maml_rl.metalearners.single_task import (
 from maml_rl.policies import Policy
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
 from maml_rl.runs.checkpoint import list_checkpoints
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
+from maml_rl.runs.run_folder import CHECKPOINTS, load_run_config
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.seeding import Purpose, StreamKey, generator
@@ -208,9 +208,7 @@ def record_run(
     if minari:
         require_minari()
     path = find_run(run)
-    if not (path / CONFIG).is_file():
-        raise ConfigError(f"{path} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run")
-    config = load_config(path / CONFIG)
+    config = load_run_config(path)
     if not trust:
         check_code(config, "add --trust", samples=True)
     # With prefetch, a sampler has a policy of its own.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import Config
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.runs.metrics import Metrics, MetricsFile, counted_by, describe_damage, inspect_metrics
-from maml_rl.runs.run_folder import CONFIG, METRICS, load_system
+from maml_rl.runs.run_folder import CONFIG, METRICS, load_run_config, load_system
 
 # Runs that differ in nothing else are the same experiment.
 _NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints", "evaluate-every"}
@@ -172,11 +172,7 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
     """Return a run, and what is wrong with it."""
     if not folder.exists():
         raise ConfigError(f"there is no folder {folder}; give the --output-folder of a training run")
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(
-            f"{folder} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run"
-        )
-    config = load_config(folder / CONFIG)
+    config = load_run_config(folder)
     notices = []
     try:
         metrics = inspect_metrics(folder / METRICS)

@@ -287,6 +287,19 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             replay.load(state)
 
 
+def load_run_config(folder: Path) -> Config:
+    """Return the config of a run.
+
+    Raises:
+        ConfigError: If the folder is not a run folder, or its config is not as it was written.
+    """
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(
+            f"{folder} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run"
+        )
+    return load_config(folder / CONFIG)
+
+
 def load_system(folder: Path) -> dict[str, Any]:
     """Return what a run was started with; see `describe_system`. Empty if that was not written down.
 
