@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
@@ -35,10 +34,7 @@ class DarkFamily(BatchedFamily):
         num_envs: number of slots.
         names: entries of a task, each a cell (row, column).
         size: cells along each side.
-        task: a cell for each name; by default drawn with a fixed seed.
-        max_episode_steps: steps after which an episode is truncated.
-        render_mode: None or "rgb_array".
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; the task is a cell for each name.
 
     Raises:
         ValueError: If a number is not positive or the task is malformed.
@@ -52,11 +48,7 @@ class DarkFamily(BatchedFamily):
         num_envs: int,
         names: Mapping[str, tuple[int, int, int]],
         size: int,
-        *,
-        task: Task | None = None,
-        max_episode_steps: int | None = None,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Any,
     ) -> None:
         self.size, self._colors = check_count("size", size, 2), dict(names)
         entry = TaskEntry((2,), f"a cell, two integers from 0 to {size - 1}", IsCell((size, size)))
@@ -65,10 +57,7 @@ class DarkFamily(BatchedFamily):
             spaces.Box(0.0, 1.0, (size * size,), np.float32),
             spaces.Discrete(len(_MOVES)),
             dict.fromkeys(names, entry),
-            task=task,
-            max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self.task_space = TaskSpace(dict.fromkeys(names, (TaskParameter.choice(*range(size)), (2,))))
         self._cells = np.zeros((num_envs, 2), np.int64)

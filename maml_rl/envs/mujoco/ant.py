@@ -18,7 +18,7 @@ from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
-from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
+from maml_rl.envs.mujoco.run_tasks import AngleTasks, DirectionTasks, VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
@@ -171,7 +171,7 @@ class AntPosVectorEnv(AntFamily):
         return 4.0 - (offset[:, 0] + offset[:, 1])
 
 
-class AntDir2DVectorEnv(AntFamily):
+class AntDir2DVectorEnv(AngleTasks, AntFamily):
     """Walk in the direction of the task, any in the plane: the reward is that of Gymnasium's Ant-v5, along it.
 
     It is v · (cos angle, sin angle) + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped forces.
@@ -183,23 +183,13 @@ class AntDir2DVectorEnv(AntFamily):
     Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
     """
 
-    task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
-    task_space = TaskSpace.of_numbers(angle=TaskParameter.between(0.0, 2.0 * np.pi))
     survive_reward, control_cost = 1.0, 0.5
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
         super().__init__(num_envs, {"angle": TaskEntry()}, **options)
 
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw angles."""
-        return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
-
-    def _tasks_changed(self) -> None:
-        self._direction = np.stack((np.cos(self.tasks["angle"]), np.sin(self.tasks["angle"])), axis=1)
-
     def _task_reward(self, velocity: Floats) -> Floats:
-        reward: Floats = velocity[:, 0] * self._direction[:, 0] + velocity[:, 1] * self._direction[:, 1]
-        return reward
+        return self._along(velocity)
 
 
 class AntGoalVectorEnv(AntFamily):

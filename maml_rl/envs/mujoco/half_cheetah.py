@@ -54,13 +54,6 @@ class HalfCheetahFamily(MujocoFamily):
         self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
         return forward + control, False
 
-    def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        """Step, and return the forward velocities (N,) that the reward uses, in m/s."""
-        before = self._qpos[:, 0].copy()
-        self._simulate(controls, active)
-        velocity: Floats = (self._qpos[:, 0] - before) / self.dt
-        return velocity
-
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :8] = self._qpos[:, 1:]
         out[:, 8:17] = self._qvel

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.models import load_model
-from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
+from maml_rl.envs.mujoco.mujoco_family import MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.run_tasks import AngleTasks
 from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 _FORWARD_REWARD = 1.25
@@ -24,7 +23,7 @@ _CONTACT_COST, _LARGEST_CONTACT_COST = 5e-7, 10.0
 _LOWEST, _HIGHEST = 1.0, 2.0
 
 
-class HumanoidDirVectorEnv(MujocoFamily):
+class HumanoidDirVectorEnv(AngleTasks):
     """Walk in the direction of the task: the reward is that of Gymnasium's Humanoid-v5, along the direction.
 
     It is 1.25 times the velocity of the center of mass along (cos angle, sin angle), plus 5 for a healthy state, minus
@@ -37,8 +36,6 @@ class HumanoidDirVectorEnv(MujocoFamily):
         **options: see `MujocoFamily`; the task is `{"angle": radians}`.
     """
 
-    task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
-    task_space = TaskSpace.of_numbers(angle=TaskParameter.between(0.0, 2.0 * np.pi))
     start_noise, uniform_velocities = 1e-2, True
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
@@ -53,13 +50,6 @@ class HumanoidDirVectorEnv(MujocoFamily):
         # All bodies except the world, and all actuator forces except those of the free joint.
         bodies = [self.physics.bind(name)[:, 1:] for name in ("cinert", "cvel")]
         self._seen = [*bodies, self.physics.bind("qfrc_actuator")[:, 6:], self.physics.bind("cfrc_ext")[:, 1:]]
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw angles."""
-        return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
-
-    def _tasks_changed(self) -> None:
-        self._direction = np.stack((np.cos(self.tasks["angle"]), np.sin(self.tasks["angle"])), axis=1)
 
     def _center_of_mass(self) -> Floats:
         """Return the center of mass (N, 2) in the plane."""
@@ -76,8 +66,7 @@ class HumanoidDirVectorEnv(MujocoFamily):
         before = self._center_of_mass()
         self._simulate(controls, active)
         velocity = (self._center_of_mass() - before) / self.dt
-        along = velocity[:, 0] * self._direction[:, 0] + velocity[:, 1] * self._direction[:, 1]
-        forward = _FORWARD_REWARD * along
+        forward = _FORWARD_REWARD * self._along(velocity)
         control = -_CONTROL_COST * sum_of_squares(controls)
         contact: Floats = -np.minimum(_CONTACT_COST * sum_of_squares(self._forces), _LARGEST_CONTACT_COST)
         healthy = (self._qpos[:, 2] > _LOWEST) & (self._qpos[:, 2] < _HIGHEST)

@@ -147,6 +147,13 @@ class MujocoFamily(BatchedFamily):
             self.physics.forward(active)
         self.physics_seconds[0] += perf_counter() - start
 
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
+        """Step, and return the velocities that the reward uses, in m/s: (N,) forward, unless a body overrides it."""
+        before = self._qpos[:, 0].copy()
+        self._simulate(controls, active)
+        velocity: Floats = (self._qpos[:, 0] - before) / self.dt
+        return velocity
+
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         qpos, qvel = self._draw_start(mask, streams)
         start = perf_counter()

@@ -49,6 +49,25 @@ class VelocityTasks(MujocoFamily):
         return reward
 
 
+class AngleTasks(MujocoFamily):
+    """Walk in the direction of the task, any in the plane."""
+
+    task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
+    task_space = TaskSpace.of_numbers(angle=TaskParameter.between(0.0, 2.0 * np.pi))
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw angles."""
+        return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
+
+    def _tasks_changed(self) -> None:
+        self._direction = np.stack((np.cos(self.tasks["angle"]), np.sin(self.tasks["angle"])), axis=1)
+
+    def _along(self, velocity: Floats) -> Floats:
+        """Return the parts (N,) of velocities (N, 2) along the directions."""
+        along: Floats = velocity[:, 0] * self._direction[:, 0] + velocity[:, 1] * self._direction[:, 1]
+        return along
+
+
 class DirectionTasks(MujocoFamily):
     """Run in the direction of the task, forward or backward: the body's reward for a velocity v is direction * v.
 

@@ -59,9 +59,7 @@ class PlanarWalkerFamily(MujocoFamily):
         self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
     ) -> tuple[Floats, NDArray[np.bool_]]:
         controls = self.controls(actions)
-        before = self._qpos[:, 0].copy()
-        self._simulate(controls, active)
-        velocity = (self._qpos[:, 0] - before) / self.dt
+        velocity = self._move(controls, active)
         forward = self._forward_reward(velocity)
         control = -_CONTROL_COST * sum_of_squares(controls)
         healthy = self._is_healthy()
