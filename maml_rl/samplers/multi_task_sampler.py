@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
 from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
-from maml_rl.envs.calls import Stepping
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.advantages import TaskwiseBaseline
@@ -31,7 +30,7 @@ from maml_rl.samplers.hosting import HostedBatch, RemoteHosts
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import Inference, Layout, Placement, Update
+from maml_rl.samplers.placement import Placement, PlacementOptions
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_after, memory_of, try_memory
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.spaces import require_numbers
@@ -83,41 +82,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
         num_workers: worker processes; 0 steps in this process; None takes the number of usable cores, or of all CPUs of
             a Ray cluster.
-        backend: where the environments are: "in-process"; "processes"; "ray", in actors on a Ray cluster, which need
-            the extra `ray`; or "auto", which is the first if `num_workers` is 0 and else the second. The episodes are
-            the same.
-        ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
-        strict: refuse a Ray cluster that has room for fewer actors than `num_workers`, instead of using fewer.
-        ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
-        ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
-        ray_num_cpus: CPUs that each Ray actor requests; with a fraction several actors share one.
-        ray_resources: what else each Ray actor requests, by name: "GPU", "memory" in bytes, or resources of its nodes'
-            own.
-        ray_placement_group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD": reserve what all `num_workers` actors
-            ask for at once, laid out in this way; None to place each actor for itself, evenly over the nodes.
-        ray_runtime_env: Ray's `runtime_env` of the actors.
-        ray_log_to_driver: show here what actors print, and what Ray says of the cluster.
-        update: for metalearners on a Ray cluster: "workers" keep the episodes and compute the update; the "driver" gets
-            the episodes; "auto": the workers where learner and baseline allow it.
         slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
             fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
-        start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
-        stepping: "serial": a worker steps its slots one after the other; "threads": concurrently, each waiting for
-            itself alone, in threads, or awaited where `reset` and `step` are coroutines; "auto": as the class of the
-            environment says. The episodes are the same.
-        stepping_threads: how many slots of a worker may wait at once, at most as many as there are; None for all.
-        step_timeout: seconds that one call of an environment may take before its worker counts as hung.
-        max_retries: how often one episode may restart because its environment raises `Retry`.
-        max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
-            lose its worker.
-        recv_timeout: seconds to wait for workers that have not finished a step; the policy then acts for those that
-            have, at least one. None waits for all; only then are results bit-identical.
-        num_groups: groups of workers that take turns: while one steps, the policy acts for another.
-        inference: "central": the policy acts in this process, for all workers; "worker": in each worker, which samples
-            whole episodes of its tasks by itself; "auto": in the workers, which is faster, if they can load the
-            policy (its class is in a module, not in a notebook), there is a task for every worker, `device` is the
-            CPU, and neither `recv_timeout` nor `num_groups` is given. The episodes are the same.
         observe_last: show the policy what happened at the last step as well: observations become vectors of the
             observation, the last action, the last reward, and whether the last step ended an episode; see
             `envs.LastStepParts`.
@@ -131,8 +98,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             in an evaluation, else "training".
         task_distribution: what `sample_tasks` draws from; None for the family's own distribution. Your code passes the
             returns of its tasks to a curriculum, with the method `update`.
-        device: where the policy acts; episodes stay on the CPU.
         timer: gets the seconds of every stage.
+        placement: where and how the slots are stepped and the policy acts, by the fields of `Placement`: `backend`,
+            `device`, `inference`, `step_timeout`, `max_restarts` and others.
 
     Raises:
         ValueError: If a number is out of range, or two arguments exclude each other.
@@ -152,28 +120,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         seed: int | None = None,
         num_workers: int | None = None,
         *,
-        backend: str = "auto",
-        ray_address: str | None = None,
-        strict: bool = False,
-        ray_start_timeout: float = 120.0,
-        ray_head_timeout: float = 10.0,
-        ray_num_cpus: float = 1.0,
-        ray_resources: Mapping[str, float] | None = None,
-        ray_placement_group: Layout | None = None,
-        ray_runtime_env: Mapping[str, Any] | None = None,
-        ray_log_to_driver: bool = False,
-        update: Update = "auto",
         slots_per_task: int | None = None,
         max_episode_steps: int | None = None,
-        start_method: str | None = None,
-        stepping: Stepping = "auto",
-        stepping_threads: int | None = None,
-        step_timeout: float = 60.0,
-        max_retries: int = 3,
-        max_restarts: int = 3,
-        recv_timeout: float | None = None,
-        num_groups: int = 1,
-        inference: Inference = "auto",
         observe_last: bool = False,
         reset_memory_each_episode: bool = False,
         record_log_probs: bool = False,
@@ -181,8 +129,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         evaluation: bool = False,
         task_split: TaskSplit | None = None,
         task_distribution: TaskDistribution | None = None,
-        device: torch.device | str = "cpu",
         timer: StageTimer = NULL_TIMER,
+        **placement: Unpack[PlacementOptions],
     ) -> None:
         if policy is None:
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
@@ -203,30 +151,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        self.placement = Placement(
-            backend=backend,
-            num_workers=num_workers,
-            device=device,
-            inference=inference,
-            recv_timeout=recv_timeout,
-            num_groups=num_groups,
-            start_method=start_method,
-            stepping=stepping,
-            stepping_threads=stepping_threads,
-            step_timeout=step_timeout,
-            max_retries=max_retries,
-            max_restarts=max_restarts,
-            ray_address=ray_address,
-            strict=strict,
-            ray_start_timeout=ray_start_timeout,
-            ray_head_timeout=ray_head_timeout,
-            ray_num_cpus=ray_num_cpus,
-            ray_resources=ray_resources or {},
-            ray_placement_group=ray_placement_group,
-            ray_runtime_env=ray_runtime_env or {},
-            ray_log_to_driver=ray_log_to_driver,
-            update=update,
-        )
+        self.placement = Placement(num_workers=num_workers, **placement)
         self._recipe = self._recipe.with_rules(self.placement.call_rules)
         self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self.policy, self.baseline = policy, baseline
@@ -234,7 +159,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self.iteration, self.phase = -1, 0
         self._reset_memory, self._memory_tried = reset_memory_each_episode, False
         self.record_log_probs, self.record_memory = record_log_probs, record_memory
-        self.evaluation, self.timer, self._device = evaluation, timer, device
+        self.evaluation, self.timer = evaluation, timer
         self.task_split: TaskSplit = task_split or ("test" if evaluation else "training")
         self.task_distribution = task_distribution
         self._closed = self._interrupted = False
@@ -390,7 +315,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                     slots_per_task=self.slots_per_task,
                     reset_memory=self._reset_memory,
                     deterministic=deterministic,
-                    device=self._device,
+                    device=self.placement.device,
                 )
         if is_next:
             self.phase += 1
@@ -507,7 +432,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
                 slots_per_task=1,
                 reset_memory=self._reset_memory,
                 deterministic=deterministic,
-                device=self._device,
+                device=self.placement.device,
             )
         return episodes, tuple(kept.squeeze(1).cpu() for kept in memory)
 

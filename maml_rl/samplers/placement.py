@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules, Stepping
@@ -25,30 +25,63 @@ BACKENDS = ("auto", "in-process", "processes", "ray")
 _LEAST_AMOUNT = 1e-4
 
 
+class PlacementOptions(TypedDict, total=False):
+    """The fields of `Placement` that are keyword arguments of a sampler; see there."""
+
+    backend: str
+    device: torch.device | str
+    inference: Inference
+    recv_timeout: float | None
+    num_groups: int
+    start_method: str | None
+    stepping: Stepping
+    stepping_threads: int | None
+    step_timeout: float
+    max_retries: int
+    max_restarts: int
+    ray_address: str | None
+    strict: bool
+    ray_start_timeout: float
+    ray_head_timeout: float
+    ray_num_cpus: float
+    ray_resources: Mapping[str, float] | None
+    ray_placement_group: Layout | None
+    ray_runtime_env: Mapping[str, Any] | None
+    ray_log_to_driver: bool
+    update: Update
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where workers are, how many, with which deadlines and restarts. The episodes are the same for all of them.
 
+    A sampler takes the fields as keyword arguments; see `PlacementOptions`.
+
     Attributes:
-        backend: "in-process"; "processes"; "ray"; or "auto", which is the first if `num_workers` is 0, else the second.
+        backend: where the environments are: "in-process"; "processes"; "ray", in actors on a Ray cluster, which need
+            the extra `ray`; or "auto", which is the first if `num_workers` is 0 and else the second.
         num_workers: None for one per usable core, or per CPU of a Ray cluster, or none where there are no workers.
         device: where the policy acts; episodes stay on the CPU.
-        inference: "central": the policy acts in this process, for all workers; "worker": in each worker for itself;
-            "auto": in the workers where that is possible.
-        recv_timeout: seconds to wait for workers that have not finished a step; None waits for all.
-        num_groups: groups of workers that take turns.
+        inference: "central": the policy acts in this process, for all workers; "worker": in each worker, which samples
+            whole episodes of its tasks by itself; "auto": in the workers, which is faster, if they can load the
+            policy (its class is in a module, not in a notebook), there is a task for every worker, `device` is the
+            CPU, and neither `recv_timeout` nor `num_groups` is given.
+        recv_timeout: seconds to wait for workers that have not finished a step; the policy then acts for those that
+            have, at least one. None waits for all; only then are results bit-identical.
+        num_groups: groups of workers that take turns: while one steps, the policy acts for another.
         start_method: "fork", "forkserver" or "spawn"; None for one that is safe with threads.
         stepping: "serial": a worker steps its slots one after the other; "threads": concurrently, each waiting for
-            itself alone, in threads or awaited; "auto": as the family says.
-        stepping_threads: how many slots of a worker may wait at once; None for all.
+            itself alone, in threads, or awaited where `reset` and `step` are coroutines; "auto": as the class of the
+            environment says.
+        stepping_threads: how many slots of a worker may wait at once, at most as many as there are; None for all.
         step_timeout: seconds that one call of an environment may take before its worker counts as hung.
         max_retries: how often one episode may restart because its environment raises `Retry`.
         max_restarts: how often one worker may be replaced within one phase; on Ray, how often one range of tasks may
             lose its worker, and how often actors may fail to start on a node.
         ray_address: "host:port" of the Ray cluster; None for the one that this machine belongs to, or a new one on it.
-        strict: refuse a Ray cluster that has room for fewer actors than `num_workers`.
+        strict: refuse a Ray cluster that has room for fewer actors than `num_workers`, instead of using fewer.
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
-        ray_head_timeout: seconds for which the head node of the Ray cluster may be away.
+        ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
         ray_num_cpus: CPUs that each Ray actor requests; a fraction has several actors share one.
         ray_resources: what else each Ray actor requests, by name: "GPU", "memory" in bytes, or resources of its nodes'
             own.
@@ -56,8 +89,8 @@ class Placement:
             None to place each actor for itself, evenly over the nodes there are.
         ray_runtime_env: Ray's `runtime_env` of the actors.
         ray_log_to_driver: show here what actors print, and what Ray says of the cluster.
-        update: "workers": those of a Ray cluster keep the episodes, and compute the update; "driver": this process
-            gets the episodes; "auto": in the workers where that is possible.
+        update: for metalearners on a Ray cluster: "workers" keep the episodes and compute the update; the "driver" gets
+            the episodes; "auto": the workers where learner and baseline allow it.
 
     Raises:
         ValueError: If a value is out of range, or two of them exclude each other.
@@ -80,9 +113,9 @@ class Placement:
     ray_start_timeout: float = 120.0
     ray_head_timeout: float = 10.0
     ray_num_cpus: float = 1.0
-    ray_resources: Mapping[str, float] = field(default_factory=dict)
+    ray_resources: Mapping[str, float] | None = None
     ray_placement_group: Layout | None = None
-    ray_runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    ray_runtime_env: Mapping[str, Any] | None = None
     ray_log_to_driver: bool = False
     update: Update = "auto"
 
@@ -120,7 +153,7 @@ class Placement:
     @property
     def asked(self) -> dict[str, float]:
         """What each Ray actor requests, by Ray's names of resources."""
-        return {"CPU": self.ray_num_cpus, **self.ray_resources}
+        return {"CPU": self.ray_num_cpus, **(self.ray_resources or {})}
 
     @property
     def call_rules(self) -> CallRules:
@@ -166,7 +199,7 @@ class Placement:
 
     def _check_asked(self) -> None:
         """Refuse what Ray would not understand, or no node could provide."""
-        if "CPU" in self.ray_resources:
+        if "CPU" in (self.ray_resources or ()):
             raise ValueError("ray_resources names CPU; give ray_num_cpus instead")
         for name, amount in self.asked.items():
             of = "ray_num_cpus" if name == "CPU" else f"ray_resources[{name!r}]"

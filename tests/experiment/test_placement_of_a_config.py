@@ -8,7 +8,7 @@ import pytest
 from maml_rl.config.config import Config
 from maml_rl.experiment import build
 from maml_rl.experiment.build import make_experiment
-from maml_rl.samplers.placement import Placement
+from maml_rl.samplers.placement import Placement, PlacementOptions
 
 OTHERS: dict[str, Any] = {
     "backend": "processes",
@@ -32,6 +32,11 @@ OTHERS: dict[str, Any] = {
     "ray_log_to_driver": True,
     "update": "driver",
 }
+
+
+def test_every_field_of_a_placement_is_an_argument_of_the_sampler() -> None:
+    # The number of workers has a place of its own, as in pytorch-maml-rl.
+    assert {field.name for field in fields(Placement)} == {*PlacementOptions.__annotations__, "num_workers"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Placement) if field.name in Config.model_fields])

@@ -70,7 +70,7 @@ class RayCluster:
         # Why this run does without a node, by its id.
         self._refused: dict[str, str] = {}
         if _connect(placement):
-            RayCluster._connected_here, RayCluster._runtime_env = True, placement.ray_runtime_env
+            RayCluster._connected_here, RayCluster._runtime_env = True, placement.ray_runtime_env or {}
         self.shares = bool(self._in_use)
         self._in_use.add(self)
         try:
@@ -243,7 +243,8 @@ def _connect(placement: Placement) -> bool:
     Raises:
         ConfigError: If that is not possible.
     """
-    address, seconds, runtime_env = placement.ray_address, placement.ray_head_timeout, dict(placement.ray_runtime_env)
+    address, seconds = placement.ray_address, placement.ray_head_timeout
+    runtime_env = dict(placement.ray_runtime_env or {})
     _check_runtime_env(runtime_env)
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
