@@ -129,9 +129,7 @@ def _count_or_file(text: str) -> int | Path:
     return not_negative(text) if re.fullmatch(r"-?\d+", text) else file_path(text)
 
 
-def _run_list(
-    entries: Callable[..., Iterable[str]], description: str, arguments: Sequence[str] | None, prog: str
-) -> int:
+def _run_list(entries: Callable[..., Iterable[str]], description: str, arguments: Sequence[str], prog: str) -> int:
     """Print what `entries` yields, more with --verbose, and return the exit code."""
     parser = Parser(prog=prog, description=description)
     parser.add_argument("--verbose", action="store_true", help="list everything")
@@ -144,9 +142,8 @@ def _run_list(
     return run_command(parser, arguments, show)
 
 
-def run_benchmarks(arguments: Sequence[str] | None = None, prog: str = "maml-rl benchmarks") -> int:
+def run_benchmarks(arguments: Sequence[str], prog: str) -> int:
     """List the certified benchmarks, or show a result in the table of its benchmark, and return the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) != ["enter"]:
         purpose = "List the benchmarks that maml-rl test --benchmark takes; `enter` shows a result among the others."
         return _run_list(list_benchmarks, purpose, arguments, prog)
@@ -163,10 +160,9 @@ def run_benchmarks(arguments: Sequence[str] | None = None, prog: str = "maml-rl 
     return run_command(parser, arguments[1:], show)
 
 
-def run_zoo(arguments: Sequence[str] | None = None, prog: str = "maml-rl zoo") -> int:
+def run_zoo(arguments: Sequence[str], prog: str) -> int:
     """List the trained policies that come with the package, or add one, and return the exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["add"]:
+    if list(arguments[:1]) == ["add"]:
         return _run_zoo_add(arguments[1:], f"{prog} add")
     purpose = f"List the trained policies that come with the package. {prog} add RUN --name NAME adds one."
     return _run_list(list_zoo, purpose, arguments, prog)
@@ -198,7 +194,7 @@ def _zoo_add(options: Namespace) -> None:
     print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
 
 
-def run_check_env(arguments: Sequence[str] | None = None, prog: str = "maml-rl check-env") -> int:
+def run_check_env(arguments: Sequence[str], prog: str) -> int:
     """Check a user's environment, and return the exit code."""
     parser = Parser(prog=prog, description="Check that an environment keeps the contract of a task family.")
     parser.add_argument("env", help="a registered id, module:Id-v0, or module:Class")
@@ -332,9 +328,8 @@ def _kwargs(text: str) -> dict[str, Any]:
     return kwargs
 
 
-def run_benchmark(arguments: Sequence[str] | None = None, prog: str = "maml-rl bench") -> int:
+def run_benchmark(arguments: Sequence[str], prog: str) -> int:
     """Run a benchmark with its own arguments, and return its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     names = _benchmarks()
     parser = Parser(
         prog=prog,

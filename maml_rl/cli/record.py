@@ -26,7 +26,7 @@ from maml_rl.runs.atomic_files import check_creatable
 # torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
 
 
-def run_record(arguments: Sequence[str] | None = None, prog: str = "maml-rl record") -> int:
+def run_record(arguments: Sequence[str], prog: str) -> int:
     """Record learning histories, and return the exit code."""
     parser = Parser(
         prog=prog, description="Train one learner for each task, all in parallel, and record everything that they do."

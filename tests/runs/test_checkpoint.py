@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -223,26 +224,33 @@ def test_other_architecture_is_refused_with_both_shapes() -> None:
 # At each of these calls a process can be killed, or the disk be full.
 MOMENTS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")
 
-# Forks, for every such call, a process that saves and is killed in it; a write is cut in half first.
-KILLER = """
-import json, os, signal, sys
-from pathlib import Path
-from tests.runs.test_checkpoint import MOMENTS, checkpoint_at
-from maml_rl.runs.checkpoint import latest_intact, load_checkpoint, list_checkpoints, save_checkpoint
 
-def arm(moment):
-    passed = [0]
-    def wrap(name, original):
-        def function(*args, **kwargs):
-            passed[0] += 1
-            if passed[0] == moment:
+def arm(moment: int) -> None:
+    """Have this process killed in the call of this number; a write is cut in half first."""
+    passed = 0
+
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed == moment:
                 if name == "write":
                     original(args[0], bytes(args[1])[: len(args[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*args, **kwargs)
+
         return function
+
     for name in MOMENTS:
         setattr(os, name, wrap(name, getattr(os, name)))
+
+
+# Forks, for every such call, a process that saves and is killed in it.
+KILLER = """
+import json, os, signal, sys
+from pathlib import Path
+from tests.runs.test_checkpoint import arm, checkpoint_at
+from maml_rl.runs.checkpoint import latest_intact, load_checkpoint, list_checkpoints, save_checkpoint
 
 folder, moments, found = Path(sys.argv[1]), 0, []
 while True:

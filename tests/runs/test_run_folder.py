@@ -123,14 +123,12 @@ def test_run_with_metrics_but_without_checkpoints_does_not_start_again(tmp_path:
     assert snapshot(tmp_path) == before
 
 
-# At each of these calls a process can be killed.
-MOMENTS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")
-
-# Forks, for every such call, a process that starts a run, new or instead of another, and is killed in it.
+# Forks, for every call of `MOMENTS`, a process that starts a run, new or instead of another, and is killed in it.
 KILLER = """
 import json, logging, os, shutil, signal, sys
 from pathlib import Path
-from tests.runs.test_run_folder import MOMENTS, config_of, learner_of, write_run
+from tests.runs.test_checkpoint import arm
+from tests.runs.test_run_folder import config_of, learner_of, write_run
 from maml_rl.runs import run_folder
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.runs.run_folder import RunFolder
@@ -140,20 +138,6 @@ run_folder.describe_system = dict
 sys.modules["torch.utils.tensorboard"] = None
 os.fsync = lambda descriptor: None
 logging.disable()
-
-def arm(moment):
-    passed = [0]
-    def wrap(name, original):
-        def function(*args, **kwargs):
-            passed[0] += 1
-            if passed[0] == moment:
-                if name == "write":
-                    original(args[0], bytes(args[1])[: len(args[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-        return function
-    for name in MOMENTS:
-        setattr(os, name, wrap(name, getattr(os, name)))
 
 def begin(work, **how):
     with RunFolder(work, config_of(seed=7), learner_of(seed=5), **how) as run:
