@@ -36,7 +36,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Params, Policy, as_policy
 from maml_rl.policies.policy import check_observations, check_parameters
 
-# What the policy does on the samples of M tasks -> one loss per task, (M,).
+# The policy's outputs on the samples of M tasks -> one loss per task, (M,).
 InnerLoss = Callable[[PhaseOutcome], Tensor]
 # One for all parameters; or by name, for those that are adapted, each as a tensor that broadcasts to the parameter.
 StepSize: TypeAlias = float | Mapping[str, float | Tensor]
@@ -486,7 +486,7 @@ def _check_inner_loss(loss: InnerLoss) -> None:
             f"{getattr(loss, '__qualname__', repr(loss))} takes {inspect.signature(loss)}"
         ) from None
     except ValueError:
-        pass  # What is written in C has no signature.
+        pass  # Functions written in C have no signature.
 
 
 def _check_names(names: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What estimates values for the advantages: a linear function of time and observation, or zero."""
+"""Estimates of values for the advantages: a linear function of time and observation, or zero."""
 
 import copy
 import math

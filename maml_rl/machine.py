@@ -1,4 +1,4 @@
-"""What this machine has: its memory, its cores, and the threads that torch may use of them.
+"""Resources of this machine: its memory, its cores, and the threads that torch may use.
 
 torch is imported where it is needed: a worker that does not act never loads it.
 """

@@ -36,7 +36,7 @@ _NUMBERS_AHEAD = 16_384
 
 
 class Purpose(IntEnum):
-    """What a stream is used for. Training, evaluation and populations never share one."""
+    """The use of a stream. Training, evaluation and populations never share one."""
 
     TASKS = 0
     RESET = 1
@@ -155,7 +155,7 @@ class NamedStreams:
 def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
     """Seed torch's global generators with `seed` for the block, and restore them afterward.
 
-    For code of users, such as a constructor of a network, that knows no other generator. The generators are those of
+    For code of users, such as a constructor of a network, that uses no other generator. The generators are those of
     the CPU and of `device`. They belong to the process: another thread must not draw from them meanwhile.
 
     Args:
@@ -326,7 +326,7 @@ class PhaseStreams(NamedTuple):
 class SlotStreams:
     """One stream per environment slot, each from an integer seed.
 
-    What a slot draws depends only on its own seed and on how much it has drawn.
+    The draws of a slot depend only on its own seed and on how much it has drawn.
 
     Args:
         seeds: (N,) integers in [0, 2**63).
@@ -341,7 +341,7 @@ class SlotStreams:
         self._first, self._used, self._next_blocks = self._drawn.copy(), 0, 1
 
     def reseed(self, seeds: ArrayLike, mask: NDArray[np.bool_] | None = None) -> None:
-        """Start the streams of the masked slots (all by default) afresh from `seeds` (one per masked slot)."""
+        """Restart the streams of the masked slots (all by default) from `seeds` (one per masked slot)."""
         where = slice(None) if mask is None else mask
         self._seeds[where] = np.asarray(seeds, dtype=np.uint64)
         self._drawn[where] = 0

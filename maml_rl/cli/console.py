@@ -1,4 +1,4 @@
-"""What all commands share: a parser, the log on standard error, errors as one line and an exit code."""
+"""Code that all commands share: a parser, the log on standard error, errors as one line and an exit code."""
 
 import argparse
 import errno
@@ -18,7 +18,7 @@ from maml_rl.config.yaml_source import parse_value, suggest
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-# What a shell returns for a command whose reader has gone, as in `maml-rl configs | head`; Windows has no such signal.
+# Exit code of a command whose reader has closed the pipe, as in `maml-rl configs | head`; Windows has no such signal.
 _READER_GONE = 128 + getattr(signal, "SIGPIPE", 13)
 # Bytes that Linux allows in a name and in a path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095

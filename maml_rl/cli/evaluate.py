@@ -141,7 +141,7 @@ def _test(options: argparse.Namespace) -> None:
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
         experiment.restore(options.checkpoint, config_path.parent)
-    # Restored, the experiment knows which tasks it was trained on.
+    # A restored experiment has the tasks that it was trained on.
     tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
     if rules is not None:
         tasks = rules.tasks_for(experiment)

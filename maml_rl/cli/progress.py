@@ -1,4 +1,4 @@
-"""What a person sees while training runs and when it ends: a bar in a terminal, elsewhere a line now and then."""
+"""Progress of training: a bar in a terminal, elsewhere a line at intervals, and a summary at the end."""
 
 import logging
 import math

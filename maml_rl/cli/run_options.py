@@ -1,4 +1,4 @@
-"""What the command lines of train.py and test.py share: which config, which code to trust, which device."""
+"""Options that the command lines of train.py and test.py share: the config, the code to trust, the device."""
 
 import argparse
 import re

@@ -34,7 +34,7 @@ Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"
 TASKS = "tasks"
-# Settings of maml-trpo that may stand at the top level, where earlier configs have them.
+# Settings of maml-trpo that are allowed at the top level, where earlier configs have them.
 FLAT_KEYS = (
     "inner-loss",
     "first-order",
@@ -372,7 +372,7 @@ class Config(SettingsModel):
 
     @property
     def test_steps(self) -> int:
-        """How many inner steps an evaluation takes; an oracle knows its task already."""
+        """Number of inner steps in an evaluation; zero for an oracle, which observes its task."""
         return 0 if self.method == "oracle" else self.evaluation_steps
 
     def override(self, values: AbstractMapping[str, Any], origin: str = "the command line") -> Self:

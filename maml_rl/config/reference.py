@@ -1,4 +1,4 @@
-"""What every setting means, allows and defaults to, read from the models: for `--help` and the documentation."""
+"""Meaning, range and default of every setting, read from the models: for `--help` and the documentation."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Reads a YAML or JSON mapping and remembers on which line every key stands, so that an error can point at it."""
+"""Reads a YAML or JSON mapping and remembers the line of every key, so that an error can point at it."""
 
 import re
 from dataclasses import dataclass, field

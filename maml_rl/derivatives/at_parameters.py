@@ -20,7 +20,7 @@ class PolicyOnSamples:
         policy: any policy; the multi-layer perceptrons of this package get their own, faster derivatives.
         layout: of its parameters.
         samples: of k tasks.
-        automatic: differentiate automatically, whatever the policy.
+        automatic: always differentiate automatically, even if the policy has hand-written derivatives.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Linearization(ABC):
 
         Args:
             samples: of the linearization.
-            log_probs: (k, T, B), what `differentiate` hands to the loss.
+            log_probs: (k, T, B), which `differentiate` passes to the loss.
         """
         return PhaseOutcome(self._policy, samples, {}, (), log_probs)
 

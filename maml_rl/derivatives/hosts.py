@@ -1,6 +1,6 @@
 """Where the chunks of an update are computed: the protocol of hosts, and the threads of this process.
 
-A host keeps the episodes of some tasks. It is asked for operations by name, on all of its chunks, and answers with
+A host keeps the episodes of some tasks. It carries out operations by name, on all of its chunks, and answers with
 numbers of tasks and with sums over tasks: vectors of the size of the parameters, never of the size of the episodes.
 Sums are made in the order of the tasks, first within a block of chunks, then over the blocks, so that they have the
 same bytes wherever the blocks are.
@@ -28,7 +28,8 @@ Arguments = ParamSpec("Arguments")
 # (the phases of a chunk, arguments) -> something small.
 Question = Callable[Concatenate[Sequence[TaskEpisodes], Arguments], Result]
 
-# A batch of so many chunks has a block for each; a larger one as many blocks, or one for so many tasks.
+# A batch of up to this many chunks has one block per chunk; a larger one has this many blocks, or one per so many
+# tasks.
 _FEW_BLOCKS, _TASKS_PER_BLOCK = 64, 8
 # Bytes of intermediate results that a process may keep between operations; what does not fit is computed again.
 KEPT_BYTES = 1 << 30
@@ -36,7 +37,7 @@ KEPT_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an operation finds about some tasks.
+    """The result of an operation on some tasks.
 
     Attributes:
         of_tasks: (k, ...) each, in the order of the tasks.
@@ -70,7 +71,7 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
 
 
 class Program(ABC):
-    """What is computed of the chunks of an update. It is pickled where hosts are other processes."""
+    """The computation on the chunks of an update. It is pickled where hosts are other processes."""
 
     @abstractmethod
     def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> Any:

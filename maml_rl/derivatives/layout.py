@@ -24,7 +24,7 @@ class ParameterLayout:
         self.shapes = {name: tuple(param.shape) for name, param in module.named_parameters()}
         self._sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.size = sum(self._sizes)
-        # Only a policy whose weights act in many places, as those of convolutions do, knows more than their shapes.
+        # Only a policy whose weights are used in many places, like those of convolutions, has more than their shapes.
         widths: Sequence[int] | None = getattr(module, "layer_widths", None)
         outputs = widths or [shape[0] for shape in self.shapes.values() if len(shape) > 1]
         self.width, self.units = max(outputs, default=1), sum(outputs)

@@ -12,7 +12,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 # Samples times width of one chunk on a CPU. Below the first, Python takes longer for the calls than the cores for the
 # arithmetic; from the second on, with arrays of two megabytes, larger chunks gain nothing more.
 _CPU_CHUNK = 1 << 17, 1 << 19
-# Between the two, a batch is cut into at least so many chunks, that as many cores may share them.
+# Between the two, a batch is cut into at least this many chunks, so that as many cores can share them.
 _CPU_CHUNKS = 8
 # On an accelerator small pieces only cost launches; the bound is its memory.
 _DEVICE_CHUNK = 1 << 26

@@ -68,7 +68,7 @@ class ChunkWorkers:
         """Return `function(item, workspace)` for every item, in their order, computed without gradient recording.
 
         Raises:
-            Exception: What the first item that failed raised.
+            Exception: The error of the first item that failed.
         """
 
         def run(item: Item) -> Result:

@@ -85,11 +85,11 @@ class CallRules:
 
     @property
     def want_threads(self) -> bool:
-        """Whether slots run concurrently, whatever the family says."""
+        """Whether slots must run concurrently, regardless of the family."""
         return self.stepping == "threads" or self.threads is not None
 
 
-# What a generator of `Attempts` asks for: a call to be carried out, or so many seconds to pass.
+# Requests of a generator of `Attempts`: carry out a call, or wait this number of seconds.
 _ToDo = Callable[[], Any] | float
 Attempt = Generator[_ToDo, Any, tuple[bool, Any]]
 
@@ -244,7 +244,7 @@ class SideBySide:
         The outcome is what the call returned, in a tuple with whether the episode restarted, or an exception.
 
         Raises:
-            CallHangsError: If a call takes too long. `hung` tells which.
+            CallHangsError: If a call takes too long. `hung` names it.
         """
         if self._to_await:
             self._running_loop().call_soon_threadsafe(self._await_all)
@@ -307,7 +307,7 @@ class SideBySide:
 
             try:
                 outcome: Any = carry_out(attempt, pause)
-            # What an environment raises is raised again where its result is awaited.
+            # An environment's error is raised again where its result is awaited.
             except BaseException as error:
                 outcome = error
             self._thread_of.pop(slot, None)

@@ -195,7 +195,7 @@ def measure_waiting(env: gymnasium.Env[Any, Any], seed: int = 0) -> tuple[float,
         computing.append(thread_time() - started[1])
         if terminated or truncated:
             env.reset()
-    # Medians: on a busy machine a few steps take long, whatever they do.
+    # Medians, because on a busy machine a few steps take long for other reasons.
     seconds = median(wall)
     return seconds, max(0.0, 1.0 - median(computing) / seconds)
 

@@ -21,7 +21,7 @@ def draw_grid(
     Args:
         shape: rows and columns; the first row is the uppermost.
         cells: colors of some cells, by (row, column).
-        walker: (2,) row and column of the one who walks there.
+        walker: (2,) row and column of the walker.
     """
     side = _GRID_PIXELS // max(shape)
     grid = np.full((*shape, 3), _FLOOR, np.uint8)

@@ -76,7 +76,8 @@ class BatchedFamily(MetaVectorEnv):
             check_count("max_episode_steps", max_episode_steps)
         if render_mode not in (None, *self.metadata.get("render_modes", ())):
             modes = self.metadata.get("render_modes", ())
-            # As from a function that does not take the argument: others ask for pictures, and then again for none.
+            # As from a function without the argument: other packages request pictures, and on this error try again
+            # without.
             raise (ValueError if modes else TypeError)(
                 f"{type(self).__name__} has no render_mode {render_mode!r}; it has {', '.join(modes) or 'none'}"
             )
@@ -165,7 +166,7 @@ class BatchedFamily(MetaVectorEnv):
         return self.draw_tasks(random, num_tasks)
 
     def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the best actions (K, *act), for learners from experts; a family overrides this where it knows them.
+        """Return the best actions (K, *act), for learners from experts; a family that can compute them overrides this.
 
         Args:
             observations: (K, *obs), from which the best action follows once the task is known.
@@ -197,7 +198,7 @@ class BatchedFamily(MetaVectorEnv):
         """Reset all slots, or those of the boolean array `options["reset_mask"]`.
 
         Args:
-            seed: one per slot; an integer s stands for s, s + 1, ...; None continues the present streams.
+            seed: one per slot; an integer s means s, s + 1, ...; None continues the current streams.
             options: see above.
 
         Returns:
@@ -316,7 +317,7 @@ class BatchedFamily(MetaVectorEnv):
         return tuple(self._render_slot(slot) for slot in range(self.num_envs))
 
     def _infos(self) -> dict[str, Any]:
-        """Return reward terms and tasks in Gymnasium's way: `_name` tells which slots have a `name`."""
+        """Return reward terms and tasks in Gymnasium's way: `_name` marks the slots that have a `name`."""
         return self._describe(self._acted, self._acted)
 
     def _describe(self, stepped: NDArray[np.bool_], told: NDArray[np.bool_]) -> dict[str, Any]:

@@ -76,12 +76,12 @@ class LastStepVectorEnv(ObservingVectorEnv):
         action = spaces.utils.flatten_space(env.single_action_space)
         assert isinstance(action, spaces.Box)
         if self._has_text:
-            # A policy that reads knows what it has answered.
+            # A policy of texts keeps its own answers.
             action = spaces.Box(0.0, 0.0, (0,))
         self._last = np.zeros((env.num_envs, action.shape[0] + 2), np.float32)
         self._sent: dict[int, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
         low, high = np.append(action.low, [-np.inf, 0.0]), np.append(action.high, [np.inf, 1.0])
-        # Zeros stand where there is no last action.
+        # Zeros, where there is no last action.
         super().__init__(env, np.minimum(low, 0.0), np.maximum(high, 0.0), np.dtype(np.float32))
         self._begun = np.zeros(env.num_envs, np.bool_)
         self._at_start = self._last.copy(), self._begun.copy()

@@ -32,7 +32,7 @@ Seeds = int | Sequence[int | None] | NDArray[np.integer] | None
 
 @dataclass(slots=True)
 class StepBuffers:
-    """What every reset and step writes in place, for all slots.
+    """The arrays that every reset and step writes in place, for all slots.
 
     Attributes:
         observations: (N, *obs), of the dtype of the observation space.
@@ -85,7 +85,7 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True)
 class SlotCounts:
-    """What slots that wait concurrently are doing.
+    """Activity of slots that wait concurrently.
 
     Attributes:
         waiting: how many wait for a reset or a step.
@@ -174,7 +174,7 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
 
 
 class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
-    """N slots, each with its own task; the only interface that `rollout` knows.
+    """N slots, each with its own task; the only interface that `rollout` uses.
 
     There is no autoreset: a slot whose episode is over stays as it is until the next reset. Its observation is the
     final one, its rewards are 0, `terminated` or `truncated` stays set, and its actions are ignored.

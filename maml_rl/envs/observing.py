@@ -61,7 +61,7 @@ class ObservingVectorEnv(MetaVectorEnv):
 
     @property
     def buffers(self) -> StepBuffers:
-        """What every reset and step writes; setting it changes where they write."""
+        """The arrays that every reset and step writes; assigning others makes them write there."""
         return self._buffers
 
     @buffers.setter

@@ -110,7 +110,7 @@ FAMILIES: dict[str, FamilySpec] = {
 
 
 def register_families() -> None:
-    """Register every family that Gymnasium does not know yet."""
+    """Register every family that is not registered in Gymnasium yet."""
     for env_id, family in FAMILIES.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(
@@ -165,7 +165,7 @@ def import_named(module: str, name: str) -> ModuleType:
     """Import the module that the name of an environment begins with.
 
     Raises:
-        ValueError: If that fails, whatever the module raises; in one line, with the place in the module.
+        ValueError: If the import fails for any reason; in one line, with the place in the module.
     """
     if module.startswith("."):
         raise ValueError(f"{name!r} names a module relative to another; give its full name, as in package.module:Id-v0")

@@ -1,4 +1,4 @@
-"""A family as an ordinary environment whose task changes from episode to episode, for code that knows no tasks."""
+"""A family as an ordinary environment whose task changes from episode to episode, for code without tasks."""
 
 from typing import Any
 

@@ -84,7 +84,7 @@ class SerialVectorEnv(MetaVectorEnv):
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
         self.buffers = StepBuffers.allocate(flat, num_envs, self.recorded_infos)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
-        # What begins the episode of each slot.
+        # The method that begins the episode of each slot.
         self._begin: list[Callable[[], Any]] = [env.reset for env in self.envs]
         self._ready = False
         self._sent: NDArray[Any] | None = None
@@ -160,7 +160,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return tasks
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`; whatever its `reset_task` raises passes through."""
+        """Give slot i the task `tasks[i]`; errors of its `reset_task` pass through."""
         if len(tasks) != self.num_envs:
             raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
@@ -180,7 +180,7 @@ class SerialVectorEnv(MetaVectorEnv):
         """Reset all slots, or those of the boolean array `options["reset_mask"]`.
 
         Args:
-            seed: one per slot, of which the low 32 bits are used; an integer s stands for s, s + 1, ...; None for none.
+            seed: one per slot, of which the low 32 bits are used; an integer s means s, s + 1, ...; None for none.
             options: see above; other entries are passed on.
 
         Returns:

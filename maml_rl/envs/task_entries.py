@@ -1,4 +1,4 @@
-"""What the tasks of a family look like, and how a malformed one is refused."""
+"""The format of a family's tasks, and errors of malformed ones."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,8 @@ class TaskEntry:
     Attributes:
         shape: () for a number.
         requirement: what a value must fulfill, in words; "" for any finite numbers.
-        fulfills: tells whether an array of the right shape does; a function of a module, so that it can be pickled.
+        fulfills: returns whether an array of the right shape is allowed; a function of a module, so that it can be
+            pickled.
         choices: the texts that a value may be, instead of numbers; empty for numbers.
     """
 
@@ -96,7 +97,7 @@ def _numbers(value: Any) -> NDArray[np.float64] | None:
 
 
 def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:
-    """Return the tasks of all slots as arrays (N, ...). A dict that stands for many slots is read once.
+    """Return the tasks of all slots as arrays (N, ...). A dict of several slots is read once.
 
     Raises:
         TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.

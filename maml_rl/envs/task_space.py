@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Task = dict[str, Any]
 Floats = NDArray[np.float64]
-# What is uniform: the number, its logarithm, or its square (as the distance from the center of a disk).
+# The uniform quantity: the number, its logarithm, or its square (for the distance from the center of a disk).
 Scale = Literal["linear", "log", "square"]
 
 

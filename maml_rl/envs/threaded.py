@@ -99,7 +99,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`, in all slots concurrently; whatever `reset_task` raises passes through."""
+        """Give slot i the task `tasks[i]`, in all slots concurrently; errors of `reset_task` pass through."""
         if len(tasks) != self.num_envs:
             raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
         self._settle()

@@ -254,7 +254,7 @@ class Histories:
         """Return the best actions (L, N, *action shape) at every step of sequences that were drawn here.
 
         Raises:
-            ValueError: If the family does not know them.
+            ValueError: If the family cannot compute them.
 
         Source: Lee et al. 2023, section 3, https://arxiv.org/abs/2306.14892
         """

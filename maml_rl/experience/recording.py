@@ -121,7 +121,7 @@ class Recording:
         """Add the episodes (M, T, B, ...) of one more iteration.
 
         Returns:
-            Whether `save` is to be called now, with what the learners know after this iteration.
+            Whether `save` must be called now, with the state of the learners after this iteration.
         """
         block = _block(episodes, self.about)
         self._blocks |= {f"{self.iteration} {name}": array for name, array in block.items()}

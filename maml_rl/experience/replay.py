@@ -330,7 +330,7 @@ class Replay:
                 )
             self._check_layout(rows)
             self._add(rows, lengths[here], keys[here])
-            # One that went on after this checkpoint is written anew.
+            # A segment that was extended after this checkpoint is written again.
             parts.append(_Part(segment.first, stop, segment if segment.first + len(lengths) == stop else None))
         self._open = parts.pop() if state["open"] else _Part(end, end)
         self._closed = parts

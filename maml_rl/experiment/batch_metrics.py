@@ -48,7 +48,7 @@ def digest_of(hosts: Hosts) -> str:
 
 
 def combined_digest(phases: Sequence[TaskEpisodes]) -> str:
-    """Return one SHA-256 for the episodes of several phases, made of those of each task and phase."""
+    """Return one SHA-256 for the episodes of several phases, computed from those of each task and phase."""
     return _combined([_digests(phases)])
 
 

@@ -113,7 +113,7 @@ class Experiment:
         """Where the update of a training is: "auto" only where it can be in the workers.
 
         Raises:
-            ConfigError: If it cannot be where the config wants it.
+            ConfigError: If the requested placement is not possible.
         """
         against = _against_workers(self.config, self.metalearner, self.device)
         if not against and self.config.prefetch:
@@ -242,7 +242,7 @@ class Experiment:
     ) -> MultiTaskSampler:
         """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments, of which the config has more.
 
-        An evaluation is sampled in the default mode, whatever the config says. With `prefetch` the sampler has its own
+        An evaluation is always sampled in the default mode. With `prefetch` the sampler has its own
         policy, because the experiment's policy changes meanwhile. An evaluation has its own baseline, because a
         baseline is fitted to every batch.
 
@@ -374,7 +374,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
 
 
 def _not_made(config: Config, error: BaseException) -> ConfigError:
-    """Return the error for whatever the environment raised while it was made."""
+    """Return the error for an exception raised while the environment was made."""
     key = "env-kwargs" if config.env_kwargs else "env-name"
     if config.method == "oracle" and isinstance(error, TaskError):
         key = "method"

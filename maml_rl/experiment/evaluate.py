@@ -180,7 +180,7 @@ def evaluate(
 ) -> Evaluation:
     """Adapt the experiment's policy to fresh tasks, with new episodes before each gradient step.
 
-    Tasks and episodes come from streams that training never draws from, whatever the seed.
+    Tasks and episodes come from streams that training never draws from, for any seed.
 
     Args:
         experiment: its policy is evaluated, and left as it is.
@@ -490,7 +490,7 @@ def _task_reach(
         average = np.mean(scores, axis=0)
         reach = mean_reach(average)
         if len(scores) > 1:
-            # The policies tell the interval, to which tasks of equal returns add nothing.
+            # The interval comes from the policies; tasks with equal returns add nothing to it.
             reach[:, np.ptp(average, axis=0) == 0.0] = 0.0
         return reach
     low, high = values

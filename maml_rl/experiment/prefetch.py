@@ -15,7 +15,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class Interrupt(Protocol):
-    """Makes the work at hand end with an error: soon, or at once."""
+    """Makes the current work end with an error: soon, or immediately."""
 
     def __call__(self, *, now: bool) -> None:
         """May be called by any thread, several times."""
@@ -24,8 +24,8 @@ class Interrupt(Protocol):
 class Prefetcher(Generic[Item]):
     """Makes `count` items in its own thread, each at most `ahead` places ahead of the one in use.
 
-    Whatever ends the `with` block ends the thread. What the thread raises is raised by `take`, once the items made
-    before are taken.
+    The end of the `with` block, for any reason, ends the thread. An error of the thread is raised by `take`, once the
+    items made before are taken.
 
     Args:
         make: makes the next item.
@@ -65,7 +65,7 @@ class Prefetcher(Generic[Item]):
         """Wait for the next item, and return it.
 
         Raises:
-            BaseException: What the thread has raised.
+            BaseException: The error of the thread.
             RuntimeError: If all items are taken, or the `with` block is over.
         """
         with self._changed:

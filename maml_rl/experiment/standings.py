@@ -1,4 +1,4 @@
-"""Tables of the certified benchmarks: who reached what, the best policy first."""
+"""Tables of the certified benchmarks: the results of all policies, the best first."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

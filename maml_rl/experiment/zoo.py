@@ -35,7 +35,7 @@ _NOT_KEPT = {
     *RAY_KEYS,
 }
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-# What a policy's folder holds, so that no policy can be called like it.
+# Names inside a policy's folder, which no policy can have.
 _HELD = {CHECKPOINTS, CONFIG, EVALUATION}
 
 
@@ -141,7 +141,7 @@ def _finite(value: float) -> float | None:
 
 def _results(evaluation: Evaluation, experiment: Experiment, trained_with: dict[str, Any]) -> dict[str, Any]:
     return {
-        # What the columns count: steps of adaptation, or the episodes of a trial.
+        # Meaning of the columns: steps of adaptation, or episodes of a trial.
         "columns": experiment.metalearner.columns,
         "tasks": len(evaluation.tasks),
         "episodes": evaluation.returns.shape[2],

@@ -154,7 +154,7 @@ class _AutogradProgram(Program):
 
 
 class _AutogradChunk:
-    """What an `AutogradObjective` knows of a chunk of k tasks; its methods are the operations."""
+    """The state of an `AutogradObjective` for a chunk of k tasks; its methods are the operations."""
 
     def __init__(self, program: _AutogradProgram, samples: list[Samples]) -> None:
         self._program, self._samples = program, samples

@@ -1,4 +1,4 @@
-"""What an update learns from: the sampler, how it collects, and the resulting batch."""
+"""Collection of the data for an update: the sampler, the way of collecting, and the resulting batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

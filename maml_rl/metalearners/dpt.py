@@ -7,10 +7,10 @@ from maml_rl.metalearners.history_learner import HistoryLearner
 
 
 class DPT(HistoryLearner):
-    """Predicts the best action of the task that a sequence is from, whatever was done in the sequence.
+    """Predicts the best action of the task that a sequence is from, independently of the actions in it.
 
     The prediction after some steps is the posterior of the best action. Acting by a draw from it is posterior sampling,
-    like Thompson sampling, without a model of the tasks. The family knows which action is best.
+    like Thompson sampling, without a model of the tasks. The family computes which action is best.
 
     Source: Lee et al. 2023, https://arxiv.org/abs/2306.14892
     """

@@ -302,5 +302,5 @@ def _hash(task: Task) -> int:
 
 
 def _surplus(num_tasks: int) -> int:
-    """Return how many bits of a hash are not kept where there are so many tasks."""
+    """Return the number of bits of a hash that are not kept for this number of tasks."""
     return 64 - _SPARE_BITS - max(num_tasks.bit_length() - 1, 0)

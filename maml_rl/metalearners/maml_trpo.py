@@ -116,7 +116,7 @@ class MAMLTRPO(MetaLearner):
         ls_max_steps: int | None = None,
         ls_backtrack_ratio: float | None = None,
     ) -> dict[str, Any]:
-        """Update the policy's parameters by one trust-region step; an argument of None stands for the setting.
+        """Update the policy's parameters by one trust-region step; an argument of None means the setting.
 
         Args:
             train_episodes: for each inner step the episodes of all tasks before it, with advantages; none for plain

@@ -28,7 +28,7 @@ class MetaObjective:
         first_order: ignore second derivatives of the inner loss.
         curvature_fraction: share of each task's episodes that the curvature is computed from.
         device: where to compute.
-        automatic: differentiate automatically, whatever the policy.
+        automatic: always differentiate automatically, even if the policy has hand-written derivatives.
     """
 
     def __init__(

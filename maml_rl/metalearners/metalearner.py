@@ -26,7 +26,7 @@ from maml_rl.metalearners.optimizer_state import SINGLE, load_optimizer_state, o
 from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
 from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
 
-# What a metalearner keeps: tensors, and what JSON holds, under flat names.
+# State of a metalearner: tensors and JSON values, under flat names.
 State: TypeAlias = dict[str, Any]
 
 

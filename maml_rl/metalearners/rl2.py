@@ -87,7 +87,7 @@ class RL2(MetaLearner):
                 f"normalize-observations is true, but this {type(self.policy).__name__} sees observations as they are; "
                 "make a GRUPolicy with normalize_observations=True, or set it to false"
             )
-        # What observations are normalized by is not trained.
+        # The statistics that normalize observations are not trained.
         trained = [param for param in self.policy.parameters() if param.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=self.settings.learning_rate)
         self._ppo = TrialPPO(

@@ -1,6 +1,6 @@
 """Learners of single tasks, many in parallel: each task has its own parameters, and no learner learns from another.
 
-What they do from their first to their last episode is a learning history. Parameters of M learners are stacked,
+Their episodes from the first to the last are a learning history. Parameters of M learners are stacked,
 (M, ...), as those of adapted policies are; an update is one batch of array code, in chunks of tasks, whose bits do not
 depend on the number of cores.
 """

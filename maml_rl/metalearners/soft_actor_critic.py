@@ -23,7 +23,7 @@ from maml_rl.metalearners.optimizer_state import SINGLE
 from maml_rl.policies.trial_encoder import LAST_LAYER
 
 Critics = TypeVar("Critics", bound=nn.Module)
-# What acting does not need.
+# Parameters that acting does not need.
 TRAINING_STATE = (SINGLE, "critic", "target")
 # Of the greatest entropy there is with discrete actions.
 _DISCRETE_TARGET = 0.98
@@ -148,7 +148,7 @@ class TwinMLP(nn.Module):
 
 
 class SoftCritics(nn.Module, Generic[Critics]):
-    """What a soft actor-critic trains beside its actor: twin critics, target critics that follow, the temperature.
+    """The parts of a soft actor-critic besides its actor: twin critics, slowly updated target critics, the temperature.
 
     Args:
         critics: that are trained; the targets begin as their copy.

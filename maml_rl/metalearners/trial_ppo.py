@@ -145,7 +145,7 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """What a step of Adam needs to know about the whole batch.
+    """Scales of the whole batch that a step of Adam needs.
 
     Attributes:
         mean: of the advantages.
@@ -174,7 +174,7 @@ class _TrialProgram(Program):
         settings: of the objective.
         collection: has the discount per step, and lambda of the advantages.
         reward_prediction: weight of the predicted rewards' squared error.
-        num_minibatches: each has every so many-th task.
+        num_minibatches: their number n; each has every n-th task.
         at_once: how many trials are unrolled together, at most.
         device: where to compute.
     """

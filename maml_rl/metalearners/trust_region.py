@@ -34,7 +34,7 @@ def conjugate_gradient(
     Args:
         product: v -> A v, both (D,).
         b: (D,).
-        iterations: at most so many products, at least 1.
+        iterations: maximum number of products, at least 1.
         tolerance: stop once |b - A x|^2 is below it times |b|^2.
 
     Returns:
@@ -107,7 +107,7 @@ def backtracking_line_search(
         evaluate: fraction of the full step -> (loss, KL(old, new)) there.
         loss: before the step.
         max_kl: bound of the divergence, positive.
-        max_steps: try at most so many fractions 1, ratio, ratio^2, ...
+        max_steps: maximum number of fractions 1, ratio, ratio^2, ... to try.
         ratio: strictly between 0 and 1.
     """
     fraction = 1.0

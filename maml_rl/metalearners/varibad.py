@@ -282,7 +282,8 @@ class Decoder(nn.Module):
         self._grid = Grid.of(policy) if settings.reward_decoder == "cells" else None
         hidden = settings.decoder_sizes
         actions = self._parts.last_action.stop - self._parts.last_action.start
-        # What a step is predicted from, besides the latent: its observation and action, and for rewards what followed.
+        # Inputs of the prediction of a step besides the latent: its observation and action, and for rewards the next
+        # observation.
         seen = {"rewards": 2 * self._own + actions, "states": self._own + actions}
         self._networks: dict[str, Perceptron] = {}
         if self._grid is not None:

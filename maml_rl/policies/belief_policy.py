@@ -154,7 +154,7 @@ class BeliefPolicy(SequencePolicy):
             *((params[weight].mT.contiguous(), params[bias]) for weight, bias in self._actor.layer_names),
         ]
 
-        # What the steps of a grid fill at every call is made once.
+        # Created once: the arrays that the steps of a grid fill at every call.
         @cache
         def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
             rows = SlotRows(grid, None if is_stacked else first_task)

@@ -2,7 +2,8 @@
 
 Kernels that do not overlap are one batched product for all tasks, which takes half the time of a convolution when it is
 differentiated twice. Others are a convolution for each task: on a CPU that takes a third to a half less time than
-grouped convolutions, or than torch.func.vmap, which makes those. What a task gets does not depend on the other tasks.
+grouped convolutions, or than torch.func.vmap, which makes those. The results of a task do not depend on the other
+tasks.
 """
 
 from collections.abc import Callable, Sequence

@@ -203,7 +203,7 @@ def sample_from_noise(distribution: Distribution, noise: Tensor) -> Tensor:
     """Return samples as a deterministic function of noise.
 
     Args:
-        distribution: one that `take_apart` knows.
+        distribution: one that `take_apart` supports.
         noise: of `noise_shape`; N(0, 1) or U[0, 1), as the form says.
     """
     match distribution:

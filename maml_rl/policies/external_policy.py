@@ -76,7 +76,7 @@ class ExternalPolicy(MemoryPolicy):
         flattener = flattener_for(observation_space)
         self._seen = observation_space if flattener is None else flattener.flat_space
         self._policy, self._chosen = policy, packed(action_space)
-        # How many steps of its trial each task has been asked for.
+        # Number of steps of its trial that each task has taken.
         self._asked = np.zeros(0, np.int64)
 
     def initial_memory(self, num: int) -> Memory:
@@ -95,7 +95,7 @@ class ExternalPolicy(MemoryPolicy):
         return self._ask(observations, memory, np.ones(observations.shape[:2], np.bool_))
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
-        """Return the function that asks the policy for the actions of some tasks; see `Policy.actor`."""
+        """Return the function that gets the policy's actions for some tasks; see `Policy.actor`."""
         return lambda observations, noise, memory, acting: self._ask(observations, memory, acting.numpy())
 
     def _ask(self, observations: Tensor, memory: Memory, acting: NDArray[np.bool_]) -> tuple[Tensor, Memory]:

@@ -35,7 +35,7 @@ def get_policy_for_env(
     `gymnasium.wrappers.FlattenObservation` and the sampler give them.
 
     Args:
-        env: an environment, a vector environment, a sampler: whatever has `single_observation_space` and
+        env: an environment, a vector environment, a sampler: any object with `single_observation_space` and
             `single_action_space`, or `observation_space` and `action_space`.
         hidden_sizes: units of each hidden layer.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.

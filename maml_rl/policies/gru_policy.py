@@ -89,7 +89,7 @@ class GRUPolicy(SequencePolicy):
         choose = self.distributions.actor(params)
         is_stacked, is_gru = gates.dim() == 3, self.cell == "gru"
 
-        # What the steps of a grid fill at every call is made once.
+        # Created once: the arrays that the steps of a grid fill at every call.
         @cache
         def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
             rows = SlotRows(grid, None if is_stacked else first_task)

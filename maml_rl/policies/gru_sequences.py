@@ -94,7 +94,7 @@ class _Sequences(torch.autograd.Function):
             torch.addmm(bias[index], inputs[index], entering[index], out=product)
             if count > 1:
                 summed[:, index] = product.view(length, num, 3 * size)
-        # What is returned is new, since the caller may keep it.
+        # The returned tensor is new, because the caller may keep it.
         states = inputs.new_empty(length + 1, count, num, size)
         states[0] = start
         gates = owner.buffer("gates", inputs, length, count, num, 3 * size)
@@ -133,7 +133,7 @@ class _Sequences(torch.autograd.Function):
         owner, (gates, news) = ctx.owner, ctx.kept
         length, count, num, size = news.shape
         grid = length, count, num, size
-        # What a gradient of a state is multiplied by: for the three gates on the memory's side, and for `new`.
+        # Factors of the gradient of a state: for the three gates on the memory's side, and for `new`.
         factors = owner.buffer("factors", inputs, length, count, num, 3, size)
         of_new, spare, slopes = (owner.buffer(name, inputs, *grid) for name in ("of new", "spare", "slopes"))
         for first in range(0, length, _STEPS):

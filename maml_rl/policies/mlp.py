@@ -368,7 +368,7 @@ def _aligned(factor: Tensor) -> Tensor:
 
 
 def find_nonlinearity(nonlinearity: str | Nonlinearity) -> Nonlinearity:
-    """Return the function that a name stands for; callables are returned as they are.
+    """Return the function with this name; callables are returned as they are.
 
     Raises:
         ValueError: If the name is unknown.

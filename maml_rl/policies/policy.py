@@ -28,13 +28,13 @@ from torch.distributions import Distribution
 from maml_rl.policies.distributions import NoiseKind, middle_of, mode
 from maml_rl.policies.heads import DistributionParams, Distributions, Head, Params
 
-# What a policy remembers: tensors (num, ...), finite numbers or integers; nothing for a policy without a memory.
+# The memory of a policy: tensors (num, ...), finite numbers or integers; empty for a policy without a memory.
 Memory = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """What a policy with a memory computes for N sequences of L steps.
+    """The outputs of a policy with a memory on N sequences of L steps.
 
     Attributes:
         distribution: the distribution parameters, with the leading axes (L, N), or none where they are the same.
@@ -65,7 +65,7 @@ class Policy(nn.Module, ABC):
         told_who_acts: whether the function that `actor` returns takes a fourth argument, (M, S) bool: which slots take
             a step. Only their actions count. A policy that keeps state of every slot is always called for all slots.
         is_greedy: whether `greedy` has made it.
-        origin: what `load_policy` knows about the run of the policy, above all its learner; None for other policies.
+        origin: the run of the policy, above all its learner, as set by `load_policy`; None for other policies.
     """
 
     noise_kind: NoiseKind

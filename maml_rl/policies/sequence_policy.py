@@ -1,4 +1,4 @@
-"""What policies trained on whole sequences share, whatever their body: encoded observations, and heads.
+"""Parts that policies trained on whole sequences share, with any body: encoded observations, and heads.
 
 A body turns encoded observations into units (L, N, H); linear heads turn units into the distribution of actions, into
 values, and into predicted rewards.
@@ -103,7 +103,7 @@ class SequencePolicy(MemoryPolicy):
         self.distributions = head_for(action_space, init_std, min_std)
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
-        # What stands before a head, by its name: layers that take inputs and units.
+        # Layers before a head, by its name; they take inputs and units.
         self._layers: dict[str, Perceptron] = {}
         for name in ("observation_mean", "observation_std"):
             self.register_parameter(name, None)
@@ -236,7 +236,7 @@ class SlotRows:
 
     Attributes:
         shape: (M, S), or the rows of all blocks, (R,).
-        before: rows that stand before these in their block, of other tasks.
+        before: number of rows of other tasks before these in their block.
         own: which of the rows of a block or of all blocks are the slots'.
     """
 

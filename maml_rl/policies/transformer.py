@@ -61,7 +61,7 @@ class Transformer(nn.Module):
     (num,).
 
     Args:
-        inputs: I, numbers that a token is made of.
+        inputs: I, size of the input of a token.
         width: H, of a token.
         sizes: of the layers.
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
@@ -335,7 +335,7 @@ def _turn(positions: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
     """Return the cosines and sines of rotary positions (N, L), as (2, N, 1, L, head size / 2)."""
     pairs = torch.arange(head_size // 2, dtype=torch.float64, device=positions.device)
     angles = positions.unsqueeze(-1) / _WAVELENGTH ** (2.0 * pairs / head_size)
-    # In double precision, so that rounding does not depend on where in an array an angle stands.
+    # In double precision, so that rounding does not depend on the index of an angle in its array.
     return torch.stack((angles.cos(), angles.sin())).unsqueeze(2).to(dtype)
 
 

@@ -60,7 +60,8 @@ class GroupResult:
     Attributes:
         group: the runs.
         evaluations: of those runs that could be evaluated.
-        untrained: the first run's initial policy on the same tasks, if it was tried; an oracle's would tell nothing.
+        untrained: the first run's initial policy on the same tasks, if it was evaluated; that of an oracle would mean
+            nothing.
         sampled: the first run's episodes, for pictures.
     """
 
@@ -182,7 +183,8 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 columns=str(arrays["columns"]) if "columns" in arrays else "step",
             )
             evaluation.repetition_returns()
-            # What is read is compared with its checksum. An entry with an altered name would look like a missing one.
+            # Every entry that is read is compared with its checksum. An entry with an altered name would look like a
+            # missing one.
             for name in arrays:
                 arrays[name]
     # zipfile, zlib and NumPy raise something different for each kind of damage.

@@ -1,4 +1,4 @@
-"""HTML and SVG as nested calls: whatever is not markup already is escaped."""
+"""HTML and SVG as nested calls: everything except markup is escaped."""
 
 import html
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def element(name: str, /, *children: Content, **attributes: str | float | bool |
     Args:
         name: of the tag.
         children: text, which is escaped, markup, which is not, or lists of these; None is left out.
-        attributes: `stroke_width=2` stands for stroke-width="2", `class_` for class; True for an attribute without a
+        attributes: `stroke_width=2` becomes stroke-width="2", `class_` class; True for an attribute without a
             value; None and False for none.
     """
     parts = [name]

@@ -1,4 +1,4 @@
-"""The page: what was found, in the order in which readers want to know it."""
+"""The page: the results, in the order of their interest to readers."""
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ def page(
     Args:
         results: one per group of runs.
         videos: of each group.
-        notices: what the reader has to know first.
+        notices: sentences that the reader must see first.
         title: of the page; by default the names of the groups.
         data: names of the files beside the page that hold its numbers.
     """
@@ -75,7 +75,7 @@ def page(
 
 
 def _notice(sentence: str) -> Markup:
-    """Return a notice, with what stands in backquotes as code."""
+    """Return a notice, with text in backquotes as code."""
     parts = [element("code", part) if index % 2 else part for index, part in enumerate(sentence.split("`"))]
     return element("li", parts)
 

@@ -26,7 +26,7 @@ class Plot:
     Args:
         x: what the horizontal axis spans.
         y: what the vertical axis spans.
-        summary: what the chart shows, in a sentence, for those who cannot see it.
+        summary: one sentence about the chart, for readers who cannot see it.
         x_label: name of the horizontal axis.
         y_label: name of the vertical axis.
         x_names: (place, name) pairs instead of numbers.
@@ -111,7 +111,7 @@ class Plot:
         self._marks.append(element("text", text, class_=css, **place))
 
     def key(self, entries: Sequence[tuple[str, str]]) -> None:
-        """Write what the colors mean above the chart, as (class, name): for a picture that stands alone."""
+        """Write the meaning of the colors above the chart, as (class, name), for a picture without a page."""
         names = [
             element("tspan", name, class_=css, dx=10 if index else None) for index, (css, name) in enumerate(entries)
         ]
@@ -226,7 +226,7 @@ def _shortened(name: str) -> str:
 
 
 def _thinned(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Average neighbors, where there are more points than can be told apart."""
+    """Average neighbors, where there are more points than can be distinguished."""
     group = -(-len(xs) // _MOST_POINTS)
     if group <= 1:
         return xs, ys

@@ -97,7 +97,7 @@ class RunGroup:
 
     @property
     def columns(self) -> str:
-        """What the returns are counted by, a noun: steps of adaptation, or episodes of a trial."""
+        """Noun for the columns of returns: steps of adaptation, or episodes of a trial."""
         keys = self.keys("return/") or self.keys("evaluation/return/")
         return counted_by(keys[0]) if keys else "step"
 
@@ -114,7 +114,7 @@ class RunGroup:
 
         Args:
             key: of the metric.
-            smoothing: of so many iterations, each seed's mean takes the place of the last one.
+            smoothing: number of iterations over whose mean each point of a seed is smoothed.
         """
         count = max((run.finished for run in self.runs), default=0)
         values = np.full((len(self.runs), count), np.nan)

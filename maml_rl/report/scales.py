@@ -64,7 +64,7 @@ def _multiples(span: Span, step: float) -> list[float]:
 
 
 def tick_labels(ticks: Iterable[float]) -> list[str]:
-    """Return labels with as many digits as tell the ticks apart: 20,000 becomes 20k."""
+    """Return labels with enough digits to distinguish the ticks: 20,000 becomes 20k."""
     ticks = list(ticks)
     step = min((abs(b - a) for a, b in pairwise(ticks)), default=abs(ticks[0]) if ticks else 1.0)
     largest = max((abs(tick) for tick in ticks), default=0.0)
@@ -93,7 +93,7 @@ def decimals(*values: ArrayLike) -> int:
 
 
 def readable(value: float, digits: int | None = None) -> str:
-    """Return a number with so many decimals; by default as many as it needs in a sentence."""
+    """Return a number with this many decimals; by default as many as it needs in a sentence."""
     return _signed(value, decimals(value) if digits is None else digits) if math.isfinite(value) else "unknown"
 
 

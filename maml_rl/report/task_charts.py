@@ -37,7 +37,7 @@ def _value(array: NDArray[Any]) -> str:
 
 
 def spread_out(tasks: list[Task], count: int) -> list[int]:
-    """Return the indices of `count` tasks that differ as much as possible: where one number tells them apart, by it."""
+    """Return the indices of `count` tasks that differ as much as possible, by one number where possible."""
     parameter = _only_entry(tasks)
     if parameter is None or parameter.ndim != 1:
         return list(range(min(count, len(tasks))))

@@ -140,7 +140,7 @@ def _prolonged(frames: Frames, count: int) -> Frames:
 
 def _has_pictures(config: Config) -> bool:
     if config.env_name == NAVIGATION:
-        return False  # Its paths tell more.
+        return False  # Its paths show more.
     try:
         env = make_vector_env(config.env_name, config.env_kwargs, 1)
     except (gymnasium.error.Error, TypeError, ValueError):

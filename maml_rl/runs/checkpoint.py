@@ -70,7 +70,7 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -
 
     Raises:
         CheckpointError: If it cannot be written, say because the disk is full, or if an intact one of this iteration is
-            there already. What was there before is left as it was.
+            there already. Existing ones are not changed.
     """
     folder = Path(folder)
     target = _path_of(folder, checkpoint.iteration)
@@ -228,7 +228,7 @@ class Experience(Protocol):
 
 
 class Learner(Protocol):
-    """What a checkpoint is taken of and restored to; see `MetaLearner`."""
+    """The object that a checkpoint saves and restores; see `MetaLearner`."""
 
     @property
     def policy(self) -> nn.Module:
@@ -240,7 +240,7 @@ class Learner(Protocol):
 
     @property
     def experience(self) -> Mapping[str, Experience]:
-        """What it has sampled and keeps, by name."""
+        """Its stored samples, by name."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept beside the policy."""
@@ -261,7 +261,7 @@ def restore(checkpoint: Checkpoint, learner: Learner, algorithm: str, origin: Pa
     Raises:
         CheckpointError: If the checkpoint is of another algorithm or architecture.
     """
-    # Version 0.1 knew one algorithm, and did not write its name.
+    # Version 0.1 had one algorithm, and did not write its name.
     saved_by = checkpoint.state.get("algorithm", "maml-trpo")
     if saved_by != algorithm:
         raise CheckpointError(

@@ -55,7 +55,7 @@ class MetricsLog:
         self._file = path.open("ab" if finished else "wb", buffering=0)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line, and hand it to the operating system.
+        """Append one line, and pass it to the operating system.
 
         Raises:
             CheckpointError: If it cannot be written, say because the disk is full.

@@ -55,9 +55,9 @@ FIXED_TASKS: dict[Literal["training", "validation", "test"], str] = {
 _LOCK = ".lock"
 # Parts of the path where Ray unpacks the working directory of a job.
 _RAY_JOB = {"runtime_resources", "working_dir_files"}
-# What a run writes beside its config. The folders may be links, say to a disk with more room; the files may not.
+# Files and folders of a run besides its config. The folders may be links, say to a larger disk; the files may not.
 _FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, *FIXED_TASKS.values(), SUMS), (CHECKPOINTS, EVENTS, EXPERIENCE)
-# What an earlier config is called while the run is replaced: there is nothing to continue until the new one is there.
+# Name of an earlier config while its run is replaced: until the new one is written, there is no run to continue.
 _REPLACED = f"{TEMPORARY}removed-{CONFIG}"
 
 # A resumed run may train longer, keep more checkpoints and be evaluated differently; what it computes must not change.
@@ -200,7 +200,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """
         if self._kept is None or self._kept.iteration == self._saved:
             return
-        # A checkpoint promises that the metrics of its iterations, and their experience, are on disk.
+        # A checkpoint guarantees that the metrics of its iterations, and their experience, are on disk.
         self._metrics.sync()
         self._save_checkpoint(self._kept, self._marks)
         self._saved = self._kept.iteration
@@ -265,7 +265,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             )
         path, checkpoint = latest_intact(self.path / CHECKPOINTS, self._load_experience)
         if self._learner.experience:
-            # Intact themselves, newer ones need experience that is damaged; they are written anew.
+            # Newer checkpoints are intact, but need experience that is damaged; they are written again.
             checkpoints = list_checkpoints(self.path / CHECKPOINTS)
             for newer in checkpoints[checkpoints.index(path) + 1 :]:
                 discard(newer)
@@ -316,7 +316,7 @@ def load_system(folder: Path) -> dict[str, Any]:
 
 
 def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse to touch what is in a folder unless told to.
+    """Refuse to change an existing folder without permission.
 
     Raises:
         ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something

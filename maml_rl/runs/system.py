@@ -1,4 +1,4 @@
-"""What a run was started with: the commit of the code, the processor, the versions of the packages."""
+"""The system of a run: the commit of the code, the processor, the versions of the packages."""
 
 import platform
 import shlex
@@ -76,6 +76,6 @@ def _cpu() -> str:
     found = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
     if "model name" not in found:
         return platform.processor() or platform.machine()
-    # A virtual machine may tell no more than the maker in the name.
+    # In a virtual machine the name may be only that of the maker.
     numbers = [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
     return found["model name"] + (f" ({', '.join(numbers)})" if numbers else "")

@@ -24,7 +24,7 @@ from maml_rl.config.config import Config
 from maml_rl.runs.atomic_files import replace_file
 
 _PACKAGE = "maml_rl"
-# What says where a run samples: a cluster, and what its actors are to execute first.
+# Settings of the place where a run samples: a cluster, and the code that its actors execute first.
 _CLUSTER, _RUNTIME_ENV = "ray-address", "ray-runtime-env"
 _SITE_NAMES = "site-packages", "dist-packages"
 

@@ -1,7 +1,7 @@
 """Sampling: tasks and episodes, in this process or in workers.
 
 Public names are loaded on first use: a worker imports this package, and must not load torch. `MultiTaskSampler.rollout`
-is the primitive for other algorithms; the function that it is made of is private, like all modules of this package.
+is the primitive for other algorithms; the function behind it is private, like all modules of this package.
 """
 
 import importlib as _importlib

@@ -1,4 +1,4 @@
-"""Where episodes are sampled: the protocol that a sampler knows.
+"""Where episodes are sampled: the protocol that a sampler uses.
 
 Keyed streams, and the repetition of a phase after a worker is lost, belong to the sampler above, and are the same for
 all backends. A backend keeps nothing that could change a result.
@@ -41,7 +41,7 @@ class RolloutBackend(ABC):
 
     @property
     def slot_counts(self) -> SlotCounts | None:
-        """What slots that wait concurrently are doing, for any thread; None where they do not, or are elsewhere."""
+        """Activity of slots that wait concurrently, for any thread; None where they do not, or are elsewhere."""
         return None
 
     @property

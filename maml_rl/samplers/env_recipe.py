@@ -1,4 +1,4 @@
-"""What a worker makes its environment from: an id or a callable and its arguments, never an environment object."""
+"""The recipe of a worker's environment: an id or a callable and its arguments, never an environment object."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from maml_rl.spaces import array_layout, is_image
 # Shape and type of an array, by its name.
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 _STEPWISE = ("observations", "actions", "rewards")
-# What the names of recorded infos begin with, in a layout.
+# Prefix of the names of recorded infos in a layout.
 _INFO = "info "
 # Name, in a layout, of observations (T, M, B, *obs).
 _BY_STEP = "observations by step"
@@ -25,7 +25,7 @@ _BY_STEP = "observations by step"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeArrays:
-    """What is recorded of a phase, for M tasks, B episodes of each, and at most T steps.
+    """The recorded arrays of a phase: M tasks, B episodes of each, and at most T steps.
 
     Attributes:
         observations: (M, T, B, *obs).
@@ -133,7 +133,7 @@ class EpisodeArrays:
         return self._each(lambda array, stepwise: (array[:, :steps] if stepwise else array).copy())
 
     def _each(self, change: Callable[[NDArray[Any], bool], NDArray[Any]]) -> EpisodeArrays:
-        """Return the arrays that `change` makes of each one, being told whether it has an axis of time."""
+        """Return the results of `change` for each array and whether it has an axis of time."""
         arrays = self.by_name()
         infos = {name: change(array, array.ndim == 3) for name, array in arrays.pop("infos").items()}
         return EpisodeArrays(**{name: change(array, name in _STEPWISE) for name, array in arrays.items()}, infos=infos)

@@ -1,4 +1,4 @@
-"""What an environment raises, in any place: collected where it was raised, and reported in the same words."""
+"""Errors of environments in any placement: collected where they are raised, and reported in the same words."""
 
 from __future__ import annotations
 

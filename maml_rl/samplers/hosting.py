@@ -1,8 +1,8 @@
-"""Hosts in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes what is asked.
+"""Hosts in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes on them.
 
 A request contains everything that its answer depends on: the keys of the batch, and the earlier operations that changed
 the state of a program. So any host can answer any request: a host without the block samples it first, which gives the
-same episodes, and repeats these operations. Another host thus recomputes what a lost host knew, bit for bit.
+same episodes, and repeats these operations. Another host thus recomputes the state of a lost host, bit for bit.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a host is to do with some blocks of a batch.
+    """The work of a host on some blocks of a batch.
 
     Attributes:
         batch: refers to a `HostedBatch`.
@@ -202,7 +202,7 @@ class EpisodeHost:
     ) -> None:
         self._policy, self._sample, self._get, self._beat = policy, sample, get, beat
         self._workers = ChunkWorkers(_CPU)
-        # What this host has got from the store, by number.
+        # Objects that this host has received from the store, by number.
         self._fetched: dict[int, Any] = {}
         self._batch_number = self._program_number = -1
         self._hosts: dict[int, ThreadHosts] = {}

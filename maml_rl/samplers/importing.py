@@ -1,4 +1,4 @@
-"""What a worker can import: pickles refer to classes and functions by module and name."""
+"""Checks what a worker can import: pickles refer to classes and functions by module and name."""
 
 from __future__ import annotations
 

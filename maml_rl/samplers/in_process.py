@@ -110,7 +110,7 @@ class InProcessBackend(VectorEnvBackend):
 
 
 class _Work:
-    """What slots in this process are doing.
+    """Activity of slots in this process.
 
     Attributes:
         current_slots: (1,) the slot that is worked on; -1 if that is unknown.
@@ -158,7 +158,7 @@ class GuardedEnv(MetaVectorEnv):
         # An object of its own: in a circle of references the environment would outlive its last use, and what a forked
         # child inherits of it, as threads of the physics, must not be collected there.
         self._work = _Work(describe_env(recipe.env), num_envs)
-        # What the package itself raises says everything already.
+        # Errors of the package itself are complete.
         self._guard = UsersCode(self._work.error, MamlRLError)
         self.num_envs = num_envs
         with self._guard:

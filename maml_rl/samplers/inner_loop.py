@@ -27,7 +27,7 @@ SamplePhase: TypeAlias = Callable[[Mapping[str, Tensor] | None], TaskEpisodes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerPhases:
-    """What happens to the episodes of each phase.
+    """The processing of each phase's episodes.
 
     Attributes:
         policy: is adapted.
@@ -95,7 +95,8 @@ class InnerPhases:
         values, finals = torch.zeros_like(episodes.rewards), torch.zeros_like(episodes.rewards[:, 0])
         advantages = torch.zeros_like(episodes.rewards)
         with ChunkWorkers(episodes.device) as workers:
-            # What goes from step to step is the same for any range of tasks, and many small operations: all at once.
+            # The recursion over steps consists of many small operations and is the same for any range of tasks: all at
+            # once.
             episodes.gamma = self.gamma
             targets = episodes.returns
 

@@ -573,7 +573,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             for_update: give the episodes after the last step advantages, too.
 
         Returns:
-            What has the episodes before each inner step and after the last. The next call replaces them.
+            An object with the episodes before each inner step and after the last. The next call replaces them.
 
         Raises:
             RuntimeError: If the workers cannot keep episodes; see `has_hosts`.
@@ -599,7 +599,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             deterministic: take the most probable actions instead of drawing them.
 
         Returns:
-            What has the trials. The next call replaces them.
+            An object with the trials. The next call replaces them.
 
         Raises:
             RuntimeError: If the workers cannot keep episodes; see `has_hosts`.
@@ -694,7 +694,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
 
     @property
     def slot_counts(self) -> SlotCounts | None:
-        """What slots that wait concurrently are doing now, for any thread; None where they do not, and on Ray."""
+        """Current activity of slots that wait concurrently, for any thread; None where they do not, and on Ray."""
         return self._backend.slot_counts
 
     @property

@@ -26,7 +26,7 @@ UNITS_PER_WORKER = 4
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What is to be sampled: B episodes of each of M tasks under fixed parameters.
+    """One batch to sample: B episodes of each of M tasks under fixed parameters.
 
     Attributes:
         tasks: M tasks.
@@ -36,7 +36,7 @@ class Phase:
         episodes_per_task: B.
         horizon: T, steps of the longest possible episode.
         reset_memory: whether the policy's memory is reset at the start of every episode, not only of the phase.
-        deterministic: whether the policy takes its most probable actions, instead of drawing them.
+        deterministic: whether the policy takes its most probable actions instead of drawing them.
     """
 
     tasks: tuple[Task, ...]

@@ -15,7 +15,7 @@ from maml_rl.samplers.episode_arrays import Layout
 
 
 class Progress:
-    """How far each of W workers is, and which work the parent wants.
+    """Progress of each of W workers, and the work that the parent expects.
 
     Args:
         arrays: by the names of `layout`.

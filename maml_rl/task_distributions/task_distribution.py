@@ -1,4 +1,4 @@
-"""What a task distribution is: the protocol, and the registry of their names.
+"""Task distributions: the protocol, and the registry of their names.
 
 A distribution is a subclass of `TaskDistribution`. It draws from a random stream that is keyed by seed and iteration,
 and keeps nothing but what its `state_dict` has: then the tasks are bit-identical wherever the environments are, and
@@ -20,18 +20,18 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import UsersCode, explain
 
-# What tasks are drawn for: validation chooses something, such as a checkpoint, and must not see the tasks of the test.
+# Purpose of drawn tasks: validation chooses something, such as a checkpoint, and must not see the tasks of the test.
 TaskSplit = Literal["training", "validation", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyTasks:
-    """What a distribution knows of the family whose tasks it draws.
+    """The family whose tasks a distribution draws.
 
     Attributes:
         name: of the family.
         declared_space: what its tasks are made from; None where the family does not declare it.
-        draw_seeded: draws as many tasks as told from the family's own distribution, with a seed.
+        draw_seeded: draws a number of tasks from the family's own distribution, with a seed.
         seed: of the run, for what is drawn once and for all.
         draw_test_seeded: as `draw_seeded`, from the family's test tasks, where it keeps them apart; None for the same.
     """
@@ -48,7 +48,7 @@ class FamilyTasks:
 
     @property
     def space(self) -> TaskSpace:
-        """What its tasks are made from.
+        """The parameters of its tasks.
 
         Raises:
             ValueError: If the family does not declare it.

@@ -81,7 +81,7 @@ def try_tasks(tasks: Sequence[Task], env: MetaVectorEnv, origin: str | Path) -> 
     for index, task in enumerate(tasks):
         try:
             env.reset_task([task])
-        # What a third party's environment raises for a task that it cannot use.
+        # Errors of third-party environments for tasks that they cannot use.
         except (ValueError, TypeError, LookupError, ArithmeticError, ChildEnvError) as error:
             raise ConfigError(f"task {index + 1} in {origin}: {_in_a_line(error)}") from error
 

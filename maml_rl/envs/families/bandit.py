@@ -79,7 +79,7 @@ class _BanditFamily(BatchedFamily):
 
 
 class BernoulliBanditVectorEnv(_BanditFamily):
-    """Arms that pay 1 with probability `mean`, else 0.
+    """Arms whose reward is 1 with probability `mean`, else 0.
 
     Args:
         num_envs: number of slots.
@@ -115,7 +115,7 @@ class BernoulliBanditVectorEnv(_BanditFamily):
 
 
 class GaussianBanditVectorEnv(_BanditFamily):
-    """Arms that pay Normal(mean, std).
+    """Arms whose rewards are Normal(mean, std).
 
     Args:
         num_envs: number of slots.

@@ -29,7 +29,8 @@ class BanditPolicy(CountingPolicy):
 
     def __init__(self, num_arms: int, *, further_noise: int = 0, ties: Ties = "random") -> None:
         super().__init__(num_arms, further_noise=further_noise, ties=ties)
-        # One success and one failure, the uniform prior Beta(1, 1) of an arm's mean; as a buffer it knows the device.
+        # One success and one failure, the uniform prior Beta(1, 1) of an arm's mean; a buffer, so that it moves with
+        # the device.
         self.register_buffer("prior", torch.ones(2, dtype=torch.float64))
 
     @abstractmethod

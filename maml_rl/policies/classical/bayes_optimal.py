@@ -79,7 +79,7 @@ def optimal_search(width: int, height: int, num_steps: int, num_episodes: int) -
 class BayesOptimalGridNavi(CountingPolicy):
     """Looks for the goal of `GridNavi-v0` on the optimal walk, and goes straight to it once it is known.
 
-    No policy that does not know the goal beforehand achieves a larger expected return of a trial.
+    No policy without knowledge of the goal achieves a larger expected return of a trial.
 
     Args:
         width: cells along x.
@@ -100,7 +100,7 @@ class BayesOptimalGridNavi(CountingPolicy):
         super().__init__(len(MOVES), ties="first")
         self.width, self.height = width, height
         self.optimum = optimal_search(width, height, num_steps, num_episodes)
-        # Where the search is over one stays; as a buffer it knows the device.
+        # Where the search is over one stays; a buffer, so that it moves with the device.
         stay = np.zeros((1, num_steps), np.int64)
         self.register_buffer("actions", torch.from_numpy(np.concatenate((self.optimum.actions, stay))))
 
@@ -174,7 +174,7 @@ class _Problem:
         self._distances = np.abs(cells[:, None] - self._goals).sum(-1)
         self._from_start = self._distances[0]
         lengths = np.minimum(self._from_start, num_steps + 1)
-        # What an episode returns in which the goal is known from the beginning.
+        # Return of an episode in which the goal is known from the beginning.
         self._known = ELSEWHERE * (lengths - 1) + ON_GOAL * (num_steps + 1 - lengths)
 
     def _too_large(self, reason: str) -> str:
@@ -184,7 +184,7 @@ class _Problem:
         )
 
     def _found(self, episode: int, step: int) -> float:
-        """Return what a trial pays up to the end of the episode in which step `step` (from 1) finds the goal."""
+        """Return the reward of a trial up to the end of the episode in which step `step` (from 1) finds the goal."""
         before = episode * self._steps + step - 1
         return ELSEWHERE * before + ON_GOAL * (self._steps + 1 - step)
 

@@ -100,7 +100,7 @@ class TabularPolicy(CountingPolicy):
         self.num_states, self.horizon = check_count("num_states", num_states), check_count("horizon", horizon)
         mean, weight = check_number("reward_prior", reward_prior[0]), check_positive("reward_prior", reward_prior[1])
         pseudo_count = check_positive("transition_prior", transition_prior)
-        # A buffer knows the device.
+        # A buffer, so that it moves with the device.
         self.register_buffer("prior", torch.tensor([mean, weight, pseudo_count], dtype=torch.float64))
 
     @abstractmethod
@@ -139,7 +139,7 @@ class TabularPolicy(CountingPolicy):
         shown, noise = observations[..., : self.num_states].double(), noise.double()
         seen = torch.nn.functional.one_hot(last_state, self.num_states)[..., None] * action[..., None, :]
         visits, rewards = visits + seen, rewards + seen * reward[..., None, None]
-        # What an episode begins with follows from no action.
+        # The first state of an episode does not follow from an action.
         follows = shown * ~ended[..., None]
         transitions = transitions + seen[..., None] * follows[..., None, None, :]
         begins = ended | (action.amax(-1) == 0.0)

@@ -15,7 +15,7 @@ from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.in_children import require_loadable, sample_in_children
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 
-# Units pay where the busiest worker's environments take so much longer than an even share.
+# Units are faster where the busiest worker's environments take this much longer than an even share.
 _UNEVEN_SECONDS, _UNEVEN_SHARE = 0.2, 0.2
 
 

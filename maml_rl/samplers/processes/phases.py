@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from maml_rl.samplers.processes.startup import Startup
     from maml_rl.samplers.processes.worker_pool import WorkerPool
 
-# Importing torch takes its time on a busy machine, however short a step is.
+# Importing torch takes long on a busy machine, however short a step is.
 _LOAD_SECONDS = 60.0
 
 
@@ -141,7 +141,8 @@ class WorkerPhases:
         """Have idle workers take units until none is left; see `run`."""
         pool, physics_seconds, per_task = self._pool, self._physics_seconds, self._parts[-1].stop // len(tasks)
         waiting = deque(unit for unit in units if unit.start not in self._done)
-        # What each worker has: a unit, and the seconds before it; and which only give their slots its tasks as yet.
+        # For each worker its unit and the seconds before it; and the workers that are still giving their slots its
+        # tasks.
         having: dict[int, tuple[slice, float]] = {}
         resetting: set[int] = set()
         found: list[tuple[slice, float]] = []

@@ -14,7 +14,7 @@ from maml_rl.samplers.processes.shared_buffers import map_arrays
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """What of a phase decides where its arrays are in the shared file.
+    """The properties of a phase that determine where its arrays are in the shared file.
 
     Attributes:
         sizes: M, B and T.

@@ -13,7 +13,7 @@ from maml_rl.samplers.processes.commands import AttachBuffers, Load, Make, Ready
 from maml_rl.samplers.processes.shared_buffers import SharedBuffers
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 
-# Starting an interpreter and importing packages takes its time on a busy machine, however short a step is.
+# Starting an interpreter and importing packages takes long on a busy machine, however short a step is.
 _LOAD_SECONDS = 60.0
 _LEAST_MAKE_SECONDS = 10.0
 _STOP_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""What the parent knows of one worker: its process, the channel to it, and what it is doing."""
+"""The parent's record of one worker: its process, the channel to it, and its activity."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Worker:
 
     @property
     def doing(self) -> str:
-        """What it is doing, in words."""
+        """Its activity, in words."""
         return describe_command(self.command, self.steps)
 
     def describe_work(self, tasks: Sequence[Task] | None, slot: int = -1) -> str:

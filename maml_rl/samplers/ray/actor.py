@@ -37,19 +37,19 @@ from maml_rl.samplers.rollout.actor import take_state
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
 
-# Slots are kept for so many different numbers of tasks: all units of a phase but the last have the same.
+# Slots are kept for this many different numbers of tasks: all units of a phase except the last have the same.
 _SIZES_KEPT = 2
 # Of these the results do not depend on what the versions are.
 _NO_MATTER = "mjbatch"
 # Begins the names of digests among the versions.
 CODE_OF = "code of "
-# What to do about digests that differ.
+# Remedy for digests that differ.
 SAME_CODE = "copy the same files everywhere, and leave them alone during a run, or the episodes would differ"
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What an actor reports about itself once it has started.
+    """An actor's report about itself after its start.
 
     Attributes:
         pid: its process.
@@ -136,7 +136,7 @@ class Look:
         steps: that it had behind it then; None before the first reset.
         slot: that it works on, counted over all slots of the phase; None if that is unknown.
         task: of that slot, as text.
-        stack: of the thread that works, if it was asked for.
+        stack: of the working thread, if it was requested.
     """
 
     mark: tuple[int, int, float]
@@ -220,7 +220,7 @@ class RolloutActor:
             arguments: of the method.
 
         Returns:
-            What it returns, `Raised` if it raised, or None if the call was abandoned.
+            Its result, `Raised` if it raised, or None if the call was abandoned.
         """
         with self._lock:
             self._number, self._thread = number, threading.get_ident()
@@ -242,7 +242,7 @@ class RolloutActor:
                 self._host.forget()
             return Raised(failure, self._steps(), f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}")
 
-    # What the thread that works does.
+    # Methods of the working thread.
 
     def start(self, code: tuple[bytes, bytes, dict[str, str]]) -> Introduction:
         """Unpack the recipe of the environment and the policy, unless the driver's versions, the third, differ."""
@@ -320,7 +320,7 @@ class RolloutActor:
         self._drop_envs()
 
     def _env_of(self, num_tasks: int) -> ReportingEnv:
-        """Return the slots of so many tasks."""
+        """Return the slots for this number of tasks."""
         if num_tasks not in self._envs:
             if len(self._envs) >= _SIZES_KEPT:
                 self._drop_envs()
@@ -347,7 +347,7 @@ class RolloutActor:
         steps = int(self._progress.steps[0])
         return None if steps < 0 else steps
 
-    # What the other thread does.
+    # Methods of the other thread.
 
     @ray.method(concurrency_group="control")
     def look(self, with_stack: bool) -> Look:

@@ -72,7 +72,7 @@ class RayBackend(RolloutBackend):
 
     @property
     def retries(self) -> int:
-        """How often actors began episodes anew so far."""
+        """Number of episodes that actors have restarted so far."""
         return self._retries
 
     @property
@@ -142,7 +142,7 @@ class RayBackend(RolloutBackend):
         """Put something into Ray's object store."""
         # As bytes: what a node cannot import is then found by the actor, and not by Ray.
         pickled = _pickled(value, "the algorithm")
-        # What a batch is made of is the policy and the environment, which actors have compared when they started.
+        # A batch depends on the policy and the environment, whose code actors have compared at their start.
         modules = () if isinstance(value, HostedBatch) else modules_of_user([pickled])
         return ray.put(Stored(pickled, digests_of(modules)))
 

@@ -54,7 +54,7 @@ class RayCluster:
     _in_use: ClassVar[WeakSet[RayCluster]] = WeakSet()
     _connected_here: ClassVar[bool] = False
     # The cluster that was found when none was named, or "local" for one of this process's own. Samplers keep to it,
-    # whatever other clusters are started on this machine between them.
+    # even if other clusters are started on this machine between them.
     _found: ClassVar[str | None] = None
     # The runtime_env of the connection that was made here.
     _runtime_env: ClassVar[Mapping[str, Any]] = {}
@@ -85,7 +85,7 @@ class RayCluster:
     def nodes(self) -> dict[str, str] | None:
         """The nodes that actors may be on, as a label selector; None for all."""
         if self.shares and self._usable:
-            # Ray would place actors that ask for no CPU on nodes that have none to share, as a head node often is.
+            # Ray would place actors that request no CPU on nodes without free CPUs, as a head node often is.
             return {"ray.io/node-id": f"in({','.join(self._usable)})"}
         return {"ray.io/node-id": f"!in({','.join(sorted(self._refused))})"} if self._refused else None
 
@@ -191,7 +191,7 @@ class RayCluster:
     @staticmethod
     def place_of(actor_id: str) -> tuple[str, str]:
         """Return id and address of the node that an actor is or was on; "" for both if it never was on any."""
-        # Ray's public functions do not tell this of an actor that died before it could.
+        # Ray's public functions do not report this for an actor that died before it could.
         place = ray._private.state.actors(actor_id).get("Address", {})
         return place.get("NodeID", ""), place.get("IPAddress", "")
 
@@ -334,7 +334,7 @@ def _is_node_of(address: str, seconds: float) -> bool:
             alive = {node.hex() for node, known in nodes.items() if known.state == known.ALIVE}
             if alive & set(ray._private.services.find_node_ids()):
                 return True
-        # Ray knows best what is wrong with a connection, and its earlier versions lack a public way to ask this.
+        # Ray reports best what is wrong with a connection, and its earlier versions lack a public function for this.
         except Exception:
             return True
         if monotonic() >= until:

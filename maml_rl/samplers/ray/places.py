@@ -20,7 +20,7 @@ _ROUNDING = 1e-6
 
 
 def places_on(resources: Mapping[str, float], asked: Mapping[str, float]) -> int:
-    """Return how many actors fit onto a node, or into a bundle, that each ask for this."""
+    """Return how many actors with this request fit onto a node or into a bundle."""
     return max(0, min(int(resources.get(name, 0.0) / amount + _ROUNDING) for name, amount in asked.items()))
 
 
@@ -36,7 +36,7 @@ def options_of(asked: Mapping[str, float]) -> dict[str, Any]:
 
 
 def require_layout(layout: Layout, number: int, places: Sequence[int], asked: Mapping[str, float]) -> None:
-    """Refuse a placement group for which the nodes have no places, whatever else runs there.
+    """Refuse a placement group for which the nodes have no places even when they are otherwise idle.
 
     Args:
         layout: of the group.
@@ -85,7 +85,7 @@ class Reserved:
             ConfigError: If it has no place for an actor.
         """
         group = get_current_placement_group()
-        # Ray's public functions do not tell whether actors of a process in a group are to be in it.
+        # Ray's public functions do not report whether actors of a process in a group must be in it.
         if group is None or not ray._private.worker.global_worker.should_capture_child_tasks_in_placement_group:
             return None
         first, *others = group.bundle_specs

@@ -156,7 +156,7 @@ class RayPool:
                     yield unit, reply
                     del reply
         finally:
-            # What an error or Ctrl-C leaves unfinished is wanted no more.
+            # Work that an error or Ctrl-C leaves unfinished is abandoned.
             for unit in self._open:
                 unit.done = True
             self._abandon()
@@ -308,7 +308,7 @@ class RayPool:
         """
         cause = " ".join(shorten(cause, 2 * _LINE).split())
         if not node:
-            # An actor that never got as far as a node, for want of its runtime_env, say.
+            # An actor that never reached a node, say because its runtime_env failed.
             raise error(f"{cause}; {remedy}")
         if self._cluster.refuse(node, cause):
             if not self._count_places():

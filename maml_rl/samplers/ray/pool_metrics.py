@@ -1,4 +1,4 @@
-"""What a run on a Ray cluster reports to the cluster's monitoring: numbers that every node exports."""
+"""Metrics of a run for the monitoring of its Ray cluster: numbers that every node exports."""
 
 from ray.util.metrics import Counter, Gauge
 

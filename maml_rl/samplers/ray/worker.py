@@ -1,4 +1,4 @@
-"""What the driver knows of one actor on a Ray cluster: the units that it has, how far it is, and when it hangs."""
+"""The driver's record of one actor on a Ray cluster: its units, its progress, and whether it hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.describing import describe_stack
 from maml_rl.samplers.ray.actor import Introduction, Look, RolloutActor
 
-# How often the driver asks an actor that does not reply how far it is.
+# Interval at which the driver requests the progress of an actor that does not reply.
 LOOK_SECONDS = 1.0
 # Making an environment may take longer than a step.
 _LEAST_FIRST_SECONDS = 10.0
@@ -64,7 +64,7 @@ class Call:
         number: of the call.
         unit: which.
         reply: reference to the reply.
-        abandoned: whether the actor was told that its result is not wanted any more.
+        abandoned: whether the actor was told that its result is no longer needed.
     """
 
     number: int
@@ -79,7 +79,7 @@ class RayWorker:
     Args:
         index: which one, counted over all that were ever started.
         slots_per_task: S.
-        options: of the actor: what it asks for, and where it may be.
+        options: of the actor: its requests, and where it may be.
         step_timeout: seconds without a step after which it counts as hung.
 
     Attributes:
@@ -172,7 +172,7 @@ class RayWorker:
             self._handle.leave.remote()
 
     def end(self) -> None:
-        """Kill it, whatever it is doing."""
+        """Kill it in any state."""
         with suppress(Exception):
             # Another thread may have disconnected, upon which Ray would start a cluster for this call.
             if ray.is_initialized():

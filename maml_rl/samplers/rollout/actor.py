@@ -105,7 +105,7 @@ class Actor:
     Args:
         policy: whose `act` is called.
         params: parameters by name, each (M, ...) or as the policy's own; None for the policy's own.
-        observations: (N, *obs) array that the environments write; read anew at every call.
+        observations: (N, *obs) array that the environments write; read again at every call.
         num_tasks: M; N = M * S.
         device: where the policy runs.
         first_task: number of the first of the M tasks.
@@ -127,7 +127,7 @@ class Actor:
         # By range of tasks: with `recv_timeout` or groups, the policy acts for some workers at a time.
         self._actors: dict[tuple[int, int], Callable[..., tuple[Tensor, Memory]]] = {}
         self._memory: Memory = ()
-        # What it is where a trial begins, and what it was in every slot when its episode began.
+        # The memory at the start of a trial, and that of every slot at the start of its episode.
         self._initial: Memory = ()
         self._at_start: Memory = ()
         self._num_tasks = num_tasks
@@ -199,7 +199,7 @@ class Actor:
 
     @property
     def memory(self) -> Memory:
-        """What is remembered in every slot before its next step, tensors (M, S, ...)."""
+        """The memory of every slot before its next step, tensors (M, S, ...)."""
         return self._memory
 
     def act(
@@ -251,7 +251,7 @@ class Actor:
 
         Args:
             tasks: range of tasks for which the policy has acted.
-            rows: those of their slots that it was asked for.
+            rows: those of their slots that were requested.
             running: see `act`.
             before: memory of these tasks, (tasks, S, ...).
             after: what the policy returned.
@@ -354,7 +354,7 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
             f"initial_memory({_TRIED}) of {type(policy).__name__} returned {shown}; return a tuple of tensors of the "
             f"shape ({_TRIED}, ...), one row for each slot"
         )
-    # One that asks another policy is not to ask it about zeros.
+    # An external policy must not be called with zeros.
     if not memory or policy.told_who_acts:
         return
     shape, dtype = array_layout(observation_space)
@@ -434,7 +434,7 @@ def memory_after(
         episodes: of M tasks, on the CPU.
         streams: of the phase.
         slots_per_task: S.
-        reset_memory: whether the memory began anew with every episode.
+        reset_memory: whether the memory was reset at every episode.
         deterministic: whether the policy took its most probable actions.
         device: where the policy acted.
         before_step: is given what acts, the number of the step, and the wave's range of episodes.

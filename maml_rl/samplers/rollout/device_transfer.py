@@ -1,4 +1,4 @@
-"""What goes to an accelerator and back at every step of a rollout: one transfer each way, by way of pinned memory."""
+"""Transfers to an accelerator and back at every step of a rollout: one each way, through pinned memory."""
 
 import math
 from typing import Any

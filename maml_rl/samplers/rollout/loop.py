@@ -20,12 +20,12 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import Actor, EpisodeNoise
 from maml_rl.samplers.rollout.recorder import EpisodeRecorder
 
-# What a timer observes at every forward pass: for how many workers, or other parts, it was.
+# Quantity that a timer averages: the number of workers, or other parts, per forward pass.
 WORKERS_PER_INFERENCE = "workers_per_inference"
 
 
 class Slots(Protocol):
-    """What sampling a phase needs of a `MetaVectorEnv`."""
+    """The part of a `MetaVectorEnv` that sampling a phase needs."""
 
     num_envs: int
     parts: tuple[slice, ...]
