@@ -236,7 +236,7 @@ def inner_step(
     """Move the parameters of M tasks against the gradient of their inner loss; the result is differentiable by torch.
 
     Args:
-        outcome: what the policy does under these parameters.
+        outcome: the policy's outputs under these parameters.
         inner_loss: of the step.
         step_size: of the step.
         first_order: treat the gradient as a constant when differentiating the result.

@@ -33,7 +33,7 @@ class LinearFeatureBaseline:
 
     All tasks are fitted at once, each with weights of its own, in float64 and on real steps only. The ridge acts on
     features scaled to a root mean square of 1, so that it does not depend on the units of an observation; where it is
-    too weak for a solution, it is raised for that task until there is one. A fit says nothing about what is outside
+    too weak for a solution, it is raised for that task until there is one. A fit says nothing about values outside
     its data: entries of an observation that are larger than any fitted are clipped to it. Values are never NaN.
 
     The targets are the plain discounted returns, whether or not the advantages bootstrap. Fitted to time-limited

@@ -26,7 +26,7 @@ class TaskError(MamlRLError, ValueError):
     """A task is malformed or belongs to another family; the message names the entry.
 
     Attributes:
-        in_slots: of a task in a vector environment, which slot it is in and what is wrong with it.
+        in_slots: of a task in a vector environment, its slot and its error.
     """
 
     in_slots: tuple[tuple[int, str], ...] = ()
@@ -43,7 +43,7 @@ class ChildEnvError(MamlRLError, RuntimeError):
     """An environment raised, in a worker or in this process, or a worker died more often than `max_restarts` allows.
 
     Attributes:
-        summary: what the environment raised, on one line; "" if it did not raise.
+        summary: the environment's error, on one line; "" if there is none.
     """
 
     summary = ""
@@ -54,7 +54,7 @@ class ChildEnvTimeout(ChildEnvError, TimeoutError):
 
 
 class ChildLost(ChildEnvError):
-    """A worker died; once it is replaced, what it had begun can be done again from the beginning."""
+    """A worker died; once it is replaced, its unfinished work can be done again from the beginning."""
 
 
 class NonFiniteError(MamlRLError, ArithmeticError):
@@ -72,7 +72,7 @@ class UsersCode:
     a message. Only Ctrl-C passes. The object can be used again, since it keeps nothing.
 
     Args:
-        error_of: makes the error to raise of what was raised.
+        error_of: makes the error to raise from the one that was raised.
         passing: classes of exceptions that say everything already, and pass.
     """
 
@@ -95,7 +95,7 @@ class UsersCode:
 
 
 def explain(error: BaseException) -> str:
-    """Return an exception of any kind on one line: what it is, where in the user's own code it was raised, and why.
+    """Return an exception of any kind on one line: its type, its line in the user's own code, and its message.
 
     For an exception of this package, return only its message, which says everything.
     """

@@ -88,7 +88,7 @@ class _Part:
 
 
 class ObservationFlattener:
-    """Writes observations of several parts as one vector, with one-hot vectors for what is discrete.
+    """Writes observations of several parts as one vector, with one-hot vectors for discrete parts.
 
     Args:
         space: of the observations.
@@ -133,7 +133,7 @@ def category_counts(space: Space) -> list[int]:
 
 
 def write_flat(space: Space, values: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write elements (N, ...) of a space as vectors (N, D), with one-hot vectors for what is discrete."""
+    """Write elements (N, ...) of a space as vectors (N, D), with one-hot vectors for discrete parts."""
     counts = np.array(category_counts(space), np.int64)
     if not len(counts):
         out[:] = values.reshape(out.shape)
@@ -253,7 +253,7 @@ class PackedSpace(spaces.Box):
         return _gather(self.own, (), {path: part.reshape(*lead, *part.shape[1:]) for path, part in parts.items()})
 
     def element(self, row: NDArray[np.uint8]) -> Any:
-        """Return what a single row (D,) holds, an element of `own`."""
+        """Return the element of `own` that a single row (D,) holds."""
         return _gather(self.own, (), {each.path: each.read(row[None], None)[0] for each in self._fields})
 
 

@@ -207,7 +207,7 @@ def _open_closed_streams() -> None:
 
 
 def _printable(text: str) -> str:
-    """Return a text that stays on one line of a terminal; what a user has typed may hold anything."""
+    """Return a text that fits on one line of a terminal; user input may contain any character."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 

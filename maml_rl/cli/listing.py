@@ -34,7 +34,7 @@ def list_configs(*, verbose: bool) -> Iterable[str]:
         width = max(map(len, group))
         for name in group:
             lines = paths[name].read_text(encoding="utf-8").splitlines()
-            # The comment that a config begins with says what it is for.
+            # The first comment of a config describes its purpose.
             purpose = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
             yield from _entry(name.ljust(width), purpose)
             if verbose:
@@ -147,7 +147,7 @@ def list_entries(files: Sequence[Path]) -> Iterable[str]:
 
 
 def _entry(start: str, text: str) -> list[str]:
-    """Return lines that begin with a name in a column of its own."""
+    """Return lines that begin with a name in a separate column."""
     return _wrapped(text, f"  {start}  ", " " * (len(start) + 4))
 
 

@@ -63,7 +63,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self._log(state)
 
     def show_slots(self, counts: SlotCounts) -> None:
-        """Show what the slots of slow environments are doing, until the iteration ends; any thread may call this."""
+        """Show the activity of slow environments' slots, until the iteration ends; any thread may call this."""
         if not self._bar.disable:
             self._bar.set_postfix_str(str(counts))
         elif monotonic() - self._last_line >= self._seconds_between_lines:

@@ -43,7 +43,7 @@ def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path 
 
     Args:
         options: of the command.
-        of_run: whether a run is meant rather than a config.
+        of_run: whether the path is of a run rather than a config.
 
     Raises:
         ConfigError: If there is no such config, or if two are given.

@@ -100,7 +100,7 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
 
             settings = describe_settings(find_metalearner(name).Settings)
     except ValueError:
-        # The command itself says what is wrong with its config.
+        # The command itself reports errors of its config.
         return
     _add_settings(parser, f"settings of the algorithm {name}", settings, _ALGORITHM)
     parser.set_defaults(algorithm_keys=[setting.key for setting in settings])

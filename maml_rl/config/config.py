@@ -490,7 +490,7 @@ def _explain(
     more_keys: Sequence[str] = (),
     explain_unknown: Callable[[str], str] = lambda key: "",
 ) -> str:
-    """Say in one line what is wrong, for the first error in the file; unknown keys come before the rest."""
+    """Describe the first error in the file in one line; unknown keys come before others."""
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     ranked = unknown or sorted(errors, key=lambda error: mapping.lines.get((str(error["loc"][0]),), 0))
     error = ranked[0]
@@ -512,7 +512,7 @@ def _explain(
 
 
 def _wanted(error: ErrorDetails) -> str:
-    """Say what a value should have been."""
+    """Describe the expected value."""
     limits = error.get("ctx", {})
     match error["type"]:
         case "greater_than_equal":

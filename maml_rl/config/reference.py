@@ -66,7 +66,7 @@ def algorithm_settings() -> dict[str, list[Setting]]:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Say briefly what a JSON schema allows: INT>=1 or null."""
+    """Describe briefly the values that a JSON schema allows: INT>=1 or null."""
     if "anyOf" in schema:
         return " or ".join(_allowed(choice) for choice in schema["anyOf"])
     if "const" in schema:

@@ -12,7 +12,7 @@ from maml_rl.errors import ConfigError
 
 KeyPath = tuple[str, ...]
 
-# Ways of YAML to write that there is no value; another is to write nothing, which in an option is a mistake.
+# Ways to write a missing value in YAML; another is to write nothing, which in an option is a mistake.
 _NULLS = "null", "~"
 # A device may be endless.
 _MOST_BYTES = 1_000_000

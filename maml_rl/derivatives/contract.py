@@ -31,7 +31,7 @@ class Linearization(ABC):
     _policy: Policy
 
     def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
-        """Return what a loss is computed from: without parameters and distribution, unless derivatives flow to them.
+        """Return the inputs of a loss: without parameters and distribution, unless derivatives flow to them.
 
         Args:
             samples: of the linearization.

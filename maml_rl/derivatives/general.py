@@ -36,7 +36,7 @@ class AutogradLinearization(Linearization):
         self._pushed: tuple[tuple[Tensor, ...], Tensor] | None = None
 
     def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
-        """Return what a loss is computed from, with the parameters and the distribution."""
+        """Return the inputs of a loss, with the parameters and the distribution."""
         return PhaseOutcome(self._policy, samples, self._params, self._outputs, log_probs)
 
     def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:

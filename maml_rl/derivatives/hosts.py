@@ -91,7 +91,7 @@ class Program(ABC):
         return ()
 
     def values(self) -> list[Tensor]:
-        """Return what is in the learned tensors now."""
+        """Return the current values of the learned tensors."""
         return [tensor.detach() for tensor in self.learned()]
 
     def load(self, values: Sequence[Tensor]) -> None:
@@ -180,7 +180,7 @@ class ThreadHosts(Hosts):
         room: bytes that a program may keep between operations.
 
     Attributes:
-        room: what the last program has left of it.
+        room: memory that the last program has left.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class BatchOfOne(MetaEnv):
         return None if frames is None else frames[0]
 
     def close(self) -> None:
-        """Release what the family holds."""
+        """Release the family's resources."""
         self._family.close()
 
 

@@ -124,10 +124,10 @@ class Attempts:
             slot: whose call.
             call: the call itself.
             anew: restarts the episode, for a call within one; None to repeat the call.
-            raised: what the call has already raised, if it was tried before.
+            raised: the error that the call has already raised, if it was tried before.
 
         Returns:
-            Whether the episode was restarted, and what the last call returned.
+            Whether the episode was restarted, and the result of the last call.
 
         Raises:
             RuntimeError: If `Retry` is raised too often.
@@ -241,7 +241,7 @@ class SideBySide:
     def wait(self, seconds: float) -> list[tuple[int, Any]]:
         """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
 
-        The outcome is what the call returned, in a tuple with whether the episode restarted, or an exception.
+        The outcome is the result of the call, in a tuple with whether the episode restarted, or an exception.
 
         Raises:
             CallHangsError: If a call takes too long. `hung` names it.
@@ -266,7 +266,7 @@ class SideBySide:
         return min(since.items(), key=lambda entry: entry[1], default=None)
 
     def drain(self, until: float) -> None:
-        """Wait for all calls until a time on the monotonic clock, and drop what they return."""
+        """Wait for all calls until a time on the monotonic clock, and drop their results."""
         while self.outstanding and monotonic() < until:
             with suppress(CallHangsError):
                 self.wait(until - monotonic())
@@ -295,7 +295,7 @@ class SideBySide:
         )
 
     def _work(self) -> None:
-        """Carry out calls until there are to be no more of them."""
+        """Carry out calls until there are no more."""
         while (item := self._todo.get()) is not None:
             slot, attempt = item
             self._thread_of[slot] = threading.get_ident()

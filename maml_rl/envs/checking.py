@@ -28,7 +28,7 @@ _REMEDIES = {
 }
 _MEASURED_STEPS, _MEASURED_SECONDS = 50, 2.0
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
-# In some families two tasks often give the same rewards (a coin that fell alike); not for as many seeds as this.
+# In some families two tasks often give the same rewards by chance, but not for this many seeds.
 _SEEDS_TO_TELL_TASKS_APART = 20
 # A family may have two tasks only, and draw the same one a few times in a row.
 _DRAWS_TO_FIND_ANOTHER_TASK = 50
@@ -61,7 +61,7 @@ def require_task_methods(env_class: type[gymnasium.Env[Any, Any]], env_id: str =
 
     Args:
         env_class: of the environment without wrappers.
-        env_id: what it is registered as; "" if it is not.
+        env_id: its registered id; "" if it has none.
 
     Raises:
         TypeError: If one is missing; the message lists all that are.
@@ -141,7 +141,7 @@ def check_meta_env(
 
     Raises:
         TypeError: If something is missing; the message lists all that is.
-        AssertionError: If something misbehaves; the message says what was expected.
+        AssertionError: If something violates the contract; the message says what was expected.
     """
     require_meta_env(env)
     states = _global_random_states()

@@ -28,7 +28,7 @@ EnvMaker = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class ObservedTask:
-    """Stands for `env` wherever an environment is expected: the same slots, which show their tasks.
+    """Can be used wherever `env` can: the same slots, whose observations include their tasks.
 
     Attributes:
         env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.

@@ -184,7 +184,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         observes_anywhere: whether every reset and step writes the observations of all slots, into the array that is
             `buffers.observations` by then; a sampler may put another one there before each.
         parts: ranges of slots that are stepped independently of each other; one range here, one per worker elsewhere.
-        advances_by_slot: whether every slot is a part of its own, whose resets and steps wait for that slot alone.
+        advances_by_slot: whether every slot is a separate part, whose resets and steps wait only for that slot.
             It can then be reset alone, with `reset_send`, and a `step_recv` with a timeout may return nothing.
         divides: whether its first slots can be used apart from the others, by `first_slots`.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.

@@ -67,7 +67,7 @@ class ObservingVectorEnv(MetaVectorEnv):
     @buffers.setter
     def buffers(self, buffers: StepBuffers) -> None:
         self._buffers = buffers
-        # The environment keeps observations of its own; the rest it writes where this one's are read.
+        # The environment has its own array of observations; it writes everything else directly into this one's buffers.
         own = self.env.buffers.observations
         self.env.buffers = replace(buffers, observations=own)
 
@@ -91,7 +91,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         return self.env.waiting_seconds
 
     def slot_counts(self) -> SlotCounts | None:
-        """Return what the environment's slots are doing."""
+        """Return the activity of the environment's slots."""
         return self.env.slot_counts()
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
@@ -145,7 +145,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         return self.env._infos()
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what the environment draws."""
+        """Return the environment's pictures."""
         return self.env.render()
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -105,7 +105,7 @@ class SerialVectorEnv(MetaVectorEnv):
                     )
 
     def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """Return an environment as its methods are to be called.
+        """Return an environment in the form whose methods are called.
 
         Raises:
             TypeError: If they cannot be called here.

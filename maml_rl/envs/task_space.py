@@ -32,7 +32,7 @@ class TaskParameter:
 
     Attributes:
         ranges: its range in each dimension, as (low, high) with low below high; high itself is never drawn.
-        scale: what is uniform within the ranges.
+        scale: the quantity that is uniform within the ranges.
         values: the only numbers that are drawn, all equally likely, instead of ranges.
     """
 

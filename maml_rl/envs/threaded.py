@@ -1,4 +1,4 @@
-"""`ThreadedVectorEnv`: any environment as N slots that wait concurrently, each for itself."""
+"""`ThreadedVectorEnv`: any environment as N slots that wait concurrently and independently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLOSE_SECONDS = 1.0
 class ThreadedVectorEnv(SerialVectorEnv):
     """Adapter around N environment objects whose calls run concurrently: in threads, or awaited if they are coroutines.
 
-    Every slot is a part of its own. Only the environments' own methods run in other threads; buffers are written by the
+    Every slot is a separate part. Only the environments' own methods run in other threads; buffers are written by the
     thread that waits for them.
 
     Args:
@@ -80,7 +80,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return self._waited
 
     def slot_counts(self) -> SlotCounts:
-        """Return what the slots are doing; see `MetaVectorEnv`."""
+        """Return the activity of the slots; see `MetaVectorEnv`."""
         waiting, over = self._calls.outstanding.copy(), self.buffers.terminated | self.buffers.truncated
         over[list(waiting)] = False
         slot, since = self._calls.longest() or (-1, 0.0)
@@ -190,7 +190,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
             left -= self._take(inf)
 
     def _take(self, seconds: float) -> set[int]:
-        """Wait a moment for calls, write what they returned, and return whose."""
+        """Wait a moment for calls, write their results, and return their slots."""
         taken = set()
         for slot, outcome in self._results(seconds):
             restarted, result = self._raise(slot, outcome)
@@ -212,7 +212,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return taken
 
     def _raise(self, slot: int, outcome: Any) -> tuple[bool, Any]:
-        """Return what a call returned, or raise what it raised."""
+        """Return the result of a call, or raise its error."""
         if isinstance(outcome, BaseException):
             self.current_slots[0] = slot
             raise outcome

@@ -52,7 +52,7 @@ class Credits:
 
 
 def require_minari() -> None:
-    """Refuse a recording that is to end as a data set of Minari, where Minari is not installed.
+    """Refuse a recording for Minari where Minari is not installed.
 
     Raises:
         ConfigError: If it is missing; in one line.

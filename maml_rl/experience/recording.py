@@ -70,15 +70,15 @@ class Recording:
 
     Args:
         folder: of it; made when something is written.
-        about: what it is of.
-        resume: continue what is there.
+        about: the family, tasks and settings of the recording.
+        resume: continue an existing recording.
 
     Attributes:
         iteration: how many are recorded.
 
     Raises:
         ConfigError: If something else is there, or a recording that is not to be resumed.
-        CheckpointError: If what is there is damaged.
+        CheckpointError: If the existing recording is damaged.
     """
 
     def __init__(self, folder: Path, about: About, *, resume: bool = False) -> None:
@@ -130,7 +130,7 @@ class Recording:
         return is_full or self.iteration == self.about.num_iterations
 
     def save(self, learner_state: Mapping[str, Tensor]) -> None:
-        """Write what is not written yet; a recording that is killed later continues from here.
+        """Write everything that is not on disk yet; a recording that is killed later continues from here.
 
         Raises:
             CheckpointError: If it cannot be written, say because the disk is full.
@@ -282,7 +282,7 @@ class FinishedRecording:
 
 
 def _block(episodes: TaskEpisodes, about: About) -> dict[str, NDArray[Any]]:
-    """Return what is kept of one iteration, by name."""
+    """Return the arrays that are kept of one iteration, by name."""
     observation_space, action_space = map(space_from_json, (about.observation_space, about.action_space))
     real = episodes.mask.mT.bool()
     shape, dtype = array_layout(observation_space)

@@ -96,7 +96,7 @@ class Replay:
     """The newest trials of a run, as one tensor for each field.
 
     A learner appends in `update`. As part of its `experience` the replay buffer is part of the run folder: trials are
-    written in segments, each with its hash, and a checkpoint writes only what is new since the previous one.
+    written in segments, each with its hash, and a checkpoint writes only the trials since the previous one.
 
     Args:
         capacity: largest number of steps; when it is full, whole trials are dropped, the oldest first.
@@ -211,7 +211,7 @@ class Replay:
         Args:
             rng: the draws depend on it, and on the trials.
             num: steps, of each task where tasks are given.
-            tasks: M of those that have trials here; None draws from all trials alike.
+            tasks: M of those that have trials here; None draws uniformly from all trials.
             newest: draw from this many of the newest trials only (of each task); None draws from all.
 
         Returns:
@@ -240,7 +240,7 @@ class Replay:
             rng: the draws depend on it, and on the trials.
             num: sequences, of each task where tasks are given.
             length: steps of a window, which begins anywhere that it fits; None draws whole trials.
-            tasks: M of those that have trials here; None draws from all trials alike.
+            tasks: M of those that have trials here; None draws uniformly from all trials.
             rewarded: so many of the `num` are trials with a reward other than 0, and windows that hold its first one,
                 if there are such trials.
 
@@ -283,7 +283,7 @@ class Replay:
         return Mark(self._first, self._end)
 
     def save(self, mark: Mark) -> dict[str, Any]:
-        """Write what is in no segment yet, and return what a checkpoint keeps, as JSON holds it.
+        """Write the trials that are in no segment yet, and return the state for a checkpoint, as JSON values.
 
         Args:
             mark: the newest of `mark`, or of an iteration that has not appended since.

@@ -1,1 +1,1 @@
-"""From a config to a result: build what it describes, train, evaluate, load a trained policy."""
+"""From a config to a result: build an experiment, train, evaluate, load a trained policy."""

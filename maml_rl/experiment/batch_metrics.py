@@ -67,7 +67,7 @@ def _digests(phases: Sequence[TaskEpisodes]) -> list[list[str]]:
 
 
 def _spread(phases: Sequence[TaskEpisodes], policy: Policy) -> dict[str, Tensor]:
-    """Return sum and number of what is averaged, (2,) float64 by name."""
+    """Return sum and number of the averaged values, (2,) float64 by name."""
     episodes = phases[0]
     real = episodes.mask[:, :, 0].bool()
     observations = episodes.observations[:, :, 0][real].to(next(policy.parameters()).device)

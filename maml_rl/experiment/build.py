@@ -125,7 +125,7 @@ class Experiment:
 
     @property
     def evaluation_update(self) -> Update:
-        """Where the adaptation of an evaluation is: "driver" wherever the workers cannot keep its episodes."""
+        """Where an evaluation adapts: "driver" if the workers cannot keep its episodes."""
         learner = self.metalearner
         # Trials adapt by a memory, while they are sampled.
         memory_alone = learner.whole_trials and self.device.type == "cpu"
@@ -270,7 +270,7 @@ class Experiment:
                 seed=config.seed,
                 slots_per_task=1 if self.metalearner.whole_trials else config.slots_per_task,
                 max_episode_steps=config.max_episode_steps,
-                # Gradient steps take every episode by itself.
+                # Gradient steps use every episode separately.
                 reset_memory_each_episode=not self.metalearner.whole_trials and self.policy.has_memory,
                 evaluation=evaluation,
                 task_split=task_split,
@@ -292,7 +292,7 @@ class Experiment:
 
 
 def placement_of(config: Config) -> dict[str, Any]:
-    """Return what a config says of the fields of `Placement`, by name."""
+    """Return the fields of `Placement` that a config sets, by name."""
     return {each.name: getattr(config, each.name) for each in fields(Placement) if each.name in Config.model_fields}
 
 
@@ -382,7 +382,7 @@ def _not_made(config: Config, error: BaseException) -> ConfigError:
 
 
 def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDistribution | None, Config]:
-    """Make what the section `tasks` describes, and return it with the config that has all its settings."""
+    """Make the distribution of the section `tasks`, and return it with the config that has all its settings."""
     if config.tasks is None:
         return None, config
     name = config.tasks.get("distribution")

@@ -220,11 +220,11 @@ def submission(
     policy: Mapping[str, Any],
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Return what a table of results needs, as JSON values.
+    """Return the result for a table, as JSON values.
 
     Args:
         benchmark: that was measured.
-        evaluation: what was measured, on the benchmark's tasks.
+        evaluation: the measurement on the benchmark's tasks.
         policy: what identifies it, `name` above all; see `identity`.
         command: that measures it again.
 
@@ -258,7 +258,7 @@ def submission(
         "versions": package_versions(),
         # Of every task and repetition, the mean return of the episodes of each column; the last one counts.
         "returns": by_repetition(),
-        # Likewise what a family records besides, as the success of an episode.
+        # Likewise the infos that a family records, such as the success of an episode.
         **({"infos": {name: by_repetition(name) for name in evaluation.infos}} if evaluation.infos else {}),
     }
 
@@ -299,7 +299,7 @@ def read_submission(path: str | Path) -> dict[str, Any]:
 
 
 def identity(config: Config, folder: Path, checkpoint: str | Path | int, policy: torch.nn.Module) -> dict[str, Any]:
-    """Return what identifies a trained policy: names, digests of its config and parameters, what it was trained for.
+    """Return the identity of a trained policy: names, digests of its config and parameters, meta-updates.
 
     Args:
         config: of the run.

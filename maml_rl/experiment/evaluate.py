@@ -131,7 +131,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def scope(self) -> str:
-        """Return what the intervals are for."""
+        """Return the quantity that the intervals are for."""
         return interval_scope([self])
 
     def save(self, path: str | Path) -> None:
@@ -537,7 +537,7 @@ def _without_each_repetition(
 
 
 def interval_scope(evaluations: Sequence[Evaluation]) -> str:
-    """Return what the intervals of `pooled_intervals` are about, in a few words, and a caution where they are off."""
+    """Return a few words about what the intervals of `pooled_intervals` cover, and a caution where they are off."""
     return "; ".join([_scope(evaluations), *_caution(evaluations)])
 
 

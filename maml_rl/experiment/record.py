@@ -185,7 +185,7 @@ def record_run(
     trust: bool = False,
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
-    """Record what the policy of a meta-training did in each task, from its first checkpoint to its last.
+    """Record the episodes of a meta-training's policy in each task, from its first checkpoint to its last.
 
     An iteration is a checkpoint that the run has kept (`keep-checkpoints`). Its policy acts before any gradient step;
     a policy with a memory goes through a trial.
@@ -211,7 +211,7 @@ def record_run(
     config = load_run_config(path)
     if not trust:
         check_code(config, "add --trust", samples=True)
-    # With prefetch, a sampler has a policy of its own.
+    # With prefetch, a sampler has its own policy.
     experiment = make_experiment(config.override({"prefetch": 0}), num_workers=num_workers)
     config = experiment.config
     checkpoints = list_checkpoints(path / CHECKPOINTS)
@@ -359,7 +359,7 @@ def _make_sampler(
 
 
 def _what_counts(config: Config, settings: SettingsModel | None) -> dict[str, Any]:
-    """Return what the content of a recording depends on, besides family and tasks."""
+    """Return the settings that the content of a recording depends on, besides family and tasks."""
     keys = ("seed", "fast-batch-size", "gamma", "gae-lambda", "bootstrap", "baseline", "hidden-sizes", "nonlinearity")
     of_config = config.model_dump(mode="json", by_alias=True)
     own = {} if settings is None else settings.model_dump(mode="json", by_alias=True)

@@ -74,7 +74,7 @@ def train(
         overwrite: replace the run that is in `folder`.
         profile: add each stage's share of the time to the metrics.
         on_iteration: called with the metrics of every iteration.
-        on_slots: called every second, by its own thread, with what the slots of slow environments are doing.
+        on_slots: called every second, by its own thread, with the activity of slow environments' slots.
         stop: once it is set, by `on_iteration` or by another thread, training ends after the present iteration with a
             checkpoint, from which it can be resumed.
 
@@ -132,7 +132,7 @@ def train(
 
 
 def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> int | list[Task] | None:
-    """Return the tasks of the evaluations, or how many are to be drawn; None where there are no evaluations.
+    """Return the tasks of the evaluations, or the number to draw; None where there are no evaluations.
 
     Raises:
         ConfigError: If the tasks cannot be read, are of another family, or need more memory than there is.
@@ -158,7 +158,7 @@ def _evaluating(
 ) -> Iterator[Callable[[int], Metrics]]:
     """Give a function that evaluates the parameters where so many finished iterations are a multiple of evaluate-every.
 
-    It returns metrics, none where nothing was evaluated. Its sampler is one of its own.
+    It returns metrics, none where nothing was evaluated. It has its own sampler.
     """
     every = experiment.config.evaluate_every
     if tasks is None or every is None:
@@ -185,7 +185,7 @@ def _evaluating(
 
 @contextmanager
 def _watching(sampler: MultiTaskSampler, on_slots: Callable[[SlotCounts], object] | None) -> Iterator[None]:
-    """Report what the slots are doing, as long as some of them wait."""
+    """Report the activity of the slots, as long as some of them wait."""
     if on_slots is None:
         yield
         return

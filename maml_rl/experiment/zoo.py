@@ -75,7 +75,7 @@ def add_to_zoo(
     defaults = {str(field.alias): field.default for field in Config.model_fields.values() if field.alias in _NOT_KEPT}
     trained_with = load_system(folder)
     path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
-    # To train with the config is to get this policy.
+    # Training with the config reproduces this policy.
     config = config.override({**defaults, "num-batches": max(1, saved.iteration)})
     experiment = make_experiment(config, num_workers=num_workers)
     restore(saved, experiment.metalearner, config.algorithm, path)

@@ -12,7 +12,7 @@ from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 
 
 class AD(HistoryLearner):
-    """Predicts the next action of a learner from what the learner has seen and done, through many of its episodes.
+    """Predicts the next action of a learner from its observations and actions in many of its episodes.
 
     To predict a learner that improves from episode to episode, the transformer must notice the progress, and do in its
     context what the learner did by its updates. It sees only every `keep`-th episode of a history, so that it improves

@@ -79,7 +79,7 @@ class AdamLearner(MetaLearner):
         """Return the loss of k tasks, (k,): the outer loss of the settings, unless a subclass has more terms.
 
         Args:
-            new: what the policy does in every phase, differentiable. Its samples have log-probabilities.
+            new: the policy's outputs in every phase, differentiable. Its samples have log-probabilities.
             old: the same at the parameters before the update, without gradient.
         """
         return self.settings.outer_loss(new[-1])

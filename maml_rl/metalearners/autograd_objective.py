@@ -87,7 +87,7 @@ class AutogradObjective:
         self._is_anchored = True
 
     def backward(self) -> float:
-        """Compute the objective, and put its gradient into `grad` of the parameters, instead of what is there.
+        """Compute the objective, and put its gradient into `grad` of the parameters, replacing earlier gradients.
 
         Returns:
             The mean over tasks.

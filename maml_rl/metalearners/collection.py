@@ -21,7 +21,7 @@ class Sampler(Protocol):
     policy: Policy
 
     def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
-        """Return whether `num_tasks` tasks are to be sampled on hosts."""
+        """Return whether `num_tasks` tasks are sampled on hosts."""
 
     def rollout(
         self,
@@ -51,7 +51,7 @@ class Sampler(Protocol):
         num_episodes: int | None = None,
         deterministic: bool = False,
     ) -> tuple[TaskEpisodes, Memory]:
-        """Sample a trial of every task, and return with it what the policy remembers at its end."""
+        """Sample a trial of every task, and return it with the policy's memory at its end."""
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Return the random stream for a learner's own draws before the next phase."""

@@ -1,4 +1,4 @@
-"""The decision-pretrained transformer: it predicts the best action from what is known about a task so far."""
+"""The decision-pretrained transformer: it predicts the best action from the steps in a task so far."""
 
 import numpy as np
 from torch import Tensor

@@ -31,7 +31,7 @@ State: TypeAlias = dict[str, Any]
 
 
 class MetaLearner(ABC):
-    """One algorithm: how it collects, updates the meta-policy, adapts at test time, and what it keeps.
+    """One algorithm: its collection, its update of the meta-policy, its adaptation at test time, and its state.
 
     A subclass implements `update`. The defaults are those of a learner whose inner loop takes gradient steps; one that
     adapts in another way also implements `adapt`.
@@ -72,7 +72,7 @@ class MetaLearner(ABC):
             move to it. The episodes of a test stay there, too, and so do whole trials of every learner.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
-        networks: what the learner trains besides the policy, if anything; it is kept under the names of its parameters.
+        networks: the learner's networks besides the policy, if any; they are saved under the names of their parameters.
         training_state: the first words of those names in `state_dict` that only further training needs. The zoo leaves
             them out, and `load_state_dict` leaves what they stand for as it is.
     """
@@ -231,7 +231,7 @@ class MetaLearner(ABC):
         return Batch(batch.phases, self.hosts_of(batch))
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return copies, under flat names, of what `collect` reads and updates change, besides the policy.
+        """Return copies, under flat names, of the state that `collect` reads and updates change, besides the policy.
 
         With `prefetch` a batch is collected while updates continue, by a `collector` that gets these copies.
         """

@@ -46,7 +46,7 @@ class TaskChunk:
         inner: the inner loop on the train episodes.
         valid: the policy on the valid episodes.
         objective: outer objective.
-        keep: keep between the products what they share. Without, it takes less memory and more time.
+        keep: cache the values that the products share. Without, it takes less memory and more time.
         curvature: the same tasks with a share of their episodes, from which the curvature is computed; None for all.
     """
 

@@ -84,7 +84,7 @@ class RunningSquare:
 
     @property
     def mean(self) -> float:
-        """The running mean; 1 while there were only zeros, of which no unit can be made."""
+        """The running mean; 1 while there were only zeros, which give no unit."""
         return self.total / self.weight if self.total > 0.0 else 1.0
 
 
@@ -167,10 +167,10 @@ class _TrialProgram(Program):
     """PPO's objective on chunks of trials; see `Program`.
 
     Attributes:
-        policy: what is unrolled.
+        policy: the policy to unroll.
         params: those of its parameters that are trained.
         num_observed: of how many of the numbers that the policy sees the moments are wanted.
-        see: computes, once, what the policy sees of the observations (L, N, ...); None for these themselves.
+        see: computes, once, the policy's inputs from the observations (L, N, ...); None for these themselves.
         settings: of the objective.
         collection: has the discount per step, and lambda of the advantages.
         reward_prediction: weight of the predicted rewards' squared error.
@@ -331,7 +331,7 @@ class _TrialChunk:
 
 
 class TrialPPO:
-    """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials, wherever these are.
+    """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials, in any placement.
 
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
     root mean square of the returns, so that their loss neither drowns the policy's nor vanishes, whatever the first
@@ -340,7 +340,7 @@ class TrialPPO:
     policy's gradient.
 
     Args:
-        policy: what is unrolled and trained, with values or without.
+        policy: the policy to unroll and train, with values or without.
         optimizer: of those of its parameters that are trained.
         settings: of the objective; with `anneal_over`, of the optimizer's step size, too.
         collection: has the discount per step, and lambda of the advantages.
@@ -455,7 +455,7 @@ class TrialPPO:
         }
 
     def state_dict(self) -> State:
-        """Return the units of values and predicted rewards, how many updates there were, and what was observed."""
+        """Return the units of values and predicted rewards, the number of updates, and the moments of observations."""
         squares = ((_RETURN_SQUARE, self.return_square), (_REWARD_VARIANCE, self.reward_variance))
         units = {name: [square.total, square.weight] for name, square in squares}
         observed = {} if self._observed is None else self._observed.state_dict()
@@ -477,7 +477,7 @@ class TrialPPO:
             self._observed.load_state_dict(observed)
 
     def _annealed(self) -> float:
-        """Return what is left of step size and weight of the entropy: 1 at first, 0 from `anneal_over` on."""
+        """Return the remaining share of step size and entropy weight: 1 at first, 0 from `anneal_over` on."""
         over = self._settings.anneal_over
         return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 

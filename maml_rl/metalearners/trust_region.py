@@ -38,7 +38,7 @@ def conjugate_gradient(
         tolerance: stop once |b - A x|^2 is below it times |b|^2.
 
     Returns:
-        x, and x^T A x without another product: the residual b - A x is at hand.
+        x, and x^T A x without another product, from the residual b - A x.
     """
     x = torch.zeros_like(b)
     residual, direction = b.clone(), b.clone()

@@ -271,7 +271,7 @@ class Decoder(nn.Module):
         generator: of the initial weights.
 
     Raises:
-        ValueError: If an output for each cell is wanted of something that is not a grid.
+        ValueError: If an output for each cell is requested without a grid.
     """
 
     def __init__(self, policy: BeliefPolicy, settings: VariBAD.Settings, generator: torch.Generator) -> None:

@@ -38,7 +38,7 @@ class BeliefPolicy(SequencePolicy):
         hidden_sizes: units of the layers that act, and of those that estimate values.
         encoder_size: H, units of the GRU.
         latent_size: Z, numbers of the latent vector.
-        embedding_sizes: units for observation, action, and reward; 0 for what the encoder does not see.
+        embedding_sizes: units for observation, action, and reward; 0 for an input that the encoder does not have.
         nonlinearity: after each hidden layer: "relu", "tanh", or any element-wise callable on tensors.
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
@@ -224,7 +224,7 @@ class BeliefPolicy(SequencePolicy):
     def know(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return what the policy acts on, (L, N, own + 2 Z), observation and belief; see `believe`.
+        """Return the inputs of the acting policy, (L, N, own + 2 Z), observation and belief; see `believe`.
 
         No gradient flows back from it.
         """

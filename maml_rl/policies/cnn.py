@@ -35,7 +35,7 @@ class CNNPolicy(Policy):
 
     Args:
         observation_shape: (height, width, channels), or (channels, height, width).
-        head: what the output units say about actions; see `maml_rl.policies.heads`.
+        head: the distribution of actions that output units determine; see `maml_rl.policies.heads`.
         hidden_sizes: units of each connected hidden layer.
         conv_layers: filters, kernel size and stride of each convolution.
         nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
@@ -107,7 +107,7 @@ class CNNPolicy(Policy):
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters; see `Policy.actor`."""
-        # Copies have the same alignment wherever the stack begins, so that convolutions round the same everywhere.
+        # Copies have the same alignment wherever the stack begins, so that convolutions are rounded in the same way.
         own, connected = [param.clone() for param in self._conv_params(params)], _connected(params)
         act = self.distributions.actor(connected)
 
@@ -192,7 +192,7 @@ def conv_output_size(observation_shape: Sequence[int], conv_layers: Sequence[Con
     """Return how many numbers convolutions give for one image.
 
     Raises:
-        ValueError: If a kernel is larger than what it is applied to.
+        ValueError: If a kernel is larger than its input.
     """
     channels, height, width = _conv_shapes(tuple(observation_shape), conv_layers)[-1]
     return channels * height * width

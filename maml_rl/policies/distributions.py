@@ -1,4 +1,4 @@
-"""Distributions of torch as tensors: what a batched computation can carry, and how noise becomes an action."""
+"""Distributions of torch as tensors, for batched computations, and as functions from noise to actions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -117,7 +117,7 @@ class DistributionForm:
 
     Attributes:
         kind: class of the innermost distribution.
-        layers: what is around it, from the inside out: the number of event axes that an `Independent` adds, or the
+        layers: its wrappers, from the inside out: the number of event axes that an `Independent` adds, or the
             transforms of a `TransformedDistribution`.
         arguments: of the innermost distribution besides its tensors.
     """
@@ -232,7 +232,7 @@ def sample_from_noise(distribution: Distribution, noise: Tensor) -> Tensor:
 
 
 def mode(distribution: Distribution) -> Tensor:
-    """Return the most probable sample; for a transformed distribution, what the mode of its base becomes."""
+    """Return the most probable sample; for a transformed distribution, the transformed mode of its base."""
     match distribution:
         case Independent():
             return mode(distribution.base_dist)

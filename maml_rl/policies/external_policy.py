@@ -136,7 +136,7 @@ class ExternalPolicy(MemoryPolicy):
         return seen, rows[:, -2].copy(), rows[:, -1] > 0.0
 
     def _actions(self, answers: Any, acting: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return what the policy answered as rows of actions."""
+        """Return the policy's answers as rows of actions."""
         shape, dtype = array_layout(self._chosen)
         name = type(self._policy).__name__
         if isinstance(self._chosen, PackedSpace):

@@ -30,7 +30,7 @@ class GRUPolicy(SequencePolicy):
         action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, units of the recurrent layer.
         cell: "gru" or "lstm".
-        memory_span: initially, units hold what they remember for 1 to this many steps, and values are near zero.
+        memory_span: initially, units keep their memory for 1 to this many steps, and values are near zero.
             None: each unit forgets half of it at every step, and values are random at first.
         layers: units of tanh layers that compute actions from observation and memory, and of equally many that
             estimate values. Without any, both are linear functions of the memory.
@@ -153,7 +153,7 @@ class GRUPolicy(SequencePolicy):
                 (input_bias[..., both] + memory_bias[..., both], input_bias[..., new], memory_bias[..., new]), -1
             )
             return torch.cat((from_input, from_memory), -1).mT.contiguous(), bias
-        # torch has (enter, keep, new, leave); sigmoids are taken of what is adjacent.
+        # torch has (enter, keep, new, leave); sigmoids apply to adjacent gates.
         order = torch.cat([torch.arange(size) + size * gate for gate in (0, 1, 3, 2)]).to(from_input.device)
         weights = torch.cat((from_input, from_memory), -1).index_select(-2, order)
         return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)

@@ -24,7 +24,7 @@ class GRUSequences:
     r = sigmoid(W_r x + U_r h + c_r), z = sigmoid(W_z x + U_z h + c_z), n = tanh(W_n x + b_n + r (U_n h + c_n)), and the
     next h is n + z (h - n), as `torch.nn.GRU` computes it.
 
-    A call overwrites what the previous call kept for its gradient: compute that gradient first.
+    A call overwrites the buffers that the gradient of the previous call needs: compute that gradient first.
     """
 
     def __init__(self) -> None:

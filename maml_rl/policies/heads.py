@@ -190,7 +190,7 @@ class Head(Distributions):
 class LogProbability(ABC):
     """log pi(a|s) of the actions taken, as a function f of output units and of the head's parameters, and derivatives.
 
-    Output units are stored as (k, A, R), entries before rows: what is summed over entries or rows is then summed along
+    Output units are stored as (k, A, R), entries before rows: sums over entries or rows are then sums along
     vectors.
 
     Attributes:

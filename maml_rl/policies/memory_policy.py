@@ -1,4 +1,4 @@
-"""The base of policies that learn by remembering: recurrent networks, and rules that count what they have seen."""
+"""The base of policies with a memory: recurrent networks, and rules that count their observations."""
 
 from abc import abstractmethod
 from typing import Protocol, runtime_checkable

@@ -1,6 +1,6 @@
 """MLPs with parameters for each task; they act 1.8 to 4.7 times as fast as plain modules (benchmarks.kernels).
 
-One batched product for each layer, the rounding of which does not depend on the other tasks; see `StackedLayer`.
+One batched product for each layer, whose rounding does not depend on the other tasks; see `StackedLayer`.
 """
 
 import math
@@ -249,7 +249,7 @@ class NormalMLPPolicy(MLPPolicy):
         init_std: initial standard deviation.
         min_std: the deviation never falls below it.
         action_shape: shape of one action; (output_size,) by default.
-        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
+        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class CategoricalMLPPolicy(MLPPolicy):
 
     Args:
         output_size: K, number of actions.
-        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
+        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class MultiCategoricalMLPPolicy(MLPPolicy):
     Args:
         num_categories: K_i of each of the A entries.
         action_shape: shape of one action; (A,) by default.
-        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
+        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class BernoulliMLPPolicy(MLPPolicy):
     Args:
         output_size: A.
         action_shape: shape of one action; (A,) by default.
-        options: `seed`, `observation_shape`, `observation_start`. They and what is not listed are those of `MLPPolicy`.
+        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
     """
 
     def __init__(

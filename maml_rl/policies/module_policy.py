@@ -288,7 +288,7 @@ class ModulePolicy(Policy):
 
     def _try(self, observations: Tensor) -> Distribution:
         """Return the distribution for observations (N, *shape), having learned its form."""
-        # With gradients, so that learned tensors are seen for what they are.
+        # With gradients, so that learned tensors are recognized.
         with torch.enable_grad():
             tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
             self._can_be_vmapped(observations)

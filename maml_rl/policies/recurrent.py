@@ -26,7 +26,7 @@ def make_recurrent(
         inputs: I.
         hidden_size: H.
         generator: draws the initial weights.
-        memory_span: biases are such that a unit keeps what it holds for 1 to this many steps; None for half of it at
+        memory_span: biases are such that a unit keeps its state for 1 to this many steps; None for half of it at
             every step.
 
     Source of `memory_span`: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188
@@ -95,7 +95,7 @@ def next_state(cell: Cell, of_input: Tensor, of_memory: Tensor, state: Memory) -
 
     Args:
         cell: "gru" or "lstm".
-        of_input: (..., gates * H), what the weights and the bias of the inputs make of them.
+        of_input: (..., gates * H), the inputs after their weights and bias.
         of_memory: the same, of the memory.
         state: (..., H) before the step.
     """

@@ -82,7 +82,7 @@ class RecurrentActor(MemoryPolicy):
         self.distributions.check_actions(action_space)
 
     def initial_memory(self, num: int) -> Memory:
-        """Return zeros (num, H), twice for an LSTM, or what a transformer begins with."""
+        """Return zeros (num, H), twice for an LSTM, or the initial memory of a transformer."""
         return self.encoder.initial_state(num, self.head.weight)
 
     def act(

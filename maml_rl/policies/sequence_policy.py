@@ -62,8 +62,8 @@ class SequencePolicy(MemoryPolicy):
             last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
 
     Attributes:
-        observation_mean: (size,) what is subtracted from the first numbers of an observation, if anything.
-        observation_std: (size,) what they are then divided by, if anything.
+        observation_mean: (size,) subtracted from the first numbers of an observation; None for zero.
+        observation_std: (size,) by which they are then divided; None for one.
 
     Raises:
         TypeError: If a space is not supported.

@@ -1,4 +1,4 @@
-"""A policy with a memory that has already adapted: its trials start with what it remembers."""
+"""A policy with a memory that has already adapted: its trials start with that memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

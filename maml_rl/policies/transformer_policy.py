@@ -18,7 +18,7 @@ from maml_rl.policies.transformer import Attention, TokenStep, Transformer, with
 class TransformerPolicy(SequencePolicy):
     """A decoder of pre-normalized blocks whose output gives the distribution of actions, and the values.
 
-    One step of a trial is one token: what is observed, which with `observe_last` includes the last action and reward.
+    One step of a trial is one token: the observation, which with `observe_last` includes the last action and reward.
     Every layer attends to the last `context` tokens, with positions relative to each other (rotary embeddings), so that
     a trial may be longer than the context. The memory is a ring of keys and values, (num, layers, 2, key-value heads,
     context, H / heads), the number of tokens so far, (num,), and with `token_shift` the last observation, (num, size).

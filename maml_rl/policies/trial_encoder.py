@@ -1,4 +1,4 @@
-"""An encoder of trials: embeds what is seen, the last action and its reward, and remembers.
+"""An encoder of trials: embeds the observation, the last action and its reward, and has a memory.
 
 Observations are those that show the last step: the environment's own, the last action, the last reward, and whether an
 episode has ended; see `LastStepParts`.
@@ -94,7 +94,7 @@ class TrialEncoder(nn.Module):
         return torch.cat((observations[..., parts.observation], observations[..., parts.last_termination]), -1)
 
     def embed(self, observations: Tensor, params: Params) -> Tensor:
-        """Return what the recurrent layer takes (..., I), of observations (..., size)."""
+        """Return the inputs of the recurrent layer (..., I) for observations (..., size)."""
         seen: dict[str, Tensor] = {"seen": self.see(observations)}
         # In units of half of the range: as the actions of a squashed Gaussian are.
         seen["did"] = observations[..., self.parts.last_action] * self.unit
@@ -162,7 +162,7 @@ def encode(encoders: Sequence[TrialEncoder], observations: Tensor, sequences: GR
 
 
 def action_unit(action_space: gymnasium.Space[Any]) -> Tensor:
-    """Return what the entries of an action are multiplied by: one over half of the range, 1 where there is none."""
+    """Return the factors of the entries of an action: one over half of the range, 1 where there is none."""
     if not isinstance(action_space, spaces.Box) or not action_space.is_bounded():
         return torch.ones(())
     return torch.from_numpy((2.0 / (action_space.high - action_space.low)).astype("float32").ravel())

@@ -150,8 +150,8 @@ def _counted(lines: Sequence[Line]) -> str:
 def difference_table(results: Sequence[GroupResult]) -> Markup | None:
     """Return by how much each group is above the one that it is compared with; None for fewer than two.
 
-    They are compared with pretraining where it is one of them, and else with the first. What counts is the return after
-    the last step, or in the last episode of a trial, and every recorded info there.
+    They are compared with pretraining where it is one of them, and else with the first. The compared return is that
+    after the last step, or in the last episode of a trial, and every recorded info there.
     """
     known = [result for result in results if result.evaluations]
     if len(known) < 2:
@@ -245,7 +245,7 @@ def _lines(results: Sequence[GroupResult]) -> list[Line]:
         )
         for index, result in known
     ]
-    # One of each is enough: what is untrained does not depend on how the others were trained.
+    # One of each is enough: untrained policies do not depend on the training.
     untrained = next((result.untrained for _, result in known if result.untrained is not None), None)
     if untrained is not None:
         lines.append(("untrained", "random initialization", [untrained]))

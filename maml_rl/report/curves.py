@@ -70,7 +70,7 @@ def legend(entries: Sequence[tuple[str, str]]) -> Markup:
 
 
 def figure(title: str, explanation: str, *content: Markup | None, css: str = "") -> Markup:
-    """Return a card with a title, what is drawn, and how to read it."""
+    """Return a card with a title, the drawing, and how to read it."""
     return element(
         "figure",
         element("figcaption", element("h3", title)),
@@ -81,7 +81,7 @@ def figure(title: str, explanation: str, *content: Markup | None, css: str = "")
 
 
 def scrolling(title: str, table: Markup) -> Markup:
-    """Return a table in a frame which shows that it scrolls where it is wider than the page."""
+    """Return a table in a frame that shows that it scrolls where it is wider than the page."""
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=title)
 
 
@@ -159,14 +159,14 @@ def _curves_by_step(
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return the returns of several groups of one family, each after its own inner steps, over what they cost."""
+    """Return the returns of several groups of one family, each after its own inner steps, over environment steps."""
     sampled = [group for group in groups if group.keys("return/")]
     smoothed = [[group.returns(width) for group in sampled] for width in _SMOOTHINGS]
     return _compared("Learning curves", sampled, smoothed, _ON_TRAINING_TASKS)
 
 
 def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return the returns on held-out tasks of those groups that were evaluated during training, over what they cost."""
+    """Return the returns on held-out tasks of those groups that were evaluated during training, over their steps."""
     known = {group.index: curves for group in groups if (curves := group.evaluations())}
     evaluated = [group for group in groups if group.index in known]
     return _compared("Evaluations", evaluated, [list(known.values())], _evaluated_on(evaluated))
@@ -264,7 +264,7 @@ def _draw_all(
 
 
 def _at(places: ArrayLike, xs: ArrayLike, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what a curve has last reached at some places; NaN before its beginning and beyond its end."""
+    """Return the last value of a curve at some points; NaN before its beginning and beyond its end."""
     places, xs = np.asarray(places, np.float64), np.asarray(xs, np.float64)
     if not len(xs):
         return np.full(len(places), np.nan)

@@ -53,7 +53,7 @@ def returns_table(results: Sequence[GroupResult]) -> str:
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:
-    """Return rows under all of their columns; what a row lacks is empty."""
+    """Return rows under all of their columns; missing cells are empty."""
     kept = list(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys([FIRST_COLUMN, *(key for row in kept for key in row)])))

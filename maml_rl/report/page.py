@@ -239,7 +239,7 @@ def _comparison(results: Sequence[GroupResult]) -> Markup:
 
 
 def _column(column: int, results: Sequence[GroupResult]) -> str:
-    """Return what a column of returns of several groups is called."""
+    """Return the title of a column of returns of several groups."""
     kinds = {evaluation.columns for result in results for evaluation in result.evaluations}
     return " or ".join(curves.after(column, kind) for kind in sorted(kinds, reverse=True))
 

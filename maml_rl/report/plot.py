@@ -24,8 +24,8 @@ class Plot:
     """Axes with something drawn between them.
 
     Args:
-        x: what the horizontal axis spans.
-        y: what the vertical axis spans.
+        x: span of the horizontal axis.
+        y: span of the vertical axis.
         summary: one sentence about the chart, for readers who cannot see it.
         x_label: name of the horizontal axis.
         y_label: name of the vertical axis.
@@ -69,12 +69,12 @@ class Plot:
         self._layers: list[tuple[str, list[Markup]]] = [("", self._marks)]
 
     def layer(self, css: str) -> None:
-        """Put what is drawn from here on into a group of a class, which a style sheet may show or hide."""
+        """Put all further marks into a group of a class, which a style sheet may show or hide."""
         self._marks = []
         self._layers.append((css, self._marks))
 
     def line(self, xs: ArrayLike, ys: ArrayLike, css: str) -> None:
-        """Connect points; what is not finite leaves a gap."""
+        """Connect points; non-finite values leave gaps."""
         points = self._points(*_thinned(np.asarray(xs, np.float64), np.asarray(ys, np.float64)))
         known = _known(points)
         commands = []
@@ -131,8 +131,8 @@ class Plot:
 
         Args:
             xs: (n,) places, in order.
-            heads: of every place, what it is.
-            lines: (class, name, (n,) values) of each line; what is not finite is left out.
+            heads: title of every point.
+            lines: (class, name, (n,) values) of each line; non-finite values are omitted.
             unit: of the values, with a space before it.
         """
         xs = np.asarray(xs, np.float64)
@@ -178,7 +178,7 @@ class Plot:
         return self._size
 
     def content(self) -> list[Markup]:
-        """Return what is drawn, without the frame of a picture."""
+        """Return the drawing without the frame of a picture."""
         layers = [element("g", marks, class_=css) if css else join(marks) for css, marks in self._layers]
         return [*self._axes, *layers]
 

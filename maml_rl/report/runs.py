@@ -24,9 +24,9 @@ class Run:
 
     Attributes:
         path: its folder.
-        config: what it runs.
+        config: of the run.
         metrics: of every iteration that is written down.
-        system: what it was started with; see `describe_system`. Empty if that was not written down.
+        system: on which it was started; see `describe_system`. Empty if that was not recorded.
     """
 
     path: Path
@@ -138,7 +138,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[RunGroup], list[str]]:
     """Read run folders, or folders of run folders, and put seeds of the same experiment together.
 
     Returns:
-        The groups, and what is wrong with some of the runs: sentences for the reader.
+        The groups, and the problems of some of the runs, as sentences for the reader.
 
     Raises:
         ConfigError: If no path holds a run.
@@ -169,7 +169,7 @@ def _run_folders(path: Path) -> list[Path]:
 
 
 def _read_run(folder: Path) -> tuple[Run, list[str]]:
-    """Return a run, and what is wrong with it."""
+    """Return a run, and its problems."""
     if not folder.exists():
         raise ConfigError(f"there is no folder {folder}; give the --output-folder of a training run")
     config = load_run_config(folder)

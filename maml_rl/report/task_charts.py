@@ -72,7 +72,7 @@ def _only_entry(tasks: list[Task]) -> NDArray[np.float64] | None:
 
 
 def _before_and_after(evaluation: Evaluation) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[str, str]]:
-    """Return the first and the last return of each task, and what they are called."""
+    """Return the first and the last return of each task, and their names."""
     returns = evaluation.task_returns()
     names = after(0, evaluation.columns), after(returns.shape[1] - 1, evaluation.columns)
     return returns[:, 0], returns[:, -1], names

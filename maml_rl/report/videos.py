@@ -98,7 +98,7 @@ def replay(sampled: SampledEvaluation, phase: int, task: int) -> tuple[Frames, i
 
     Raises:
         gymnasium.error.Error: If nothing can be drawn on this machine.
-        MamlRLError: If the environment does not repeat what it did when it was sampled.
+        MamlRLError: If the environment does not repeat the sampled episode.
     """
     episode = sampled.median_episode(phase, task)
     episodes = sampled.phases[phase]

@@ -73,7 +73,7 @@ def write_report(
         ConfigError: If no folder holds a run, the output exists and is not a report, or the tasks fit no run.
     """
     groups, notices = read_runs(runs)
-    # Before any work: what is wrong here is wrong for all runs.
+    # Checked before any work: these errors are the same for all runs.
     groups[0].config.override(dict(placement or {}))
     path = Path(output) if output is not None else _default_output(runs)
     _check_output(path)
@@ -93,7 +93,7 @@ def write_report(
             task_file=held_out,
             trust=trust,
             on_run=lambda parts=parts: on_part("trying policies", next(parts), total),  # type: ignore[misc]
-            # The policies of one family, which are compared, begin alike.
+            # The compared policies of one family have the same initial policy.
             with_untrained=all(
                 earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
                 for earlier in results

@@ -118,7 +118,7 @@ def latest_intact(
         load: reads what a checkpoint names beside itself; a CheckpointError means that this checkpoint is broken.
 
     Raises:
-        CheckpointError: If there is none; the message says what is wrong with each.
+        CheckpointError: If there is none; the message has the error of each.
     """
     reasons: list[str] = []
     for path, checkpoint in _intact(folder, reasons, load):
@@ -131,7 +131,7 @@ def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
     """Return the intact checkpoint with the highest score below `folder`, the newest of equals; log broken ones.
 
     Raises:
-        CheckpointError: If there is no intact checkpoint; the message says what is wrong with each.
+        CheckpointError: If there is no intact checkpoint; the message has the error of each.
     """
     reasons: list[str] = []
     found = list(_intact(folder, reasons))
@@ -145,7 +145,7 @@ def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
 def _intact(
     folder: str | Path, reasons: list[str], load: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> Iterator[tuple[Path, Checkpoint]]:
-    """Yield the intact checkpoints, the newest first; warn of broken ones, and add what is wrong with them."""
+    """Yield the intact checkpoints, the newest first; warn about broken ones, and add their errors."""
     for path in reversed(list_checkpoints(folder)):
         try:
             checkpoint = load_checkpoint(path)
@@ -218,10 +218,10 @@ class Experience(Protocol):
         """Keep the segments in a folder, which need not exist yet."""
 
     def mark(self) -> Any:
-        """Return what is there now, for `save`."""
+        """Return the current extent, for `save`."""
 
     def save(self, mark: Any) -> dict[str, Any]:
-        """Write what is not in a segment yet; return the state for a checkpoint: see `runs.segments`."""
+        """Write everything that is not in a segment yet; return the state for a checkpoint: see `runs.segments`."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `save` returned; raise CheckpointError if a segment is missing or damaged."""
@@ -243,7 +243,7 @@ class Learner(Protocol):
         """Its stored samples, by name."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept beside the policy."""
+        """Return the state besides the policy."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load it; raises ValueError if it does not fit."""

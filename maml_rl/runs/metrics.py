@@ -118,7 +118,7 @@ class EventLog:
                     self._writer.add_scalar(key if "/" in key else f"train/{key}", value, metrics["iteration"])
 
     def close(self) -> None:
-        """Write what is left, and close the file.
+        """Write the rest, and close the file.
 
         Raises:
             CheckpointError: As `write`.
@@ -217,7 +217,7 @@ def _keep(path: Path, finished: int) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turn what the file system raises into an error that names the file and says what to do."""
+    """Turn errors of the file system into one that names the file and the remedy."""
     try:
         yield
     except OSError as error:

@@ -47,7 +47,7 @@ EXPERIENCE = "experience"
 SYSTEM = "system.json"
 # The tasks of the evaluations during training, where they came from a file.
 EVALUATION_TASKS = "evaluation-tasks.json"
-# The sets of tasks that are drawn once and for all, by what they are for.
+# The fixed sets of tasks, by their purpose.
 FIXED_TASKS: dict[Literal["training", "validation", "test"], str] = {
     "training": "training-tasks.json",
     "test": "test-tasks.json",
@@ -60,7 +60,7 @@ _FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, *FIXED_TASKS.values(), SU
 # Name of an earlier config while its run is replaced: until the new one is written, there is no run to continue.
 _REPLACED = f"{TEMPORARY}removed-{CONFIG}"
 
-# A resumed run may train longer, keep more checkpoints and be evaluated differently; what it computes must not change.
+# A resumed run may train longer, keep more checkpoints and be evaluated differently; its results must not change.
 _MAY_CHANGE = {
     "num-batches",
     "checkpoint-every",
@@ -90,7 +90,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     Args:
         folder: the run's own.
-        config: what is run.
+        config: of the run.
         learner: saved in checkpoints, and restored by a resumed run.
         resume: continue from the newest intact checkpoint; start the run if there is none yet.
         overwrite: remove the run that is there.
@@ -99,7 +99,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         path: the folder.
         iteration: number of finished iterations.
         env_steps: environment steps taken in them.
-        task_state: what the task distribution kept after them; None where it keeps nothing.
+        task_state: state of the task distribution after them; None where it has none.
         earlier: tensors of earlier iterations, with which batches are sampled ahead of time; see `Checkpoint`.
 
     Raises:
@@ -184,7 +184,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         Args:
             score: the number by which the best checkpoint is chosen.
             evaluated: whether the score is that of an evaluation.
-            task_state: what the task distribution keeps after these iterations.
+            task_state: state of the task distribution after these iterations.
             earlier: tensors of earlier iterations, which do not change any more; see `Checkpoint`.
         """
         self.task_state = task_state
@@ -301,7 +301,7 @@ def load_run_config(folder: Path) -> Config:
 
 
 def load_system(folder: Path) -> dict[str, Any]:
-    """Return what a run was started with; see `describe_system`. Empty if that was not written down.
+    """Return the system on which a run was started; see `describe_system`. Empty if that was not recorded.
 
     Raises:
         ConfigError: If the file is not as it was written.
@@ -363,7 +363,7 @@ def _has_begun(path: Path) -> bool:
 
 
 def _is_unfinished_start(path: Path) -> bool:
-    """Tell whether a folder without a config is empty, or holds what a run leaves that is killed while it begins."""
+    """Return whether a folder without a config is empty, or has only files of a run that was killed at its start."""
     names = set(os.listdir(path))
     if _REPLACED in names:
         return True
@@ -391,7 +391,7 @@ def _check_links(path: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove what a run has written; if killed half way, what is left is not a run folder, and can be cleared again."""
+    """Remove the files of a run; if this is interrupted, the rest is not a run folder, and can be removed again."""
     with suppress(FileNotFoundError):
         os.replace(path / CONFIG, path / _REPLACED)
         sync_folder(path)

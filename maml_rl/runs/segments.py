@@ -1,7 +1,7 @@
 """Segments: the files in which a run keeps what grows, each whole or absent, and known by its SHA-256.
 
 A segment holds items from a number `first` on. Checkpoints name the segments that they need, so that each of them
-costs only what is new; a segment that no checkpoint names is removed.
+writes only new data; a segment that no checkpoint names is removed.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def read_segment(folder: Path, segment: Segment) -> bytes:
 
 
 def remove_segments(folder: Path, needed: Collection[str]) -> None:
-    """Remove the segments in `folder` that are not among the names of `needed`, and what was left half written."""
+    """Remove the segments in `folder` that are not among the names of `needed`, and partly written files."""
     if not folder.is_dir():
         return
     remove_unfinished(folder)

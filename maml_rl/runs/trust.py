@@ -39,7 +39,7 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
     Args:
         config: of the run.
         remedy: how the caller says that the run is trusted.
-        samples: whether the run's own cluster is to sample: a Ray cluster executes code in all its clients.
+        samples: whether the run's own cluster will sample: a Ray cluster executes code in all its clients.
 
     Raises:
         ConfigError: If there is such code; nothing of it has been executed.
@@ -80,7 +80,7 @@ def remember_code(config: Config) -> None:
 
 
 def _named(config: Config) -> dict[str, str]:
-    """Return what a config names by key: code, the cluster that samples, and the runtime_env of its actors."""
+    """Return by key what a config names: code, the cluster that samples, and the runtime_env of its actors."""
     named = config.named_code()
     if config.backend == "ray":
         env = config.ray_runtime_env
@@ -151,7 +151,7 @@ def _sites() -> list[Path]:
 
 
 def _editable(package: str, sites: list[Path]) -> Iterator[Path]:
-    """Yield the folders of the editable installs that say they have a package, from what is in `sites` alone."""
+    """Yield the folders of the editable installs that claim to have a package, found only in `sites`."""
     for distribution in distributions(path=list(map(str, sites))):
         if package not in (distribution.read_text("top_level.txt") or "").split():
             continue

@@ -30,7 +30,7 @@ class Recipe:
         env: id or callable.
         env_kwargs: keyword arguments.
         max_episode_steps: time limit; None for the environment's own.
-        spec: what the id is registered with in the parent, whose registrations a worker may lack; None for a callable.
+        spec: registration of the id in the parent, which a worker may lack; None for a callable.
         rules: how the calls of environment objects are carried out.
     """
 
@@ -42,7 +42,7 @@ class Recipe:
 
     @classmethod
     def of(cls, env: EnvMaker | None, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None) -> Recipe:
-        """Return the recipe for what a user passed.
+        """Return the recipe for a user's argument.
 
         Raises:
             TypeError: If `env` is an environment object, or neither an id nor a callable.
@@ -85,7 +85,7 @@ class Recipe:
     ) -> MetaVectorEnv:
         """Return the environment with `num_envs` slots; see `make_vector_env` for the other arguments."""
         if self.spec is not None and self.spec.id not in gymnasium.registry:
-            # Modules register their ids themselves, and Gymnasium would warn of what is there before them.
+            # Modules register their ids themselves, and Gymnasium would warn about an existing registration.
             for place in (env_id(self.env), self.spec.entry_point):
                 if isinstance(place, str) and ":" in place:
                     import_module(place.partition(":")[0])

@@ -1,4 +1,4 @@
-"""The arrays of one phase: their layout, and what is recorded in them."""
+"""The arrays of one phase: their layout and contents."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EpisodeArrays:
         """Return shape and type of each array.
 
         Args:
-            env: what the slots are like.
+            env: description of the slots.
             num_tasks: M.
             episodes_per_task: B.
             horizon: T.

@@ -24,7 +24,7 @@ class Failed:
         error: name of the exception's class.
         message: the exception as text, cut to a bound.
         traceback: its traceback, cut to a bound.
-        summary: what it is, where in the environment's code, and why, on one line.
+        summary: its type, its line in the environment's code, and its message, on one line.
         slot: slot that raised, counted over all workers; None if that is unknown.
         task: that slot's task as text, cut to a bound.
         in_slots: those of a `TaskError`, counted over all workers.

@@ -89,7 +89,7 @@ class HostedBatch:
         """Make it of a phase with its policy, and of a baseline that is fitted to each task."""
         if inner is not None:
             assert isinstance(inner.baseline, TaskwiseBaseline)
-            # Without what the baseline was fitted to before.
+            # Without the earlier fit of the baseline.
             inner = replace(inner, policy=None, baseline=inner.baseline.apart())  # type: ignore[arg-type]
         return cls(
             phase=phase.without_policy(),
@@ -316,7 +316,7 @@ class RemoteHosts(Hosts):
 
     Args:
         carrier: to them.
-        batch: what they sample.
+        batch: the batch that they sample.
     """
 
     _numbers = itertools.count()

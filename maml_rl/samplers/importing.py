@@ -26,7 +26,7 @@ def main_is_importable() -> bool:
 def find_unimportable(value: Any) -> str:
     """Return the name of a class or function that `value` is pickled with and no worker could import; "" for none."""
     pickler = _ReferencePickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-    # Another check reports, with the reason, that it cannot be pickled; what was found until then is right.
+    # Another check reports, with the reason, that it cannot be pickled; the names found until then are right.
     with suppress(Exception):
         pickler.dump(value)
     return next((name for module, name in pickler.references.items() if not _is_importable(module)), "")

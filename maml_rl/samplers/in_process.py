@@ -30,7 +30,7 @@ class VectorEnvBackend(RolloutBackend):
 
     Args:
         placement: how the policy acts if it acts in this process.
-        recipe: what the environment is made from.
+        recipe: of the environment.
         slots_per_task: S, environments per task.
     """
 
@@ -123,11 +123,11 @@ class _Work:
         self.current_slots = np.full(1, -1, np.int64)
         self.tasks: tuple[Task, ...] = ()
         self.place: str | int = "while making the environment"
-        # Of the slots that advance by themselves: steps that each has done, -1 in a reset.
+        # Of slots that advance independently: steps that each has done, -1 in a reset.
         self.steps: list[int] = []
 
     def error(self, error: BaseException) -> ChildEnvError:
-        """Return the error for what the environment has raised."""
+        """Return the error for an exception of the environment."""
         slot = int(self.current_slots[0])
         if slot < 0 and self._num_envs == 1:
             slot = 0
@@ -146,7 +146,7 @@ class GuardedEnv(MetaVectorEnv):
     """Slots in this process: as with workers, what an environment raises becomes an error with slot, task and step.
 
     Args:
-        recipe: what the environment is made from.
+        recipe: of the environment.
         num_envs: N.
         num_threads: for families whose physics can use several.
 
@@ -211,7 +211,7 @@ class GuardedEnv(MetaVectorEnv):
         return self._env.waiting_seconds
 
     def slot_counts(self) -> SlotCounts | None:
-        """Return what the environment's slots are doing."""
+        """Return the activity of the environment's slots."""
         return self._env.slot_counts()
 
     def reset_send(self, index: int, seed: int) -> None:

@@ -53,7 +53,7 @@ class InnerPhases:
         """Adapt the policy to every task, new episodes before each gradient step.
 
         Args:
-            sample: samples a phase, on the device where the adaptation is to run.
+            sample: samples a phase, on the device of the adaptation.
             timer: gets the seconds of the stages.
 
         Returns:

@@ -18,7 +18,7 @@ def make_backend(
 
     Args:
         placement: where the workers are.
-        recipe: what the environment is made from.
+        recipe: of the environment.
         policy: of the phases.
         slots_per_task: S.
         episodes_per_task: B.

@@ -90,7 +90,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             `envs.LastStepParts`.
         reset_memory_each_episode: reset the policy's memory at the start of every episode, not only of every phase.
         record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
-        record_memory: keep with the episodes what the policy remembered before every action, tensors (M, T, B, *memory
+        record_memory: keep with the episodes the policy's memory before every action, tensors (M, T, B, *memory
             of one slot). The policy acts a second time for it, in this process.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
         task_split: for a family or a task distribution that keeps test tasks apart: "training" or "test" tasks, or
@@ -406,7 +406,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         num_episodes: int | None = None,
         deterministic: bool = False,
     ) -> tuple[TaskEpisodes, Memory]:
-        """Sample a trial of every task, and return with it what the policy remembers at its end.
+        """Sample a trial of every task, and return it with the policy's memory at its end.
 
         Args:
             tasks: M tasks.
@@ -522,7 +522,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         )
 
     def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
-        """Return whether tasks are to be sampled on hosts: on a Ray cluster, as `update` says.
+        """Return whether tasks are sampled on hosts: on a Ray cluster, depending on `update`.
 
         With "auto" they are if every worker gets a share of them: with fewer blocks than workers, sampling would take
         longer. The bytes are the same.

@@ -14,7 +14,7 @@ from maml_rl.machine import usable_cores
 if TYPE_CHECKING:
     import torch
 
-# Where the policy acts: in the parent for all workers, or in each worker for itself; or whichever is faster.
+# Where the policy acts: in the parent for all workers, in each worker, or where it is faster.
 Inference = Literal["auto", "central", "worker"]
 # Where the update is: in the process that learns, or in the workers, which then keep the episodes.
 Update = Literal["auto", "driver", "workers"]
@@ -86,7 +86,7 @@ class Placement:
         ray_resources: what else each Ray actor requests, by name: "GPU", "memory" in bytes, or resources of its nodes'
             own.
         ray_placement_group: reserve the CPUs and resources of all `num_workers` actors at once, laid out in this way;
-            None to place each actor for itself, evenly over the nodes there are.
+            None to place each actor separately, evenly over the nodes.
         ray_runtime_env: Ray's `runtime_env` of the actors.
         ray_log_to_driver: show here what actors print, and what Ray says of the cluster.
         update: for metalearners on a Ray cluster: "workers" keep the episodes and compute the update; the "driver" gets
@@ -167,7 +167,7 @@ class Placement:
 
     @property
     def workers(self) -> int:
-        """How many child processes there are to be; 0 in this process."""
+        """Number of child processes; 0 in this process."""
         if self.num_workers is not None:
             return self.num_workers
         return 0 if self.backend == "in-process" else usable_cores()

@@ -1,4 +1,4 @@
-"""Returns of whole populations: many sets of weights of one policy, each in slots of its own."""
+"""Returns of whole populations: many sets of weights of one policy, each in its own slots."""
 
 from __future__ import annotations
 

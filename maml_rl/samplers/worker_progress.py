@@ -79,7 +79,7 @@ class ReportingEnv:
         self._slots, self._counts = progress.current_slots, progress.slot_counts
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
         self.observes_anywhere, self.advances_by_slot = env.observes_anywhere, env.advances_by_slot
-        # Of every part: one, but where slots advance by themselves.
+        # Of every part: one, except where slots advance independently.
         self._steps = [0] * len(env.parts)
         self.physics_seconds = env.physics_seconds
 

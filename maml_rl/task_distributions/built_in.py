@@ -434,7 +434,7 @@ class Curriculum(TaskDistribution):
         self._space: TaskSpace | None = None
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Return the share of each part, (parts,), in what is drawn next."""
+        """Return the share of each part, (parts,), in the next draws."""
         known = [abs(fast - slow) for fast, slow in filter(None, self._averages)]
         best = max(known, default=0.0)
         progress = np.array([best if pair is None else abs(pair[0] - pair[1]) for pair in self._averages])
@@ -470,7 +470,7 @@ class Curriculum(TaskDistribution):
             self._averages[part] = [fast + self.fast * (newest - fast), slow + self.slow * (newest - slow)]
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of each part in what is drawn next, and the fast average of each that was drawn."""
+        """Return the share of each part in the next draws, and the fast average of each that was drawn."""
         shares = {f"share/part_{part}": float(share) for part, share in enumerate(self.probabilities())}
         known = {part: pair[0] for part, pair in enumerate(self._averages) if pair is not None}
         return shares | {f"return/part_{part}": fast for part, fast in known.items()}

@@ -1,7 +1,7 @@
 """Task distributions: the protocol, and the registry of their names.
 
 A distribution is a subclass of `TaskDistribution`. It draws from a random stream that is keyed by seed and iteration,
-and keeps nothing but what its `state_dict` has: then the tasks are bit-identical wherever the environments are, and
+and keeps nothing except its `state_dict`: then the tasks are bit-identical wherever the environments are, and
 after a run is resumed.
 """
 
@@ -32,7 +32,7 @@ class FamilyTasks:
         name: of the family.
         declared_space: what its tasks are made from; None where the family does not declare it.
         draw_seeded: draws a number of tasks from the family's own distribution, with a seed.
-        seed: of the run, for what is drawn once and for all.
+        seed: of the run, for fixed sets of tasks.
         draw_test_seeded: as `draw_seeded`, from the family's test tasks, where it keeps them apart; None for the same.
     """
 
@@ -65,7 +65,7 @@ class TaskDistribution(ABC):
     """Draws the tasks of training, and of the evaluations that go with it.
 
     Attributes:
-        Settings: what a config may set, by the names of the constructor's arguments.
+        Settings: the settings in a config, by the names of the constructor's arguments.
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel

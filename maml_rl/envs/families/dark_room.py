@@ -1,4 +1,4 @@
-"""Dark rooms: grids in which an agent sees only its own cell. A memory must find out what is where.
+"""Dark rooms: grids in which an agent sees only its own cell. A memory must find the contents of the cells.
 
 Source: Laskin et al. 2022, section 4, https://arxiv.org/abs/2210.14215
 """

@@ -53,7 +53,7 @@ class OptimalSearch:
 
 
 def optimal_search(width: int, height: int, num_steps: int, num_episodes: int) -> OptimalSearch:
-    """Find what is optimal for trials of `GridNavi-v0`, exactly.
+    """Compute the exact optimum for trials of `GridNavi-v0`.
 
     Args:
         width: cells along x.
@@ -85,7 +85,7 @@ class BayesOptimalGridNavi(CountingPolicy):
         width: cells along x.
         height: cells along y.
         num_steps: T, of an episode.
-        num_episodes: E, of a trial; in further ones it stays where it is while it does not know the goal.
+        num_episodes: E, of a trial; in later ones it stays where it is while it does not know the goal.
 
     Attributes:
         optimum: how it looks for the goal, and the expected return of each episode.
@@ -155,7 +155,7 @@ class _Walk:
 
 
 class _Problem:
-    """The walks of a trial, and what they gain: (E * T) steps, n goals, C cells."""
+    """The walks of a trial, and their gains: (E * T) steps, n goals, C cells."""
 
     def __init__(self, width: int, height: int, num_steps: int, num_episodes: int) -> None:
         self._width, self._height, self._steps, self._episodes = width, height, num_steps, num_episodes
@@ -198,7 +198,7 @@ class _Problem:
         """Return the gain (summed over goals) of the best walk that gains more than `least`, and the walk.
 
         Args:
-            least: what a walk is known to gain, less a little.
+            least: lower bound of the optimal gain, slightly reduced.
             beam: how many states of each step to keep, those of the largest bounds; None for all.
 
         Raises:
@@ -272,7 +272,7 @@ class _Problem:
         return total
 
     def describe(self, walk: _Walk) -> OptimalSearch:
-        """Return what a walk achieves."""
+        """Return the results of a walk."""
         actions = walk.actions.reshape(self._episodes, self._steps)
         # Every goal is found in the step that first ends there; if none does, in none.
         returns = np.full((len(self._goals), self._episodes), ELSEWHERE * self._steps)

@@ -1,4 +1,4 @@
-"""The base of policies that count what they have seen, and choose discrete actions by their counts."""
+"""The base of policies that count their observations, and choose discrete actions by their counts."""
 
 from typing import Any, Literal
 

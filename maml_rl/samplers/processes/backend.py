@@ -1,4 +1,4 @@
-"""The backend whose slots are in child processes, which act by themselves where that is possible and faster."""
+"""The backend with slots in child processes, in which the policy acts where that is possible and faster."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _UNEVEN_SECONDS, _UNEVEN_SHARE = 0.2, 0.2
 
 
 class ProcessBackend(VectorEnvBackend):
-    """Steps the slots in child processes, which act by themselves where that is possible and faster.
+    """Steps the slots in child processes, in which the policy acts where that is possible and faster.
 
     Args:
         placement: how many workers, and how the policy acts.
-        recipe: what the environment is made from.
+        recipe: of the environment.
         policy: of the phases; says whether it can act in workers.
         slots_per_task: S, environments per task.
 

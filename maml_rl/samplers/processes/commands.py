@@ -201,7 +201,7 @@ Reply = Done | Ready | Infos | Tasks | Failed
 
 
 def describe_command(command: Command | None, steps: int | None) -> str:
-    """Return what a worker was doing after `steps` steps of the episode; None stands for before its first reset."""
+    """Return the activity of a worker after `steps` steps of the episode; None means before its first reset."""
     match command:
         case Load():
             return "while starting"

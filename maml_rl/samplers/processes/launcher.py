@@ -243,7 +243,7 @@ class Launcher:
             server.reap()
 
     def _fork(self, ends: ParentEnds) -> ChildProcess:
-        # The child would write what is in the buffers a second time.
+        # The child would write the contents of the buffers a second time.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()

@@ -23,7 +23,7 @@ class PhaseRunner:
 
     Args:
         command: the policy, and where the arrays of phases are.
-        env: what the slots are like.
+        env: description of the slots.
         memory: descriptor of the shared file.
         start: where in the file the arrays of phases begin.
         progress: where the worker reports how far it is.

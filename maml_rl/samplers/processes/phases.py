@@ -30,7 +30,7 @@ class WorkerPhases:
 
     Args:
         pool: the workers.
-        startup: what they were started with.
+        startup: state with which they were started.
         parts: slots of each worker.
         memory: descriptor of the shared file.
         progress: of the workers.
@@ -101,7 +101,7 @@ class WorkerPhases:
             phase: what to sample.
             timed: whether the workers measure where their time goes.
             units: ranges of tasks, at most as many as any worker has slots for, which workers take when they are idle;
-                None if each is to sample those that its slots have.
+                None if each samples those of its slots.
 
         Returns:
             Ranges of tasks, each with the seconds that its environments took.

@@ -36,7 +36,7 @@ class ChildEnds(NamedTuple):
 
 def enter_child(ends: ChildEnds) -> None:
     """Set up this process, just started, as a child; the caller has blocked SIGINT around the start."""
-    # A process group of its own: Ctrl-C in a terminal does not reach it, and what the environment starts ends with it.
+    # A process group of its own: Ctrl-C in a terminal does not reach it, and helpers of the environment end with it.
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,7 +88,7 @@ def _watch(lifeline: int) -> None:
 
 
 def interpreter_state(needs_main: bool) -> dict[str, Any]:
-    """Return what a child needs to import what this process can import.
+    """Return the state with which a child can import everything that this process can.
 
     Args:
         needs_main: whether the child must import this process's main module. If it need not, it does not: a training

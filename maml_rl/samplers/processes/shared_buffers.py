@@ -58,7 +58,7 @@ class SharedBuffers:
     Args:
         file: descriptor from `create_shared_file`; it may be closed once all processes have mapped it.
         start: where in the file the arrays begin.
-        env: what the slots are like.
+        env: description of the slots.
         num_envs: N.
 
     Attributes:

@@ -38,7 +38,7 @@ class SharedPhase:
         file: descriptor of the shared file.
         start: where in the file the arrays begin.
         plan: their sizes.
-        env: what the slots are like.
+        env: description of the slots.
         num_workers: W.
 
     Attributes:

@@ -23,7 +23,7 @@ class Startup:
     """Makes every worker ready, the first time and instead of one that died.
 
     Args:
-        recipe: what the environment is made from.
+        recipe: of the environment.
         needs_main: whether the recipe may refer to this process's main module.
         parts: slots of each worker.
         memory: descriptor of the shared memory.
@@ -32,7 +32,7 @@ class Startup:
 
     Attributes:
         buffers: shared with the workers, once the first of them are ready.
-        env: what the slots are like, likewise.
+        env: description of the slots, likewise.
 
     Raises:
         TypeError: If the recipe cannot be pickled.
@@ -67,7 +67,7 @@ class Startup:
         self._step_timeout = step_timeout
 
     def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
-        """Return what a worker needs to find what `pickled` refers to; None if it has that."""
+        """Return the state that a worker needs to import the names in `pickled`; None if it needs nothing."""
         from maml_rl.samplers.processes.process_setup import interpreter_state
 
         return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
@@ -77,7 +77,7 @@ class Startup:
 
         Args:
             pool: whose workers.
-            tasks: what the slots have; None for nothing.
+            tasks: of the slots; None for none.
 
         Raises:
             ValueError: If the workers' environments differ.

@@ -120,7 +120,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=max_restarts)
         self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress, step_timeout)
         if steps_in_threads(recipe.env, rules):
-            # A worker with threads finds by itself which call hangs.
+            # A worker with threads detects itself which call hangs.
             self._pool.grace = _GRACE_SECONDS
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.
@@ -162,7 +162,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         return float(self._progress.waiting_seconds.max())
 
     def slot_counts(self) -> SlotCounts | None:
-        """Return what the slots of workers that act by themselves are doing; see `MetaVectorEnv`."""
+        """Return the activity of the slots of workers in which the policy acts; see `MetaVectorEnv`."""
         counts = self._progress.slot_counts.copy()
         if not counts.any(axis=1).all():
             # Not all have begun, or none ever does.

@@ -23,14 +23,14 @@ class Worker:
     Attributes:
         index: which worker.
         slots: its slots, counted over all workers.
-        command: what it is carrying out; None if nothing.
+        command: the one that it is carrying out; None if there is none.
         seconds: how long it may take for one slot's part of the command.
         deadline: when it counts as hung, on the monotonic clock.
         mark: how far it was when the parent last looked.
         reply: its reply, until the parent takes it.
         steps: steps of the episode that it has done; None before the first reset.
         ready: whether its environment is made and writes into the shared buffers.
-        policy: which policy it has loaded, to sample whole phases by itself; None for none.
+        policy: identity of the policy that it has loaded to sample whole phases; None for none.
     """
 
     def __init__(self, index: int, slots: slice, process: ChildProcess) -> None:

@@ -118,7 +118,7 @@ class WorkerPool:
 
         Args:
             index: which worker.
-            command: what it is to do.
+            command: the one to carry out.
             seconds: how long it may take for one slot's part of that, or for all of it if its slots are one batch.
             message: the command, if it is encoded already.
 
@@ -383,7 +383,7 @@ class WorkerPool:
         self._launcher.close()
 
     def _release(self, worker: Worker) -> int | None:
-        """Remove a worker from the pool, release what it held, and return its exit code."""
+        """Remove a worker from the pool, release its resources, and return its exit code."""
         for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
             self._poll.unregister(descriptor)
             del self._by_descriptor[descriptor]

@@ -1,6 +1,6 @@
 """The worker of a Ray cluster: it samples ranges of tasks by the loop that all workers run.
 
-Two threads use it: one works, the other reports how far the work is and abandons what is no longer wanted.
+Two threads use it: one works, the other reports progress and abandons work that is no longer needed.
 """
 
 import os
@@ -39,7 +39,7 @@ from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, Repo
 
 # Slots are kept for this many different numbers of tasks: all units of a phase except the last have the same.
 _SIZES_KEPT = 2
-# Of these the results do not depend on what the versions are.
+# The results do not depend on the versions of these.
 _NO_MATTER = "mjbatch"
 # Begins the names of digests among the versions.
 CODE_OF = "code of "
@@ -174,7 +174,7 @@ def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str
 
 
 def _from_store(reference: Any) -> Any:
-    """Return what the driver has put into the store.
+    """Return the object that the driver has put into the store.
 
     Raises:
         ConfigError: If it is of modules that are others here.
@@ -374,6 +374,6 @@ class RolloutActor:
 
     @ray.method(concurrency_group="control")
     def leave(self) -> NoReturn:
-        """End this process, and what it has started, without the cluster's help."""
+        """End this process and its children, without the cluster's help."""
         os.kill(os.getpid(), signal.SIGKILL)
         raise SystemExit

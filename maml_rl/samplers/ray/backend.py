@@ -40,7 +40,7 @@ class RayBackend(RolloutBackend):
 
     Args:
         placement: the cluster, and how many of its CPUs.
-        recipe: what the environment is made from.
+        recipe: of the environment.
         policy: of the phases.
         slots_per_task: S.
 
@@ -140,7 +140,7 @@ class RayBackend(RolloutBackend):
 
     def put(self, value: Any) -> Any:
         """Put something into Ray's object store."""
-        # As bytes: what a node cannot import is then found by the actor, and not by Ray.
+        # As bytes, so that the actor, and not Ray, reports a failed import on a node.
         pickled = _pickled(value, "the algorithm")
         # A batch depends on the policy and the environment, whose code actors have compared at their start.
         modules = () if isinstance(value, HostedBatch) else modules_of_user([pickled])
@@ -200,7 +200,7 @@ def _run_unit(data: Any, part: slice, phase: Phase) -> Unit:
 
 
 def _work_unit(request: Request, blocks: tuple[int, ...], batch: HostedBatch, worker: RayWorker | None) -> Unit:
-    """Return the unit that does what is requested with some of the blocks, for the actor that has them."""
+    """Return the unit that carries out a request on some of the blocks, for the actor that has them."""
     tasks = tuple(task for block in blocks for task in batch.phase.tasks[batch.tasks_of(block)])
     unit = Unit("work", (replace(request, blocks=blocks),), batch.tasks_of(blocks[0]), tasks, worker=worker)
     if len(blocks) > 1:

@@ -50,7 +50,7 @@ class RayCluster:
         ConfigError: If the cluster cannot be reached, or no node has what an actor requests.
     """
 
-    # The process is connected once for all of them; the last one that leaves ends what the first one began.
+    # The process is connected once for all of them; the last one that leaves disconnects it.
     _in_use: ClassVar[WeakSet[RayCluster]] = WeakSet()
     _connected_here: ClassVar[bool] = False
     # The cluster that was found when none was named, or "local" for one of this process's own. Samplers keep to it,
@@ -67,7 +67,7 @@ class RayCluster:
         self._places, self._told, self._next_count = 0, -1, 0.0
         # Ids of the nodes with a place for an actor of this run.
         self._usable: list[str] = []
-        # Why this run does without a node, by its id.
+        # Why this run leaves out a node, by its id.
         self._refused: dict[str, str] = {}
         if _connect(placement):
             RayCluster._connected_here, RayCluster._runtime_env = True, placement.ray_runtime_env or {}
@@ -108,7 +108,7 @@ class RayCluster:
         return monotonic() >= self._next_count
 
     def actor_options(self) -> dict[str, Any]:
-        """Return Ray's options of an actor of this run: what it requests, where it may be, and its runtime_env."""
+        """Return Ray's options of an actor of this run: its requests, its possible places, and its runtime_env."""
         options: dict[str, Any] = {"num_cpus": 0} if self.shares else options_of(self._asked)
         if self._reserved is not None:
             options["scheduling_strategy"] = self._reserved.strategy()
@@ -130,7 +130,7 @@ class RayCluster:
             return self._places
         where = f"the Ray cluster at {self.address}"
         if self._reserved is not None:
-            # Its bundles are of certain nodes; what is on another is no longer in it.
+            # Its bundles are on certain nodes; an actor on another node is no longer in it.
             places, where = 0 if self._refused else self._reserved.places, self._reserved.name
         else:
             each = self._places_of_nodes()
@@ -298,7 +298,7 @@ def _connect(placement: Placement) -> bool:
         ) from None
     finally:
         random.setstate(drawn)
-        # Ray puts a handler of its own instead of the caller's.
+        # Ray replaces the caller's handler by its own.
         if in_main_thread and before is not None:
             signal.signal(signal.SIGTERM, before)
     if address is None:
@@ -317,7 +317,7 @@ def _check_runtime_env(env: dict[str, Any]) -> None:
         raise ConfigError(f"ray_runtime_env has {unknown[0]!r}, which Ray does not know{suggest(unknown[0], known)}")
     try:
         RuntimeEnv(**env)
-    # Each part is checked by code of its own.
+    # Each part is checked by separate code.
     except Exception as error:
         raise ConfigError(f"ray_runtime_env is not one of Ray's: {last_line(error)}") from None
 

@@ -79,7 +79,7 @@ class Reserved:
 
     @classmethod
     def around_this_process(cls, asked: Mapping[str, float]) -> Reserved | None:
-        """Return the placement group that this process is in and is to have its actors in, as a trial of Ray Tune has.
+        """Return the placement group that contains this process and must contain its actors, as in a trial of Ray Tune.
 
         Raises:
             ConfigError: If it has no place for an actor.

@@ -55,7 +55,7 @@ _STORE_REMEDY = (
 )
 _SAME_VERSIONS = "install the same versions everywhere, or the episodes would differ"
 _SEND_CODE = "install what is missing on all nodes, or send it along with a runtime_env (docs/cluster.md)"
-# Characters of what a line quotes.
+# Maximum number of characters in a quotation.
 _LINE = 300
 
 
@@ -146,7 +146,7 @@ class RayPool:
                 with timer.stage("waiting"):
                     replies = self._wait(_TICK_SECONDS)
                 while replies:
-                    # The store keeps what is referred to.
+                    # The store keeps objects that are referred to.
                     unit, reply = replies.pop()
                     if isinstance(reply, Raised):
                         if reply.failure.error == ConfigError.__name__:
@@ -176,7 +176,7 @@ class RayPool:
         self._closed = True
         actors, self._actors = self._actors, []
         with suppress(Exception):
-            # Environments close what they hold, if they are idle and quick.
+            # Environments release their resources, if they are idle and fast.
             closed = [actor.close() for actor in actors if actor.known]
             if not self._killed and not any(actor.calls for actor in actors) and closed:
                 ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_SECONDS)
@@ -185,7 +185,7 @@ class RayPool:
         self._cluster.leave()
 
     def warn_of_unused_places(self, num_tasks: int, what: str = "tasks") -> None:
-        """Say once that there are more CPUs than a phase of `num_tasks` tasks, or shares of tasks, can use."""
+        """Warn once that there are more CPUs than a phase of `num_tasks` tasks, or shares of tasks, can use."""
         # A sampler that shares the CPUs of another leaves none idle that it could use.
         if self._idle_told or self._cluster.shares:
             return
@@ -511,7 +511,7 @@ class RayPool:
         if len(unit.losses) <= unit.whole_tries or unit.pieces is None:
             self._waiting.appendleft(unit)
             return
-        # One of the tasks may be what ends the actors: each by itself, it will be found.
+        # One of the tasks may end the actors: tried separately, it will be found.
         self._open.discard(unit)
         unit.done = True
         for piece in unit.pieces():

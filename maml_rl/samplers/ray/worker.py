@@ -28,7 +28,7 @@ _REMOTE = ray.remote(concurrency_groups={"control": 1})(RolloutActor)
 
 @dataclass(eq=False, slots=True)
 class Unit:
-    """Work that is to be done once, by any actor.
+    """Work that must be done once, by any actor.
 
     Attributes:
         method: of `RolloutActor`.
@@ -37,7 +37,7 @@ class Unit:
         tasks: for messages.
         losses: why actors were lost that worked on it.
         copies: how many actors have it.
-        done: whether there is a result, or none is wanted any more.
+        done: whether there is a result, or none is needed any more.
         worker: that has what the unit needs, or that has done it; None if any is as good. While it lives, no other
             gets the unit.
         pieces: makes smaller units of it, with which a lost one is tried again; None if there are none.
@@ -84,7 +84,7 @@ class RayWorker:
 
     Attributes:
         calls: that it has, in the order in which it carries them out.
-        known: what it says of itself; None as long as it starts.
+        known: its report about itself; None while it starts.
         since: when it began with the first of its calls.
         next_look: when to look again.
         seconds: of each stage, in the present phase.

@@ -1,1 +1,1 @@
-"""The loop of one phase, wherever it runs: observe, act, step, record."""
+"""The loop of one phase, in every placement: observe, act, step, record."""

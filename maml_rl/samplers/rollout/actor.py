@@ -247,14 +247,14 @@ class Actor:
     def _remember(
         self, tasks: slice, rows: slice, running: NDArray[np.bool_] | None, before: Memory, after: Memory
     ) -> None:
-        """Keep what is remembered after a step, in the slots that take it.
+        """Keep the memory after a step, in the slots that take it.
 
         Args:
             tasks: range of tasks for which the policy has acted.
             rows: those of their slots that were requested.
             running: see `act`.
             before: memory of these tasks, (tasks, S, ...).
-            after: what the policy returned.
+            after: the memory that the policy returned.
         """
         if not before and not after:
             return
@@ -276,7 +276,7 @@ class Actor:
                 # What was written into it counts only where the rest of the memory says so; see `Policy.actor`.
                 kept.append(whole)
                 continue
-            # Another tensor than before: the policy may have returned what it was given.
+            # Another tensor than before: the policy may have returned its argument.
             part = torch.where(steps.reshape(*steps.shape, *(1,) * (old.dim() - 2)), new, old)
             kept.append(torch.cat((whole[: tasks.start], part, whole[tasks.stop :])))
         self._memory = tuple(kept)
@@ -293,7 +293,7 @@ class Actor:
 def phase_parameters(
     policy: Policy, num_tasks: int, params: Mapping[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], bool]:
-    """Return what the policy of a phase gets as parameters, and whether they are stacked (M, ...).
+    """Return the parameters for the policy of a phase, and whether they are stacked (M, ...).
 
     They are not for a policy with a memory whose parameters all tasks share: there may be thousands of trials.
     """
@@ -385,7 +385,7 @@ def memory_of(
     streams: PhaseStreams,
     **options: Any,
 ) -> Memory:
-    """Return what the policy remembered before every action, tensors (M, T, B, *one slot's), zero on padding.
+    """Return the policy's memory before every action, tensors (M, T, B, *one slot's), zero on padding.
 
     Args:
         policy: has chosen the actions.
@@ -423,7 +423,7 @@ def memory_after(
     device: torch.device | str = "cpu",
     before_step: Callable[[Actor, int, slice], None] | None = None,
 ) -> Memory:
-    """Return what the policy remembers after the last step of each slot, by acting once more on what it observed.
+    """Return the policy's memory after the last step of each slot, by acting once more in that step.
 
     Noise is keyed, and rows are computed in the same shape wherever they are, so that this is what was remembered in
     the phase itself, bit for bit. Nothing has to be kept or sent meanwhile.

@@ -143,7 +143,7 @@ def _run_wave(
     """Step the parts of the vector environment, group by group, until all their episodes are over.
 
     Args:
-        vector_env: see `sample_phase`, as for what is not said here.
+        vector_env: see `sample_phase`, as for the other arguments.
         actor: chooses the actions.
         noise: of the wave's episodes.
         recorder: of the wave's episodes.
@@ -188,7 +188,7 @@ def _run_by_slot(vector_env: Slots, phase: Phase, actor: Actor, recorder: Episod
     """Run every slot through its episodes, one after the other, without waiting for any other slot.
 
     Args:
-        vector_env: its slots advance by themselves.
+        vector_env: its slots advance independently.
         phase: see `sample_phase`.
         actor: chooses the actions of the slots that are ready.
         recorder: of the phase's episodes.

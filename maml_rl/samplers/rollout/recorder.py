@@ -47,7 +47,7 @@ class EpisodeRecorder:
         return self._observed_in_place
 
     def observation_slots(self, step: int, after_the_last: NDArray[Any]) -> NDArray[Any]:
-        """Return where the observations before a step are recorded, (N, *obs); after the last step, what is given."""
+        """Return the array for the observations before a step, (N, *obs); after the last step, the given array."""
         if step == self.horizon:
             return after_the_last
         return self._observations[:, step].reshape(after_the_last.shape)
@@ -145,7 +145,7 @@ class EpisodeRecorder:
                 array[padding] = 0
 
     def _place(self, slots: SlotIndex) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """Return the index of the entries of `slots` at their steps, and the leading shape of what is there."""
+        """Return the index of the entries of `slots` at their steps, and their leading shape."""
         steps, per_task = self._steps[slots], self._episodes.stop - self._episodes.start
         if not isinstance(slots, slice):
             return (self._task_of[slots], steps, self._episode_of[slots]), (len(steps),)
