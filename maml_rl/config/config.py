@@ -427,9 +427,15 @@ class Config(SettingsModel):
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         return _NOT_YAML.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
+    def flat(self) -> dict[str, Any]:
+        """Return every value as JSON has it, those of the algorithm's settings beside the others."""
+        values = self.model_dump(mode="json", by_alias=True)
+        settings: dict[str, Any] = values.pop(SECTION)
+        return values | settings
+
     def differences(self, other: "Config") -> list[str]:
         """Return the keys whose values differ; of the algorithm's settings, each by its own name."""
-        mine, theirs = (_flattened(config.model_dump(by_alias=True)) for config in (self, other))
+        mine, theirs = self.flat(), other.flat()
         return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
@@ -476,11 +482,6 @@ def _explain_saved_option(key: str) -> str:
         f"; config.json of pytorch-maml-rl holds options of its command line: remove {', '.join(_SAVED_OPTIONS)}, or "
         "give the YAML file that it was made from"
     )
-
-
-def _flattened(values: dict[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = values.pop(SECTION)
-    return values | settings
 
 
 def _explain(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from maml_rl.config.config import SECTION, Config
+from maml_rl.config.config import Config
 from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
@@ -246,7 +246,7 @@ def _column(column: int, results: Sequence[GroupResult]) -> str:
 
 def _settings(groups: Sequence[RunGroup]) -> Markup:
     """Return a table of all settings; those that differ between groups or from the defaults stand out."""
-    configs = [_flat(group.config) for group in groups]
+    configs = [group.config.flat() for group in groups]
     defaults = {key: value for group in groups for key, value in _defaults(group.config).items()}
     rows: list[Markup] = []
     differing: list[Markup] = []
@@ -272,13 +272,6 @@ def _settings(groups: Sequence[RunGroup]) -> Markup:
     )
     common = element("div", columns, element("p", note, class_="note"), class_="card wide")
     return join([compared if differing else None, common])
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    """Return the settings, the algorithm's among them."""
-    values = config.model_dump(mode="json", by_alias=True)
-    settings: dict[str, Any] = values.pop(SECTION)
-    return values | settings
 
 
 def _defaults(config: Config) -> dict[str, Any]:
