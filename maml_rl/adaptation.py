@@ -1,7 +1,7 @@
 """The inner loop: gradient steps from common to task-specific parameters, for all tasks at once, and their rule.
 
 phi_0 = theta, phi_{k+1} = phi_k - step_size_k * grad L_k(phi_k), where L_k is the inner loss on the episodes sampled
-under phi_k. An `AdaptationRule` says which loss, step sizes and parameters. `adapt` takes one step and is
+under phi_k. An `AdaptationRule` holds the loss, the step sizes and the parameters. `adapt` takes one step and is
 differentiable by torch; `InnerLoop` takes several on a chunk of tasks, and gives products with the Jacobian of phi_K
 in theta.
 
@@ -46,14 +46,14 @@ def of_log_probs(loss: InnerLoss) -> InnerLoss:
     """Mark an inner loss that reads nothing but `log_probs` and `samples` of an outcome.
 
     The derivatives of the package's multi-layer perceptrons are then computed by hand, which is faster. Without the
-    mark a loss may use the distribution, the parameters and parts of the policy as well.
+    mark, a loss may use the distribution, the parameters and parts of the policy as well.
     """
     loss.__dict__["of_log_probs"] = True
     return loss
 
 
 def is_of_log_probs(loss: InnerLoss) -> bool:
-    """Tell whether a loss is marked by `of_log_probs`."""
+    """Return whether a loss is marked by `of_log_probs`."""
     return getattr(loss, "of_log_probs", False) is True
 
 
@@ -142,7 +142,7 @@ class AdaptationRule:
         halve: Halving | None = None,
         inner_loss: InnerLoss | None = None,
     ) -> AdaptationRule:
-        """Return the same rule with another step size, schedule or loss; None keeps the present one."""
+        """Return the same rule with another step size, schedule or loss; None keeps the current one."""
         if inner_loss is not None:
             _check_inner_loss(inner_loss)
         if step_size is not None:
@@ -184,7 +184,7 @@ def adapt(
     Args:
         policy: a policy, or a module that `as_policy` takes; its own parameters stay as they are.
         episodes: (M, T, B, ...), with advantages; sampled under `params`.
-        params: where to start: of the policy's own shapes, or stacked (M, ...); the policy's own by default.
+        params: the initial ones: of the policy's own shapes, or stacked (M, ...); the policy's own by default.
         step_size: of the step, instead of a rule.
         rule: inner loss, step sizes and parameters.
         step: which of the rule's steps this is, from 0.
@@ -225,7 +225,7 @@ def adapt(
             return _adapt_in_chunks(policy, episodes, stacked, size, loss)
         dtype = next(iter(stacked.values())).dtype
         samples = Samples.of(episodes, slice(None), dtype=dtype, device=episodes.device)
-        # Without gradients of their own, parameters are adapted all the same, by learned step sizes.
+        # Parameters without gradients of their own are adapted, too, by learned step sizes.
         stacked = {name: x if x.requires_grad else x.detach().requires_grad_() for name, x in stacked.items()}
         return inner_step(PhaseOutcome.of(policy, samples, stacked), loss, size, first_order=first_order)
 

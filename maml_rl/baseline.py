@@ -37,7 +37,7 @@ class LinearFeatureBaseline:
     its data: entries of an observation that are larger than any fitted are clipped to it. Values are never NaN.
 
     The targets are the plain discounted returns, whether or not the advantages bootstrap. Fitted to time-limited
-    episodes, V estimates the reward still to come before the limit. At a limit common to all episodes it is therefore
+    episodes, V estimates the remaining reward before the limit. At a limit common to all episodes it is therefore
     close to zero on average, but not for every episode: features of the observation fit the returns of all steps with
     the same weights, and on HalfCheetahDir the values of final observations deviate by 0.2 to 1 times as much as those
     of all steps. Bootstrapping adds this deviation to the advantages; `bootstrap=False` does not. Bootstrapping is
@@ -151,7 +151,7 @@ class LinearFeatureBaseline:
         return values.reshape(episodes.mask.shape)
 
     def final_values(self, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
-        """Return the value of the state after the last step, (M, B) or (B,), as if the episode went on.
+        """Return the value of the state after the last step, (M, B) or (B,), as if the episode continued.
 
         Raises:
             RuntimeError: If the baseline was not fitted, or for another number of tasks.

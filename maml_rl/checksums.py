@@ -22,10 +22,10 @@ def sums(contents: Mapping[str, bytes]) -> str:
 def check_sum(path: Path) -> None:
     """Refuse a file that has changed since it was written; a file that no `SHA256SUMS` beside it lists passes.
 
-    A process that replaces a file lists it twice for a moment, as it was and as it will be: either is right.
+    A process that replaces a file lists it twice for a moment, with the old and the new checksum: either is accepted.
 
     Raises:
-        ConfigError: If the file has changed; the message says what to do.
+        ConfigError: If the file has changed; the message has the remedy.
     """
     file = path.parent / SUMS
     try:

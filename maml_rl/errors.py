@@ -1,6 +1,6 @@
 """The exceptions that the package raises on purpose; all derive from `MamlRLError`.
 
-Each carries one message that says what happened, where, and what to do about it. They are built from a single string,
+Each has one message with the error, its place and the remedy. They are built from a single string,
 so that they survive pickling between processes.
 """
 
@@ -66,14 +66,14 @@ class CheckpointError(MamlRLError, RuntimeError):
 
 
 class UsersCode:
-    """Runs code that is not the package's own, which may raise anything, and turns that into one error.
+    """Runs code that is not the package's own, and turns any exception of it into one error.
 
     Even SystemExit: an environment or a module that calls `sys.exit` has failed, and must not end this process without
     a message. Only Ctrl-C passes. The object can be used again, since it keeps nothing.
 
     Args:
         error_of: makes the error to raise from the one that was raised.
-        passing: classes of exceptions that say everything already, and pass.
+        passing: classes of exceptions that are already complete, and pass.
     """
 
     def __init__(

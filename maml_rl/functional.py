@@ -1,7 +1,7 @@
 """Pure reinforcement-learning mathematics on tensors: returns, advantages, statistics, losses, divergences, products.
 
 T is time steps, B is episodes, `...` is any leading axes (M tasks). A mask is 1 on real steps and 0 on padding,
-and what is under the padding never matters, not even NaN. No function writes into its arguments.
+and the contents of the padding never matter, not even NaN. No function writes into its arguments.
 """
 
 import math
@@ -74,7 +74,7 @@ def next_values(values: Tensor, final_values: Tensor, lengths: Tensor) -> Tensor
         lengths: (..., B) number of real steps.
 
     Returns:
-        (..., T, B) V(s_{t+1}); what it holds on padding has no meaning.
+        (..., T, B) V(s_{t+1}); its values on padding have no meaning.
     """
     shifted = torch.cat((values[..., 1:, :], torch.zeros_like(values[..., :1, :])), dim=-2)
     steps = torch.arange(values.shape[-2], device=values.device).unsqueeze(-1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from maml_rl.errors import ConfigError
 
-# Where Linux says how much memory a container may use.
+# Files in which Linux has the memory limit of a container.
 _LIMIT_OF_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 _MEMORY_OF_MACHINE = Path("/proc/meminfo")
 _GIB = 2**30
@@ -45,7 +45,7 @@ def refuse_if_too_large(num_bytes: int, what: str, remedy: str) -> None:
     """Refuse work that needs more memory than this machine has in total.
 
     Args:
-        num_bytes: that are needed at least.
+        num_bytes: needed at least.
         what: the work, for the message.
         remedy: what to do instead.
 

@@ -37,7 +37,7 @@ def array_layout(space: Space) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def is_image(space: Space) -> TypeGuard[spaces.Box]:
-    """Tell whether a space is that of images: bytes from 0 to one largest number on three axes, channels first or last.
+    """Return whether a space is one of images: bytes from 0 to a largest number on three axes, channels first or last.
 
     The largest number is 255 for colors, and less for grids of symbols; policies divide by it.
     """
@@ -279,7 +279,7 @@ def _text_bytes(space: spaces.Text) -> int:
 
 
 def _text_fault(space: spaces.Text, value: Any) -> str:
-    """Say why a value is not in a space of texts; "" if it is."""
+    """Return why a value is not in a space of texts; "" if it is."""
     if not isinstance(value, str):
         return f"{value!r} instead of a text"
     if not space.min_length <= len(value) <= space.max_length:
@@ -298,7 +298,7 @@ def _shown(space: Space) -> str:
 
 
 def has_text(space: Space) -> bool:
-    """Tell whether elements of a space have text in them."""
+    """Return whether elements of a space have text in them."""
     return isinstance(space, PackedSpace) or any(isinstance(part, spaces.Text) for _, part in _leaves(space, ()))
 
 
@@ -354,7 +354,7 @@ def flat_observation_space(space: Space) -> Space:
 
 
 def fits(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Tell whether an array may be written where one of this shape and type is expected.
+    """Return whether an array may be written where one of this shape and type is expected.
 
     A plain assignment would broadcast a smaller array, and truncate floats to bytes.
     """

@@ -45,7 +45,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the work in the block as Ctrl-C does; a second signal ends the process at once.
+    """Make SIGTERM and SIGHUP end the work in the block like Ctrl-C; a second signal ends the process at once.
 
     A second SIGHUP does not: both the system and the shell send one when a terminal is closed.
     """
@@ -87,12 +87,12 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def is_unknown_with_value(self, argument: str) -> bool:
-        """Tell whether an argument is --NAME=VALUE with an unknown option."""
+        """Return whether an argument is --NAME=VALUE with an unknown option."""
         name, equals, _ = argument.partition("=")
         return bool(equals) and name.startswith("--") and name not in self._option_string_actions
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong with the arguments, and exit."""
+        """Report an error of the arguments in one line, and exit."""
         self.exit(BAD_INPUT, f"{self.prog}: error: {_printable(message)} (--help lists the options)\n")
 
 
@@ -107,7 +107,7 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
 
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where environments are."""
+    """Add the options for the placement of environments."""
     parser.add_argument(
         "--backend",
         choices=get_args(Config.model_fields["backend"].annotation),
@@ -130,7 +130,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says that a run is trusted."""
+    """Add the option that declares a run as trusted."""
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -159,16 +159,16 @@ def run_command(
 
     Args:
         parser: of its options, `--log-level` among them.
-        arguments: what follows the name of the command; None for those of this process.
-        command: is given the options.
-        when_interrupted: says what to do after Ctrl-C.
+        arguments: those after the name of the command; None for those of this process.
+        command: receives the options.
+        when_interrupted: advice after Ctrl-C.
     """
     _open_closed_streams()
     options = parser.parse_args(arguments)
     try:
         with _log_to_standard_error(parser.prog, options.log_level):
             command(options)
-            # Now rather than at the end of the interpreter, whose complaint nothing could catch.
+            # Now rather than at the end of the interpreter, where an error could not be caught.
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -194,7 +194,7 @@ def run_command(
 
 
 def _open_closed_streams() -> None:
-    """Lead standard streams that are closed, as after `>&-`, nowhere: the next file would take their numbers."""
+    """Open closed standard streams, as after `>&-`, on the null device: the next file would take their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -235,7 +235,7 @@ def positive(text: str) -> int:
 
 
 def not_negative(text: str) -> int:
-    """Read an option that counts something, perhaps nothing."""
+    """Read an option that counts something, or is zero."""
     return _whole_number(text, least=0)
 
 

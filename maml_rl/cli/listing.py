@@ -1,4 +1,4 @@
-"""What `maml-rl configs`, `envs` and `zoo` print: groups with full names and whole sentences, more with --verbose."""
+"""Output of `maml-rl configs`, `envs` and `zoo`: groups with full names and whole sentences, more with --verbose."""
 
 import json
 import textwrap
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 def list_configs(*, verbose: bool) -> Iterable[str]:
-    """Yield lines about the configs that come with the package."""
+    """Yield lines about the configs in the package."""
     paths = {full_name(path): path for path in shipped_configs().values()}
     for folder, names in groupby(paths, lambda name: name.partition("/")[0]):
         yield f"{folder}/"

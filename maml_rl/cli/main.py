@@ -37,7 +37,7 @@ from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 # Escape sequences and prefix of Gymnasium's warnings.
 _ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-# Shorter steps than this are over before another thread has started.
+# Shorter steps than this end before another thread has started.
 _LEAST_WAITING_SECONDS, _LEAST_WAITING_SHARE = 2e-3, 0.5
 
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help()
         return 0
-    # The command parses what follows its name.
+    # The command parses the arguments after its name.
     name = parser.parse_args(arguments[:1]).command
     if name not in COMMANDS:
         known = list(COMMANDS)
@@ -222,7 +222,7 @@ def _check_env(options: Namespace) -> None:
 
 
 def _advise_stepping(env: Any, options: Namespace) -> str:
-    """Say whether slots of an environment should wait concurrently, by how long its steps take and wait."""
+    """Advise whether slots of an environment should wait concurrently, by how long its steps take and wait."""
     from maml_rl.envs.calls import Awaited
     from maml_rl.envs.checking import measure_waiting
 
@@ -251,7 +251,7 @@ def _advise_stepping(env: Any, options: Namespace) -> str:
 
 
 def _usage(env: Any, name: str) -> str:
-    """Say how the sampler takes an environment."""
+    """Describe how to pass an environment to the sampler."""
     from maml_rl.envs.serial import time_limit
     from maml_rl.policies import get_policy_for_env
 
@@ -284,7 +284,7 @@ def _check_made(env: Any, options: Namespace) -> None:
         (lambda made: check_env(_bare(made), skip_render_check=True), "Gymnasium's own rules are kept"),
     ):
         with (
-            # Whatever the environment raises, the check has failed.
+            # Any error of the environment means that the check has failed.
             UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")),
             warnings.catch_warnings(record=True) as remarks,
         ):

@@ -119,10 +119,10 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
 
 
 class PartProgress(AbstractContextManager["PartProgress"]):
-    """A progress bar over parts of a work: policies of a report to try, iterations to record.
+    """A progress bar over parts of a task: policies of a report to evaluate, iterations to record.
 
     Args:
-        unit: what a part is.
+        unit: name of a part.
     """
 
     def __init__(self, unit: str = "part") -> None:
@@ -132,7 +132,7 @@ class PartProgress(AbstractContextManager["PartProgress"]):
         self._bar.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show what is about to be done, after `done` of `total` parts."""
+        """Show the next part, after `done` of `total` parts."""
         self._bar.total = total
         self._bar.set_description_str(what, False)
         self._bar.update(done - self._bar.n)
@@ -157,7 +157,7 @@ def _by_column(metrics: Metrics) -> str:
 
 
 def _state(metrics: Metrics) -> str:
-    """Return where training is, short enough for a bar on one line of 80 columns."""
+    """Return the state of training, short enough for a bar on one line of 80 columns."""
     returns = _returns(metrics)
     if not returns:
         return f"loss {metrics.get('loss', math.nan):.3f}"

@@ -75,12 +75,12 @@ def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path 
 
 
 def is_run(config_path: Path) -> bool:
-    """Tell whether a config is in the folder of a run; the zoo, whose policies do, is not to be written to."""
+    """Return whether a config is in the folder of a run that may be written to; the zoo may not."""
     return config_path.name == "config.json" and not config_path.resolve().is_relative_to(ZOO)
 
 
 def refuse_untrusted_code(config: Config, config_path: Path, options: argparse.Namespace) -> None:
-    """Refuse code that a run names unless it is trusted; a YAML file is of the user's own choice."""
+    """Refuse code that a run names unless it is trusted; a YAML file is the user's own choice."""
     if not options.trust and config_path.suffix not in _YAML:
         check_code(config, "add --trust", samples=True)
 
@@ -113,7 +113,7 @@ def torch_device(options: argparse.Namespace) -> Any:
             device = torch.device(name)
             # Some devices, such as `meta`, hold tensors but no numbers.
             torch.ones(1, device=device).sum().item()
-    # Each missing backend raises something different.
+    # Each missing backend raises a different error.
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"the device {name!r} cannot be used ({reason}); leave --device out for the CPU") from None

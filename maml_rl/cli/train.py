@@ -81,7 +81,7 @@ def _add_settings(parser: Parser, title: str, settings: Sequence[Setting], prefi
 def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
     """Add the settings of the algorithm that the arguments, or their config, name."""
     parser.set_defaults(algorithm_keys=[])
-    # An unknown option whose value has spaces would be taken for the name of a config, and so would the next word.
+    # An unknown option whose value has spaces would be read as the name of a config, and so would the next word.
     known = [each for each in arguments if each not in ("-h", "--help") and not parser.is_unknown_with_value(each)]
     for option in [each for each in parser.parse_known_args(known)[1] if each.startswith("--")]:
         place = known.index(option)

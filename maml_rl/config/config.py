@@ -17,12 +17,12 @@ from maml_rl.errors import ConfigError
 
 # A value above this is a mistake; the random streams count tasks, episodes and iterations in 32 bits.
 _MOST = 2**31 - 1
-# How many characters of a wrong value an error of one line shows.
+# Number of characters of a wrong value that an error shows.
 _SHOWN = 80
 # Characters that JSON may hold as they are, but that YAML refuses or folds into spaces.
 _NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
-# What pytorch-maml-rl writes into config.json beside the settings.
+# Entries that pytorch-maml-rl writes into config.json besides the settings.
 _SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device")
 
 Count = Annotated[int, Field(ge=1, le=_MOST)]
@@ -318,7 +318,7 @@ class Config(SettingsModel):
 
         Args:
             model: of the settings.
-            explain_unknown: what to say of a key that the model does not have, if anything is known of it.
+            explain_unknown: returns a message about a key that the model does not have, if there is one.
 
         Raises:
             ConfigError: As `from_mapping`.
@@ -344,7 +344,7 @@ class Config(SettingsModel):
         lines = {path[1:]: line for path, line in self._source.lines.items() if path[:1] == (section,)}
         origins = {path[1:]: origin for path, origin in self._source.origins.items() if path[:1] == (section,)}
         if whole := origins.get(()):
-            # All of it was replaced at once.
+            # The whole section was replaced.
             origins |= {(key,): whole for key in settings}
         mapping = Mapping(self._source.origin, settings, lines, origins)
         try:
@@ -367,7 +367,7 @@ class Config(SettingsModel):
 
     @property
     def training_steps(self) -> int:
-        """How many inner steps training takes."""
+        """Number of inner steps in training."""
         return self.num_steps if self.method == "maml" else 0
 
     @property
@@ -381,7 +381,7 @@ class Config(SettingsModel):
         Another algorithm starts with its own defaults: the settings of the previous one are dropped.
 
         Raises:
-            ConfigError: As `from_mapping`; a replaced key is blamed on `origin`.
+            ConfigError: As `from_mapping`; an error in a replaced key names `origin`.
         """
         replaced = _gathered(Mapping(origin, dict(values)))
         try:
@@ -407,7 +407,7 @@ class Config(SettingsModel):
         return ConfigError(f"{'.'.join(path)!r} in {self._source.place(*path)}: {message}")
 
     def replaces(self, key: str) -> bool:
-        """Tell whether `override` has replaced a hyphenated key."""
+        """Return whether `override` has replaced a hyphenated key."""
         return (key,) in self._source.origins
 
     def named_code(self) -> dict[str, str]:
@@ -439,7 +439,7 @@ class Config(SettingsModel):
         return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
-# Keys that say where on which Ray cluster a run samples, and how.
+# Keys for the Ray cluster and the place in it where a run samples.
 RAY_KEYS = tuple(str(field.alias) for name, field in Config.model_fields.items() if name.startswith("ray_"))
 # Keys for the training only: a reservation was made for it, and a runtime_env may execute anything.
 OF_TRAINING_ALONE: dict[str, Any] = {"ray-placement-group": None, "ray-runtime-env": {}}
@@ -475,7 +475,7 @@ def _gathered(mapping: Mapping) -> Mapping:
 
 
 def _explain_saved_option(key: str) -> str:
-    """Say what to do about the command-line options that pytorch-maml-rl writes into its config.json."""
+    """Return the remedy for command-line options that pytorch-maml-rl writes into its config.json."""
     if key not in _SAVED_OPTIONS:
         return ""
     return (

@@ -30,7 +30,7 @@ class Setting:
 
     Attributes:
         key: as in a config file.
-        meaning: in a phrase, with units.
+        meaning: a phrase, with units.
         allowed: type and range, as in `INT>=1 or null`.
         default: as it would be written in a config; None where the key is required.
     """

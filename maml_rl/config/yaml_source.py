@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-# YAML 1.1 reads 1e-2 as text, because it has no point. It is always meant as a number, and JSON writes it too.
+# YAML 1.1 reads 1e-2 as text, because it has no decimal point. It always means a number, and JSON writes it, too.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),

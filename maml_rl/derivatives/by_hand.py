@@ -26,7 +26,7 @@ from maml_rl.policies.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class _Activation:
-    """An element-wise function whose derivatives can be had from its value.
+    """An element-wise function whose derivatives can be computed from its value.
 
     Attributes:
         apply: computes it in place.
@@ -56,7 +56,7 @@ _ACTIVATIONS = {
 
 
 def fits(policy: Policy) -> bool:
-    """Return whether the derivatives of `policy` are known here; a subclass may compute anything."""
+    """Return whether `policy` has derivatives by hand; a subclass may compute anything."""
     return (
         isinstance(policy, MLPPolicy)
         and not policy.is_overridden
@@ -180,7 +180,7 @@ class MLPLinearization(Linearization):
     def _weight_gradient(self, index: int, delta: Tensor, out: Tensor) -> None:
         """Write delta^T units, (k, out, in), the gradient in the weights of layer `index`."""
         if index == 0 and self._last > 0:
-            # The narrow side in front: several times faster for a few inputs.
+            # The narrow side first: several times faster for a few inputs.
             out.copy_(torch.bmm(self._units[0].mT, delta).mT)
         else:
             torch.bmm(delta.mT, self._units[index], out=out)

@@ -61,7 +61,7 @@ class AutogradLinearization(Linearization):
         learned = [index for index, output in enumerate(self._outputs) if output.requires_grad]
         outputs = [self._outputs[index] for index in learned]
         if self._pushed is None:
-            # The derivative of a pass back with respect to what goes in is a pass forward.
+            # The derivative of a pass back with respect to its input is a pass forward.
             with torch.enable_grad():
                 cotangents = tuple(torch.zeros_like(output, requires_grad=True) for output in outputs)
                 (pulled,) = functional.vector_jacobian_product(

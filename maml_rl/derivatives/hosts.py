@@ -95,7 +95,7 @@ class Program(ABC):
         return [tensor.detach() for tensor in self.learned()]
 
     def load(self, values: Sequence[Tensor]) -> None:
-        """Take over what `values` returned in the process that learns."""
+        """Set the values that `values` returned in the learning process."""
         with torch.no_grad():
             for tensor, value in zip(self.learned(), values, strict=True):
                 tensor.copy_(value)
@@ -118,7 +118,7 @@ def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
 
 
 class Session(AbstractContextManager["Session"]):
-    """A program at work on the chunks of a batch; as a context manager it keeps its threads and their memory."""
+    """A running program on the chunks of a batch; as a context manager it keeps its threads and their memory."""
 
     def __exit__(self, *error: object) -> None:
         return
@@ -166,7 +166,7 @@ class Hosts(ABC):
 
     @abstractmethod
     def fetch(self) -> list[TaskEpisodes]:
-        """Return the episodes of all tasks, for what needs them whole."""
+        """Return the episodes of all tasks, for operations that need all of them."""
 
 
 class ThreadHosts(Hosts):
@@ -174,7 +174,7 @@ class ThreadHosts(Hosts):
 
     Args:
         phases: the episodes of all tasks before each inner step and after the last.
-        policy: whose widest layer decides how many tasks make a chunk.
+        policy: its widest layer determines how many tasks a chunk has.
         device: where to compute.
         tasks_per_chunk: at most; by default what `chunks_of` says.
         room: bytes that a program may keep between operations.
@@ -228,7 +228,7 @@ class ThreadHosts(Hosts):
 
 
 class ThreadSession(Session):
-    """A program at work in the threads of this process.
+    """A running program in the threads of this process.
 
     Args:
         states: of the chunks.

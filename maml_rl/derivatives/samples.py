@@ -14,7 +14,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 _CPU_CHUNK = 1 << 17, 1 << 19
 # Between the two, a batch is cut into at least this many chunks, so that as many cores can share them.
 _CPU_CHUNKS = 8
-# On an accelerator small pieces only cost launches; the bound is its memory.
+# On an accelerator small chunks only cost launches; the limit is its memory.
 _DEVICE_CHUNK = 1 << 26
 
 
@@ -56,7 +56,7 @@ class Samples:
             episodes: of all tasks, with advantages.
             tasks: which tasks.
             columns: indices of the episodes to take of each task; all by default.
-            dtype: of everything but observations and actions, which keep theirs.
+            dtype: of everything except observations and actions, which keep theirs.
             device: where to put them.
         """
         lengths = episodes.lengths[tasks]
@@ -69,7 +69,7 @@ class Samples:
             values = values[tasks, :steps]
             values = values if columns is None else values[:, :, columns]
             if not complete:
-                # Whatever is under the padding, NaN included, must not reach a matrix product.
+                # The contents of the padding, NaN included, must not reach a matrix product.
                 values = values.masked_fill(~real.reshape(*real.shape, *(1,) * (values.dim() - 3)), 0)
             return values.to(device)
 

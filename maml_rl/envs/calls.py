@@ -23,9 +23,9 @@ from maml_rl.arguments import check_count
 
 Stepping = Literal["auto", "serial", "threads"]
 
-# How often a wait for calls looks after those that take too long.
+# Interval at which a wait for calls checks for those that take too long.
 LOOK_SECONDS = 0.1
-# A pause is waited for in pieces, so that the supervisor sees that it is one.
+# A pause is waited for in parts, so that the supervisor recognizes it.
 _PAUSE_SECONDS = 0.3
 
 
@@ -102,8 +102,8 @@ class Attempts:
         num_envs: N.
 
     Attributes:
-        retries: how often anything was restarted in each slot since it was last begun.
-        total: how often in all.
+        retries: number of restarts in each slot since its episode was begun.
+        total: number of all restarts.
     """
 
     def __init__(self, max_retries: int, num_envs: int) -> None:
@@ -220,7 +220,7 @@ class SideBySide:
         self._to_await: deque[tuple[int, Attempt]] = deque()
         self._awaiting: set[asyncio.Task[None]] = set()
         self._coroutines: dict[int, Coroutine[Any, Any, None]] = {}
-        # Of the calls that run: since when (later than now during a pause), and in which thread.
+        # Of running calls: the start time (later than now during a pause), and the thread.
         self._since: dict[int, float] = {}
         self._thread_of: dict[int, int] = {}
         self.outstanding: set[int] = set()
@@ -230,7 +230,7 @@ class SideBySide:
         """Start a call of a slot that has none outstanding."""
         self.outstanding.add(slot)
         if awaited:
-            # The loop is woken by `wait`, once for all that are started until then: that costs more than a call.
+            # `wait` wakes the loop once for all calls started until then, because waking it costs more than a call.
             self._to_await.append((slot, attempt))
             return
         if self._threads < min(self._limit, len(self.outstanding)):
@@ -352,7 +352,7 @@ class SideBySide:
         """Return where the call of a slot is, as text."""
         coroutine = self._coroutines.get(slot)
         frames = _awaiting(coroutine) if coroutine is not None else []
-        # A coroutine that does not await keeps the loop from all others: the place is where the loop is.
+        # A coroutine that does not await blocks the loop: its position is that of the loop.
         blocked = coroutine is not None and not frames
         ident = self._loop_thread.ident if blocked and self._loop_thread else self._thread_of.get(slot)
         if not frames and ident is not None and (frame := sys._current_frames().get(ident)) is not None:
@@ -385,7 +385,7 @@ def _summary(frame: FrameType) -> traceback.FrameSummary:
 
 
 def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
-    """Wait some seconds, calling `mark` with True and False by turns meanwhile, and with False at the end."""
+    """Wait some seconds, calling `mark` alternately with True and False meanwhile, and with False at the end."""
     until, flag = monotonic() + seconds, False
     while (left := until - monotonic()) > 0:
         flag = not flag
@@ -395,7 +395,7 @@ def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
 
 
 def is_async(env: gymnasium.Env[Any, Any]) -> bool:
-    """Tell whether `reset` or `step` of an environment, below all wrappers, must be awaited."""
+    """Return whether `reset` or `step` of an environment, below all wrappers, must be awaited."""
     return any(iscoroutinefunction(getattr(env.unwrapped, name)) for name in ("reset", "step"))
 
 
@@ -425,7 +425,7 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def is_async_class(made: Any) -> bool:
-    """Tell whether a class of environments has a `reset` or `step` that must be awaited."""
+    """Return whether a class of environments has a `reset` or `step` that must be awaited."""
     return isinstance(made, type) and any(iscoroutinefunction(getattr(made, name, None)) for name in ("reset", "step"))
 
 

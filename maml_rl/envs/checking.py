@@ -1,4 +1,4 @@
-"""Checks that say what an environment lacks to be a task family."""
+"""Checks that report which requirements of a task family an environment does not meet."""
 
 import random
 import warnings
@@ -30,12 +30,12 @@ _MEASURED_STEPS, _MEASURED_SECONDS = 50, 2.0
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
 # In some families two tasks often give the same rewards by chance, but not for this many seeds.
 _SEEDS_TO_TELL_TASKS_APART = 20
-# A family may have two tasks only, and draw the same one a few times in a row.
+# A family may have only two tasks, and draw the same one a few times in a row.
 _DRAWS_TO_FIND_ANOTHER_TASK = 50
 
 
 def require_meta_env(env: Any) -> None:
-    """Raise unless `env` has what sampling needs.
+    """Raise an error unless `env` meets the requirements of sampling.
 
     Raises:
         TypeError: If it is not a `gymnasium.Env`, a method is missing, or a space is not supported; the message lists
@@ -95,7 +95,7 @@ def _what_keeps_statistics(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
 
 
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
-    """Return a method of `env`, also where wrappers hide it.
+    """Return a method of `env`, even if wrappers hide it.
 
     Raises:
         TypeError: If there is none.
@@ -107,7 +107,7 @@ def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
 
 
 def has_method(env: gymnasium.Env[Any, Any], name: str) -> bool:
-    """Tell whether `env` has a method, also where wrappers hide it."""
+    """Return whether `env` has a method, even if wrappers hide it."""
     return _method(env, name) is not None
 
 
@@ -126,7 +126,7 @@ def check_meta_env(
     *,
     make_another: Callable[[], gymnasium.Env[Any, Any]] | None = None,
 ) -> None:
-    """Check that `env` keeps the contract of a task family.
+    """Check that `env` fulfills the contract of a task family.
 
     It steps the environment a few times. Gymnasium's own rules are checked by `gymnasium.utils.env_checker.check_env`.
     It warns where `reset_task` does not refuse malformed tasks by a ValueError, and where no reward differs between
@@ -263,7 +263,7 @@ def _check_declared_tasks(
 
 
 def declared_task_space(env: gymnasium.Env[Any, Any]) -> TaskSpace | None:
-    """Return what an environment declares as `task_space`, also where wrappers hide it.
+    """Return the `task_space` that an environment declares, even if wrappers hide it.
 
     Raises:
         TypeError: If it is not a `TaskSpace`.

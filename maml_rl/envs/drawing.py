@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Color = tuple[int, int, int]
 
-# Of a picture of a grid, along its longer side; and of what stands on it.
+# Pixels of a picture of a grid along its longer side; colors of the floor and the walker.
 _GRID_PIXELS = 256
 _FLOOR, _WALKER = (40, 40, 48), (240, 240, 240)
 

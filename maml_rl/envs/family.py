@@ -31,8 +31,8 @@ class BatchedFamily(MetaVectorEnv):
     A family sets its spaces and task entries, and implements `draw_tasks`, `_reset_slots`, `_step_slots` and
     `_write_observations`.
 
-    What happens to a slot whose episode is over is Gymnasium's convention in `step`: by default the next call resets
-    it, whatever its action. `step_send` and `step_recv`, with which `rollout` steps, never reset a slot.
+    In `step`, a slot whose episode is over is treated as in Gymnasium: by default the next call resets it and ignores
+    its action. `step_send` and `step_recv`, with which `rollout` steps, never reset a slot.
 
     Args:
         num_envs: N, at least 1.
@@ -42,7 +42,7 @@ class BatchedFamily(MetaVectorEnv):
         task: the task of all slots; by default one drawn with a fixed seed.
         max_episode_steps: steps after which an episode is truncated; None for never.
         render_mode: None or "rgb_array", where the family can draw itself.
-        autoreset_mode: what `step` does with slots whose episode is over: "NextStep" resets them instead of the next
+        autoreset_mode: treatment of slots whose episode is over, in `step`: "NextStep" resets them instead of the next
             step; "SameStep" at once, the end of the episode is then in the infos `final_obs` and `final_info`;
             "Disabled" leaves them as they are until `reset`. See https://farama.org/Vector-Autoreset-Mode.
 
@@ -89,7 +89,7 @@ class BatchedFamily(MetaVectorEnv):
         limits = [limit for limit in (max_episode_steps, self.longest_episode) if limit is not None]
         self.max_episode_steps = min(limits, default=None)
         self.entries = dict(entries)
-        # Tasks may be drawn, and tables of them made, before anything else shows how large they are.
+        # Tasks may be drawn, and tables of them made, before their size is checked elsewhere.
         num_bytes = 8 * num_envs * sum(math.prod(entry.shape) for entry in entries.values())
         refuse_if_too_large(
             num_bytes, f"one task per slot of {type(self).__name__}", "choose smaller arguments of the environment"
@@ -107,7 +107,7 @@ class BatchedFamily(MetaVectorEnv):
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
-        """What `step` does with slots whose episode is over."""
+        """Treatment of slots whose episode is over, in `step`."""
         mode: AutoresetMode = self.metadata["autoreset_mode"]
         return mode
 

@@ -1,4 +1,4 @@
-"""Slots that show what happened at the last step, which a policy with a memory learns from.
+"""Slots that show the last step, from which a policy with a memory learns.
 
 Source: Duan et al. 2016, section 2.2, https://arxiv.org/abs/1611.02779
 """
@@ -138,7 +138,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
         return received
 
     def _show(self, part: slice, actions: NDArray[Any], stepped: NDArray[np.bool_]) -> None:
-        """Note the outcome of a step in the slots of a part that were not at the end of their episode."""
+        """Record the outcome of a step in the slots of a part whose episode was not over."""
         everywhere = bool(stepped.all())
         which = slice(None) if everywhere else stepped
         outcome = self._last[part] if everywhere else np.empty((int(stepped.sum()), self._last.shape[1]), np.float32)

@@ -43,7 +43,7 @@ class ObservedTask:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLastStep:
-    """Stands for `env`: the same slots, which show what happened at the last step; see `LastStepParts`.
+    """Can be used wherever `env` can: the same slots, which show the last step; see `LastStepParts`.
 
     Attributes:
         env: a registered id, "module:id", a callable that makes a `gymnasium.Env`, or an `ObservedTask`.
@@ -72,7 +72,7 @@ def env_id(env: EnvMaker) -> str:
 def require_tasks(env: EnvMaker) -> None:
     """Refuse what certainly has no tasks, before anything is made: a class without their methods, or its id.
 
-    What functions and wrappers make is known only once it is made; `SerialVectorEnv` checks it then.
+    The result of a function or wrapper is known only once it is made; `SerialVectorEnv` checks it then.
 
     Raises:
         TypeError: If it has none.
@@ -93,7 +93,7 @@ def _maker_of(env: EnvMaker) -> Any:
         try:
             made = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point  # type: ignore[assignment]
         except (ImportError, AttributeError):
-            return None  # Making it says why.
+            return None  # Making the environment reports the error.
     while isinstance(made, partial):
         made = made.func
     return made
@@ -126,7 +126,7 @@ def _one_batch(name: str) -> ValueError:
 
 
 def steps_in_threads(env: EnvMaker, rules: CallRules) -> bool:
-    """Tell whether environment objects are stepped concurrently: as the rules say, else as their class does."""
+    """Return whether environment objects are stepped concurrently: as the rules say, else as their class does."""
     if rules.want_threads or rules.stepping == "serial":
         return rules.want_threads
     made = _maker_of(env)
@@ -208,7 +208,7 @@ def make_vector_env(
 
 
 def _may_be_meta(spec: EnvSpec) -> bool:
-    """Tell whether an id may have a batched family; a class of another kind need not even be made."""
+    """Return whether an id may have a batched family; a class of another kind need not even be made."""
     if spec.vector_entry_point is None:
         return False
     entry_point = spec.vector_entry_point

@@ -24,7 +24,7 @@ from maml_rl.envs.task_space import TaskSpace
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.spaces import array_layout
 
-# When an environment's info holds a number that is recorded: at every step, or at the last of an episode.
+# When an environment's info has a recorded number: at every step, or at the last of an episode.
 InfoKind = Literal["step", "episode"]
 RecordedInfos = Mapping[str, InfoKind]
 Seeds = int | Sequence[int | None] | NDArray[np.integer] | None
@@ -107,7 +107,7 @@ class SlotCounts:
 
 
 def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
-    """Return what an environment declares as `recorded_infos`.
+    """Return the `recorded_infos` that an environment declares.
 
     Raises:
         TypeError: If it is not a dict of names with "step" or "episode".
@@ -180,7 +180,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     final one, its rewards are 0, `terminated` or `truncated` stays set, and its actions are ignored.
 
     Attributes:
-        buffers: what every reset and step writes.
+        buffers: the arrays that every reset and step writes.
         observes_anywhere: whether every reset and step writes the observations of all slots, into the array that is
             `buffers.observations` by then; a sampler may put another one there before each.
         parts: ranges of slots that are stepped independently of each other; one range here, one per worker elsewhere.
@@ -218,7 +218,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return 0.0
 
     def slot_counts(self) -> SlotCounts | None:
-        """Return what slots that wait concurrently are doing, for any thread; None where they do not wait so."""
+        """Return the activity of slots that wait concurrently, for any thread; None where they do not."""
         return None
 
     @abstractmethod

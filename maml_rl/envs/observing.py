@@ -1,4 +1,4 @@
-"""The base of slots that show more than their environment does: a vector of its observation and other numbers."""
+"""The base of slots with extended observations: a vector of the environment's observation and other numbers."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ class ObservingVectorEnv(MetaVectorEnv):
 
     Args:
         env: steps its slots in this process.
-        low: least values of the further numbers.
-        high: their greatest values.
+        low: lowest values of the further numbers.
+        high: their highest values.
         dtype: of the observations.
     """
 
@@ -38,7 +38,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         flat = spaces.utils.flatten_space(space)
         assert isinstance(flat, spaces.Box)
         self._own_size = flat.shape[0]
-        # A policy sees that a vector is one, and not what its numbers were.
+        # A policy observes a vector, without the spaces that its numbers came from.
         self._scale = dtype.type(1.0 / float(space.high.max())) if is_image(space) else None
         own_high = flat.high if self._scale is None else np.ones(flat.shape)
         if isinstance(space, PackedSpace):

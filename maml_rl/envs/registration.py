@@ -125,7 +125,7 @@ def register_families() -> None:
 def find_spec(env_id: str) -> EnvSpec:
     """Return the registration of an id, or of "module:id", after importing the module.
 
-    An id with an earlier version of a family means the present version, with a `FutureWarning`.
+    An id with an earlier version of a family makes the current version, with a `FutureWarning`.
 
     Raises:
         ValueError: If there is no such module or id; the message names the closest one.

@@ -21,7 +21,7 @@ class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructor
         env: with `sample_tasks` and `reset_task`, also behind wrappers.
 
     Attributes:
-        task: the present task; empty before the first reset. The info of `reset` holds it, too, as "task".
+        task: the current task; empty before the first reset. The info of `reset` holds it, too, as "task".
 
     Raises:
         TypeError: If the environment has no tasks.
@@ -36,7 +36,7 @@ class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructor
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Draw a task, and start an episode in it; see `gymnasium.Env.reset`."""
         if seed is not None:
-            # Tasks are drawn from what this seeds; the start of the episode is drawn after them.
+            # Tasks are drawn from the generator that this seeds; the start of the episode is drawn after them.
             self.env.reset(seed=seed, options=options)
         (self.task,) = self._sample_tasks(1)
         self._reset_task(self.task)
@@ -52,7 +52,7 @@ class SampleTaskOnResetVector(VectorWrapper):
             default, or "Disabled".
 
     Attributes:
-        tasks: the present task of every slot; empty before the first reset. The infos hold them, too, as "task".
+        tasks: the current task of every slot; empty before the first reset. The infos hold them, too, as "task".
 
     Raises:
         TypeError: If the environment has no tasks.

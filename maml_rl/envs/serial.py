@@ -124,7 +124,7 @@ class SerialVectorEnv(MetaVectorEnv):
         part.envs, part._reset_task, part._begin = self.envs[:num], self._reset_task[:num], self._begin[:num]
         part.observation_space = batch_space(self.single_observation_space, num)
         part.action_space = batch_space(self.single_action_space, num)
-        # Its environments are not its own to close, not even when it is collected.
+        # It must not close its environments, not even when it is collected.
         part.closed = True
         return part
 
@@ -218,7 +218,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return begin
 
     def _write_reset(self, slot: int, result: Any, *, restarted: bool = False) -> None:
-        """Write what a `reset` returned.
+        """Write the result of a `reset`.
 
         Args:
             slot: whose.
@@ -266,7 +266,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return [0]
 
     def _write_step(self, slot: int, result: Any) -> None:
-        """Write what a `step` returned."""
+        """Write the result of a `step`."""
         buffers, (observation, reward, terminated, truncated, info) = self.buffers, result
         self._write_observation(slot, observation)
         buffers.rewards[slot] = reward
@@ -330,7 +330,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return self._env_infos
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what each environment draws, or None without a render mode."""
+        """Return the picture of each environment, or None without a render mode."""
         return None if self.render_mode is None else tuple(env.render() for env in self.envs)
 
     def _left_open(self) -> Container[int]:
@@ -338,7 +338,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return ()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every environment; one whose `close` raises costs a warning, since its work is done."""
+        """Close every environment; an error of `close` is only a warning, because its work is done."""
         for slot, env in enumerate(self.envs):
             if slot in self._left_open():
                 continue
@@ -358,7 +358,7 @@ def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:
 
 
 def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
-    """Return what all slots must have in common."""
+    """Return the properties that all slots must have in common."""
     return {
         "observation space": env.observation_space,
         "action space": env.action_space,

@@ -51,7 +51,7 @@ class TaskParameter:
         return cls(values=tuple(map(float, values)))
 
     def within(self, wanted: Sequence[Any]) -> TaskParameter:
-        """Return this parameter elsewhere, which may be outside of its own range.
+        """Return this parameter with other ranges or values, which may be outside of its own.
 
         Args:
             wanted: [low, high], or several such; values, for a parameter that has values.
@@ -112,7 +112,7 @@ class TaskParameter:
         return [end for low, high in self.ranges for end in (low, float(np.nextafter(high, low)))]
 
     def overlaps(self, other: TaskParameter) -> bool:
-        """Tell whether both may draw the same value."""
+        """Return whether both may draw the same value."""
         if self.values:
             return not set(self.values).isdisjoint(other.values)
         return any(one[0] < two[1] and two[0] < one[1] for one, two in product(self.ranges, other.ranges))
@@ -144,7 +144,7 @@ class TaskSpace:
         self._entries = dict(entries)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both have the same parameters, made into tasks in the same way."""
+        """Return whether both have the same parameters, made into tasks in the same way."""
         return type(self) is type(other) and vars(self) == vars(other)
 
     # A mapping of parameters has no hash.
@@ -198,7 +198,7 @@ class TaskSpace:
 
 
 class PolarTaskSpace(TaskSpace):
-    """Tasks whose one entry is a place (2,) in the plane, made from its angle in radians and distance.
+    """Tasks whose one entry is a position (2,) in the plane, made from its angle in radians and its distance.
 
     Args:
         entry: name of the entry.

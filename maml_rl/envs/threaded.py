@@ -20,7 +20,7 @@ from maml_rl.envs.meta_env import SlotCounts, Task
 from maml_rl.envs.serial import SerialVectorEnv, time_limit
 from maml_rl.errors import TaskError
 
-# How long calls may still take when the slots are closed.
+# Seconds that calls may still take when the slots are closed.
 _CLOSE_SECONDS = 1.0
 
 
@@ -171,12 +171,12 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _require_idle(self, slot: int) -> None:
         if slot in self._awaited:
             raise RuntimeError("the step before has not been received; call step_recv first")
-        # Of a phase that was abandoned.
+        # Results of an abandoned phase.
         while slot in self._calls.outstanding:
             self._results(inf)
 
     def _settle(self) -> None:
-        """Wait for calls whose results are no longer wanted."""
+        """Wait for calls whose results are no longer needed."""
         while self._calls.outstanding:
             self._results(inf)
         self._unread.clear()
@@ -222,7 +222,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _results(self, seconds: float) -> list[tuple[int, Any]]:
         """Wait a moment for calls, and report whose has run for longest."""
         if monotonic() >= self._next_mark and (longest := self._calls.longest()) is not None:
-            # Now and then: it looks at all calls.
+            # Only at intervals, because it checks all calls.
             self._next_mark = monotonic() + LOOK_SECONDS
             slot, since = longest
             # A mark that changes during a pause: the supervisor must not take it for a call that hangs.

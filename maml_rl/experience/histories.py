@@ -1,4 +1,4 @@
-"""Learning histories: what learners of single tasks did from their first to their last episode, as training data.
+"""Learning histories: all episodes of learners of single tasks, from the first to the last, as training data.
 
 A learner draws sequences of steps, as a policy with a memory would have seen them. The draws depend only on the
 histories and on the generator that is passed in.
@@ -230,7 +230,7 @@ class Histories:
         firsts = strands.starts[chosen] + rng.integers(room[chosen] + 1)
         places = firsts + np.arange(length)[:, None]
         steps, episodes, ends = self._locate(strands, places)
-        # What came before; of the first step of a history, itself, which is then blanked.
+        # The step before; for the first step of a history the step itself, which is then set to zero.
         has_past = places > strands.starts[chosen]
         past, _, past_ends = self._locate(strands, places - has_past)
         parts = LastStepParts.of(self.observation_space, self.action_space)

@@ -1,6 +1,6 @@
-"""Learning histories as a data set of Minari: what `minari.load_dataset` reads.
+"""Learning histories as a data set of Minari, for `minari.load_dataset`.
 
-A Minari episode is an episode. Its attributes say whose it is: `task`, the number of the task; `learner_seed`;
+A Minari episode is an episode. Its attributes identify it: `task`, the number of the task; `learner_seed`;
 `iteration`, after how many updates of its learner it was sampled; `trial`, the number of the history; and `episode`,
 its number within the history. Tasks themselves are in the metadata of the data set, as JSON.
 
@@ -36,13 +36,13 @@ _COMPACT_BYTES = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Credits:
-    """Who made a data set, as Minari's metadata have it.
+    """The author of a data set, in the form of Minari's metadata.
 
     Attributes:
         author: a name.
         author_email: an address; empty for none.
         code_permalink: where the code is that made it; empty for none.
-        description: of the data set; empty for one that is made of the recording.
+        description: of the data set; empty for one that is made from the recording.
     """
 
     author: str = "maml_rl"

@@ -1,8 +1,8 @@
 """A recording of learning histories: written iteration by iteration, resumed after a kill, read as `Histories`.
 
-What is recorded is kept in segments, each with its SHA-256, in blocks of one iteration each. `recording.json` names
-them, and is replaced as a whole together with what the learners know there: a recording that was killed goes on from
-the last one, and ends with the same bytes. Observations that repeat, as those of grids do, are kept once in a block.
+The episodes are kept in segments, each with its SHA-256, in blocks of one iteration each. `recording.json` names the
+segments, and is replaced atomically together with the state of the learners: a killed recording continues from there,
+and ends with the same bytes. Observations that repeat, as those of grids do, are kept once in a block.
 """
 
 import json
@@ -77,7 +77,7 @@ class Recording:
         iteration: how many are recorded.
 
     Raises:
-        ConfigError: If something else is there, or a recording that is not to be resumed.
+        ConfigError: If the folder has other contents, or a recording that must not be resumed.
         CheckpointError: If the existing recording is damaged.
     """
 
@@ -233,7 +233,7 @@ class FinishedRecording:
                 yield Block(iteration, **values, distinct=arrays.get(f"{iteration} distinct"))
 
     def histories(self) -> Histories:
-        """Return all of it, in memory, history after history.
+        """Return the whole recording, in memory, history after history.
 
         Raises:
             CheckpointError: If a segment is missing or damaged.
@@ -244,7 +244,7 @@ class FinishedRecording:
         num_bytes = sum(getattr(block, name).nbytes for block in blocks for name in _ARRAYS)
         refuse_if_too_large(3 * num_bytes, f"the histories in {self.folder}", "record fewer of them")
         gathered = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _ARRAYS[3:]}
-        # (I, M, B) of episodes in the order of time; a history is what one learner did in all iterations.
+        # (I, M, B) episodes in the order of time; a history has those of one learner in all iterations.
         lengths = np.stack([block.lengths for block in blocks]).astype(np.int64)
         order = np.arange(lengths.size).reshape(lengths.shape).transpose(1, 0, 2).ravel()
         flat = lengths.ravel()
@@ -344,7 +344,7 @@ def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    """Return what `space_as_json` was given."""
+    """Return the space that `space_as_json` has written."""
     match saved["kind"]:
         case "Box":
             shape, dtype = tuple(saved["shape"]), np.dtype(saved["dtype"]).type

@@ -174,7 +174,7 @@ class Replay:
         tasks = [task_key(task) for task in episodes.tasks] or [_NO_TASK] * len(episodes)
         keys = [key for key in tasks for _ in range(slots_per_task)]
         self._check_lengths(lengths)
-        # More in one batch than there is room for: only its newest are kept.
+        # If one batch has more than fit, only its newest are kept.
         skipped = int((np.cumsum(lengths[::-1]) > self.capacity).sum())
         # A slot without a step has no trial.
         kept = [place for place in range(skipped, len(lengths)) if lengths[place]]
@@ -305,7 +305,7 @@ class Replay:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `save` returned, from the segments in the folder.
+        """Restore the state that `save` returned, from the segments in the folder.
 
         Raises:
             CheckpointError: If a segment is missing, truncated or altered, or does not fit this replay.
@@ -514,7 +514,7 @@ def _parse(data: bytes, path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[np
 def _mapped(folder: Path, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return zeros in a file without a name, which ends with the process."""
     with tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY) as file:
-        # All of it now: writing to a mapped page for which there is no room would kill the process.
+        # Allocated at once: writing to a mapped page for which there is no space would kill the process.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
         return np.asarray(np.memmap(file, dtype, "r+", shape=shape))

@@ -1,4 +1,4 @@
-"""From a config to an experiment: the environment is tried before training begins; policy and sampler are made."""
+"""From a config to an experiment: the environment is checked before training begins; policy and sampler are made."""
 
 import copy
 import inspect
@@ -170,7 +170,7 @@ class Experiment:
         return None if self.task_distribution is None else self.task_distribution.fixed_tasks().get(split)
 
     def make_env(self) -> MetaVectorEnv:
-        """Make one environment to try something in: in this process, or in a worker if it must not be made here."""
+        """Make one environment for checks: in this process, or in a worker if it must not be made here."""
         return _make_env(self.config, in_child=self.in_child)
 
     def load_tasks(self, path: str | Path) -> list[Task]:
@@ -297,7 +297,7 @@ def placement_of(config: Config) -> dict[str, Any]:
 
 
 def _against_workers(config: Config, learner: MetaLearner, device: torch.device) -> str:
-    """Return why the update cannot be in the workers; "" if it can."""
+    """Return the reason why the update cannot be in the workers; "" if it can."""
     if not learner.updates_on_hosts:
         return f"{config.algorithm} needs whole episodes in the main process; use `update: driver`"
     if learner.policy.has_memory and not learner.whole_trials:
@@ -349,7 +349,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         if config.policy is None:
             _check_policy_memory(config, env)
         own_policy = _make_own_policy(config, env)
-        # Whatever further networks a learner makes, they depend on the config's seed alone.
+        # Further networks of a learner also depend only on the config's seed.
         stream = torch_seed(StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION))
         with seeded_torch(stream, device):
             policy = (own_policy or learner.make_policy(env, config, settings)).to(device)
@@ -471,7 +471,7 @@ def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
 
 
 def _remedy(config: Config) -> str:
-    """Say what to do about arguments of the family for which the config was written."""
+    """Return the remedy for arguments of the family for which the config was written."""
     if not config.env_kwargs or not config.replaces("env-name") or config.replaces("env-kwargs"):
         return ""
     return "; 'env-name' was replaced and 'env-kwargs' was not: give --env-kwargs, too, '{}' for none"

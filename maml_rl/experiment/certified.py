@@ -111,7 +111,7 @@ class Benchmark:
             num_steps: of adaptation, for a learner that takes steps.
 
         Raises:
-            ConfigError: In one line, which says what differs and how to change it.
+            ConfigError: In one line, with the difference and the remedy.
         """
         config = experiment.config
         if config.method == "oracle":

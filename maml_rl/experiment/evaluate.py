@@ -1,4 +1,4 @@
-"""How fast a meta-policy adapts to tasks it never saw: returns after 0 ... K gradient steps, with their intervals."""
+"""Evaluation of adaptation to new tasks: returns after 0 ... K gradient steps, with their intervals."""
 
 import io
 import math
@@ -196,8 +196,8 @@ def evaluate(
             the tasks as in training where test tasks are kept apart.
         num_workers: instead of the config's; see `MultiTaskSampler`.
         sampler: of the experiment, for evaluations; it is used and stays open, and `num_workers` has no meaning.
-        on_tasks: is given the tasks that were drawn, before the first episode.
-        on_batch: is given each batch and repetition, whose episodes can be fetched as long as it has not returned.
+        on_tasks: receives the drawn tasks, before the first episode.
+        on_batch: receives each batch and repetition, whose episodes can be fetched until it returns.
 
     Returns:
         Returns of all tasks.
@@ -226,7 +226,7 @@ def evaluate(
         raise ConfigError(f"repetitions must be in [1, {_MOST_REPETITIONS}], got {repetitions}")
     drawn = tasks is None
     if tasks is None and not validation:
-        # A set that was drawn once is measured on as a whole.
+        # A fixed set is always evaluated as a whole.
         tasks = experiment.fixed_tasks("training" if training_tasks else "test")
         if tasks is not None and on_tasks is not None:
             on_tasks(tasks)
@@ -442,7 +442,7 @@ def difference_interval(
 def improvement_interval(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> NDArray[np.float64]:
     """Return the probability that a policy has a higher return on a task than another, and its 95 % interval, (3,).
 
-    What counts is the return of the last step, or of the last episode of a trial. An interval with one policy on either
+    The return of the last step counts, or of the last episode of a trial. An interval with one policy on either
     side is about that very policy.
 
     Args:
@@ -456,7 +456,7 @@ def improvement_interval(evaluations: Sequence[Evaluation], others: Sequence[Eva
 def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the share of policies and tasks with a return above each threshold (K,), and its 95 % interval, (K, 3).
 
-    What counts is the return of the last step, or of the last episode of a trial.
+    The return of the last step counts, or of the last episode of a trial.
     """
     scores = [evaluation.task_returns()[:, -1] for evaluation in evaluations]
     drawn = not _fixed(evaluations) and _share_tasks(evaluations)
@@ -575,7 +575,7 @@ def _fixed(evaluations: Sequence[Evaluation]) -> bool:
 
 
 def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> bool:
-    """Return whether the tasks are the same, one by one; lists are as good as arrays."""
+    """Return whether the tasks are the same, one by one; lists may replace arrays."""
     return task_key(first) == task_key(second)
 
 

@@ -1,4 +1,4 @@
-"""A trained policy outside of the scripts: load it from its run, adapt it to one task, let it act."""
+"""Trained policies in user code: load one from its run, adapt it to one task, act with it."""
 
 import copy
 from collections.abc import Mapping
@@ -111,7 +111,7 @@ def adapt_to_task(
     a run, from the defaults of `Config`.
 
     Args:
-        policy: where to start; it is left as it is.
+        policy: the initial one; it does not change.
         env_name: registered id, "module:id", or a callable that makes a `gymnasium.Env`.
         task: of that family.
         num_steps: of adaptation; a learner that does not adapt in steps ignores it.

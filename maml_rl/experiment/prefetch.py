@@ -9,7 +9,7 @@ from maml_rl.arguments import check_count
 
 Item = TypeVar("Item")
 
-# How long the present work may take to end before it is interrupted.
+# Seconds that the current work may take to end before it is interrupted.
 _GRACE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.5
 

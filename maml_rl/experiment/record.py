@@ -1,4 +1,4 @@
-"""Recording: learners of single tasks, all in parallel, and what each did from its first to its last episode."""
+"""Recording: learners of single tasks, all in parallel, with all their episodes from the first to the last."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ LEARNERS = (*_LEARNERS, *_CLASSICAL)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Where a data set of histories is.
+    """The location of a data set of histories.
 
     Attributes:
         identifier: of the data set, which `minari.load_dataset` takes where MINARI_DATASETS_PATH is the output folder.
@@ -72,7 +72,7 @@ class Recorded:
 
     @classmethod
     def within(cls, output: str | Path, identifier: str) -> Self:
-        """Return where the data set is in a folder of data sets."""
+        """Return the location of the data set in a folder of data sets."""
         return cls(identifier, Path(output) / identifier)
 
 
@@ -90,7 +90,7 @@ def record(
     credits: Credits = Credits(),  # noqa: B008 - frozen
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
-    """Train one learner for each task, all in parallel, and record everything that they do from the first episode on.
+    """Train one learner for each task, all in parallel, and record all their episodes from the first on.
 
     The content is bit-identical for any number of workers, and after any number of kills with `resume`: the segments of
     the recording, and the file of episodes of the data set.

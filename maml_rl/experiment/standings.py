@@ -63,5 +63,5 @@ def as_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _mean(values: Any) -> str:
-    """Return the mean of what counts of an info; nothing where a submission lacks it."""
+    """Return the mean of an info in the episodes that count; nothing where a submission lacks it."""
     return "" if values is None else f"{np.mean(np.array(values)[..., -1]):.3f}"

@@ -7,7 +7,7 @@ half-widths of independent sources add up. The half-width of a source depends on
   unit at a time and measures how much the statistic moves. For the mean of policies this is the textbook t interval.
   A percentile bootstrap would be too narrow: over three seeds its 95 % interval covers the truth in about 75 % of
   all cases, because a resample of three values is hardly ever as spread as what they were drawn from;
-- the mean of drawn tasks, whose returns may be skewed: whichever reaches farther of the t interval and the studentized
+- the mean of drawn tasks, whose returns may be skewed: on each side the wider one of the t interval and the studentized
   bootstrap. From 20 tasks on, the two together cover the mean of lognormal returns in 93 to 96 % of all cases, the t
   interval alone in 87 %. Below 20 tasks no method does, and there is no interval;
 - rates of success: Wilson's interval for the effective number of independent episodes, by their variance, and
@@ -36,11 +36,11 @@ Values = NDArray[np.float64]
 # (..., n) values and their weights (n,), which sum to 1 -> (...).
 Statistic = Callable[[Values, Values], Values]
 
-# Of fewer tasks no method finds an interval of a mean without knowing how skewed their returns are.
+# For fewer tasks no method has a valid interval of a mean without knowing the skewness of their returns.
 ENOUGH_TASKS = 20
 
 _CONFIDENCE = 0.95
-# Of the bootstrap; beyond so many tasks, which it would need much memory for, the t interval is as good.
+# Of the bootstrap. For more tasks it would need much memory, and the t interval is as good.
 _RESAMPLES, _MOST_RESAMPLED = 2_000, 1_000
 # Beyond this many degrees of freedom Student's distribution equals the normal one to three digits.
 _MOST_DEGREES = 1_000.0
@@ -130,7 +130,7 @@ def probability_of_improvement(scores: Values, others: Values, *, drawn_tasks: b
 
     Returns:
         Probability and bounds within [0, 1]; the bounds are NaN where nothing was drawn more than once, and where all
-        comparisons have one outcome, which does not tell how sure it is.
+        comparisons have one outcome, which leaves its uncertainty unknown.
 
     Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
     """
@@ -148,7 +148,7 @@ def jackknife_intervals(estimate: Values, *sources: Sequence[Values]) -> Values:
 
     Args:
         estimate: (K,) statistic of everything.
-        sources: what chance chose, such as policies and tasks; each as `jackknife_reach` takes it.
+        sources: random choices, such as policies and tasks; each as `jackknife_reach` takes it.
 
     Returns:
         (K, 3) statistic, lower and upper bound; the bounds are NaN where a stratum has a single unit.
@@ -210,9 +210,9 @@ def mean_reach(scores: Values) -> Values:
         scores: (n, K), one row a task.
 
     Returns:
-        The larger of what the t interval and the studentized bootstrap reach, below and above. NaN for fewer than
-        `ENOUGH_TASKS` tasks, whose skewness no method can know, for equal scores, and where one in forty resamples
-        has equal scores.
+        The larger reach of the t interval and the studentized bootstrap, below and above. NaN for fewer than
+        `ENOUGH_TASKS` tasks, whose skewness cannot be estimated, for equal scores, and where one in forty resamples has
+        equal scores.
 
     Source: Hall 1988, Theoretical comparison of bootstrap confidence intervals, https://doi.org/10.1214/aos/1176350933
     """

@@ -67,7 +67,7 @@ def train(
 
     Args:
         config: the experiment.
-        folder: where config, metrics, TensorBoard events and checkpoints go.
+        folder: for config, metrics, TensorBoard events and checkpoints.
         num_workers: instead of the config's; see `MultiTaskSampler`.
         device: where the policy and the update run.
         resume: continue from the newest intact checkpoint in `folder`.
@@ -75,7 +75,7 @@ def train(
         profile: add each stage's share of the time to the metrics.
         on_iteration: called with the metrics of every iteration.
         on_slots: called every second, by its own thread, with the activity of slow environments' slots.
-        stop: once it is set, by `on_iteration` or by another thread, training ends after the present iteration with a
+        stop: once it is set, by `on_iteration` or by another thread, training ends after the current iteration with a
             checkpoint, from which it can be resumed.
 
     Returns:
@@ -156,7 +156,7 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
 def _evaluating(
     experiment: Experiment, tasks: int | list[Task] | None, num_workers: int | None
 ) -> Iterator[Callable[[int], Metrics]]:
-    """Give a function that evaluates the parameters where so many finished iterations are a multiple of evaluate-every.
+    """Yield a function that evaluates the parameters if the finished iterations are a multiple of evaluate-every.
 
     It returns metrics, none where nothing was evaluated. It has its own sampler.
     """
@@ -246,12 +246,12 @@ class _Collected:
 def _collecting(
     run: RunFolder, experiment: Experiment, sampler: MultiTaskSampler | None
 ) -> Iterator[tuple[Callable[[], _Collected], Callable[[int], dict[int, dict[str, Tensor]]]]]:
-    """Give two functions: one returns the next batch, from the run's next iteration on, one publishes the parameters.
+    """Yield two functions: one returns the next batch, from the run's next iteration on, one publishes the parameters.
 
-    A batch is collected when it is asked for; or with `prefetch` ahead of that, by a thread that alone uses the sampler
-    and its copy of the policy. Batch k is then collected with the parameters before meta-update k - `prefetch`, no
-    matter which newer ones are published: the same for every timing. What is published is returned as far as later
-    batches need it, for the checkpoint. Without a sampler every batch is empty.
+    A batch is collected on demand; or with `prefetch` ahead of time, by a thread that alone uses the sampler and its
+    copy of the policy. Batch k is then collected with the parameters before meta-update k - `prefetch`, no matter which
+    newer ones are published: the same for every timing. What is published is returned as far as later batches need it,
+    for the checkpoint. Without a sampler every batch is empty.
     """
     config, metalearner, distribution = experiment.config, experiment.metalearner, experiment.task_distribution
     if sampler is None:
@@ -267,7 +267,7 @@ def _collecting(
         seconds = perf_counter() - started
         task_state, task_metrics = None, {}
         if distribution is not None:
-            # Here rather than after the meta-update: also with `prefetch`, it knows of every batch before the next.
+            # Here rather than after the meta-update: even with `prefetch`, it receives every batch before the next.
             distribution.update(tasks, metalearner.returns(batch).double().mean(2).cpu().numpy())
             task_state = copy.deepcopy(distribution.state_dict())
             task_metrics = {f"tasks/{name}": value for name, value in distribution.metrics().items()}
@@ -278,7 +278,7 @@ def _collecting(
             means |= {"time/waiting": waiting, "time/retries": float(retries)}
         return _Collected(batch, version, seconds, stages, means, task_state, task_metrics)
 
-    # Before each meta-update: the policy, and what else the learner acts by.
+    # Before each meta-update: the policy, and the rest of the learner's acting state.
     published = dict(run.earlier)
     numbers = itertools.count(first)
 

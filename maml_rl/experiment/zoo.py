@@ -1,4 +1,4 @@
-"""The zoo: trained policies that come with the package, each a run in small with its last checkpoint and evaluation.
+"""The zoo: trained policies in the package, each a small run folder with its last checkpoint and evaluation.
 
 `zoo/NAME` holds `config.json`, one checkpoint without what only training needs, and `evaluation.json`: what
 `maml-rl test zoo:NAME` measures, with as many tasks.
@@ -71,7 +71,7 @@ def add_to_zoo(
     config = load_config(folder / CONFIG)
     for key, value in config.named_code().items():
         raise ConfigError(f"{key} {value!r} of {folder} is not part of the package, so others could not load it")
-    # Where the run was sampled and when it was evaluated is of no use here, and may name what others do not have.
+    # The placement of the run and its evaluations are of no use here, and may name resources that others lack.
     defaults = {str(field.alias): field.default for field in Config.model_fields.values() if field.alias in _NOT_KEPT}
     trained_with = load_system(folder)
     path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
@@ -106,10 +106,10 @@ def add_to_zoo(
 
 
 def _check_name(name: str, *, overwrite: bool) -> None:
-    """Refuse names that are none, and those at which something else is that would be lost.
+    """Refuse invalid names, and those under which other files would be lost.
 
     Raises:
-        ConfigError: With the reason, and what to do.
+        ConfigError: With the reason and the remedy.
     """
     parts = name.split("/")
     if not _NAME.fullmatch(name) or ".." in name or _HELD & set(parts):

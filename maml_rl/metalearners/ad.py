@@ -1,4 +1,4 @@
-"""Algorithm distillation: a transformer imitates learners as they improve, and so learns to learn as they did."""
+"""Algorithm distillation: a transformer imitates learners as they improve, and so learns to learn like them."""
 
 from typing import Annotated
 
@@ -14,9 +14,9 @@ from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 class AD(HistoryLearner):
     """Predicts the next action of a learner from its observations and actions in many of its episodes.
 
-    To predict a learner that improves from episode to episode, the transformer must notice the progress, and do in its
-    context what the learner did by its updates. It sees only every `keep`-th episode of a history, so that it improves
-    faster than the learner did.
+    To predict a learner that improves from episode to episode, the transformer must notice the progress, and reproduce
+    in its context the effect of the learner's updates. It sees only every `keep`-th episode of a history, so that it
+    improves faster than the learner did.
 
     Source: Laskin et al. 2022, https://arxiv.org/abs/2210.14215
     """

@@ -1,4 +1,4 @@
-"""The base of algorithms whose meta-policy takes steps of Adam: the steps, their settings and metrics.
+"""The base of algorithms that train the meta-policy with Adam: the steps, their settings and metrics.
 
 An algorithm is a subclass with settings, which have its outer loss; with an inner loss or rule; or with an objective of
 its own, made of the functions in `losses`.

@@ -34,7 +34,7 @@ class Adapted:
         """Return a copy of the policy that is ready to act in one of the tasks.
 
         Args:
-            policy: that was adapted; it is left as it is.
+            policy: the one that was adapted; it does not change.
             task: number of the task.
         """
         ready = copy.deepcopy(policy)

@@ -82,7 +82,7 @@ class AutogradObjective:
         self._is_anchored = False
 
     def anchor(self) -> None:
-        """Make the present parameters those of the old policy."""
+        """Make the current parameters those of the old policy."""
         self._session.run("anchor", recorded=True)
         self._is_anchored = True
 
@@ -110,7 +110,7 @@ class AutogradObjective:
         return losses.mean().item()
 
     def measure(self, statistics: PhaseObjective) -> list[float]:
-        """Return means over tasks at the present parameters.
+        """Return means over tasks at the current parameters.
 
         Args:
             statistics: like an objective, but (k, n): n numbers for each task.
@@ -161,7 +161,7 @@ class _AutogradChunk:
         self._old: list[PhaseOutcome] = []
 
     def anchor(self, workspace: Workspace) -> Answer:
-        """Make the present parameters the old ones."""
+        """Make the current parameters the old ones."""
         self._old = [_detached(outcome) for outcome in self._outcomes(self._samples)]
         return Answer()
 

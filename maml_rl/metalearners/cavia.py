@@ -1,4 +1,4 @@
-"""CAVIA: fast context adaptation. The inner loop changes further inputs of the policy, and no weights."""
+"""CAVIA: fast context adaptation. The inner loop changes only further inputs of the policy, not its weights."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -56,7 +56,7 @@ class ContextPolicy(Policy):
         self.inner.check_spaces(observation_space, action_space)
 
     def _of_inner(self, params: Params | None) -> dict[str, Tensor]:
-        """Return the parameters of an MLP without the context: constant inputs do what its first bias does."""
+        """Return the parameters of an MLP without the context: constant inputs act like its first bias."""
         params = dict(self.named_parameters()) if params is None else params
         own = {name.removeprefix("inner."): x for name, x in params.items() if name.startswith("inner.")}
         # Summed row by row, so that the bias of a task does not depend on the tasks beside it.

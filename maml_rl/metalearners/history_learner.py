@@ -140,7 +140,7 @@ class HistoryLearner(MetaLearner):
             )
         try:
             histories = load_histories(self.settings.histories)
-            # Elsewhere than in this process, nothing is known of the observation without the last step.
+            # Outside of this process, the observation without the last step is unknown.
             own = env.env.single_observation_space if isinstance(env, LastStepVectorEnv) else None
             histories.check_fits(config.env_name, own, env.single_action_space, config.env_kwargs)
             self.learn_from(histories)
@@ -171,7 +171,7 @@ class HistoryLearner(MetaLearner):
         self.draw(np.random.default_rng(0))
 
     def learned_from(self, task: Task) -> bool:
-        """Tell whether a task is among those of the histories; see `MetaLearner.learned_from`."""
+        """Return whether a task is among those of the histories; see `MetaLearner.learned_from`."""
         return task in self._learned
 
     @abstractmethod
@@ -185,8 +185,8 @@ class HistoryLearner(MetaLearner):
     def sequences(self, rng: np.random.Generator, *, keep: int = 1) -> Sequences:
         """Draw sequences of every keep-th episode; see `Histories.sequences`.
 
-        A sequence begins as a trial does, with nothing to be seen of the step before it. One that is longer than the
-        context shows what a longer trial does: steps whose context goes back no further than the trial's later steps.
+        A sequence begins like a trial, without a last step. One that is longer than the
+        context is like a longer trial: its steps have no more context than the later steps of the trial.
         """
         if self.histories is None:
             raise RuntimeError("there is nothing to learn from; call learn_from with histories first")
@@ -269,8 +269,8 @@ class HistoryLearner(MetaLearner):
 class LearnedTasks:
     """The tasks of the data, which a test must not have: three bytes of each.
 
-    A digest has as many bits as number N tasks, and 19 more. Sorted ones are then 2**19 apart in the mean, or less, and
-    the differences that are kept fit into three bytes: one is too large with a probability of N * exp(-32).
+    A digest has as many bits as number N tasks, and 19 more. The mean distance of sorted ones is then at most 2**19,
+    and the differences that are kept fit into three bytes: one is too large with a probability of N * exp(-32).
 
     Args:
         tasks: each once or several times.
@@ -297,7 +297,7 @@ class LearnedTasks:
 
 
 def _hash(task: Task) -> int:
-    """Return the first 64 bits of the SHA-256 of a task; lists are as good as arrays."""
+    """Return the first 64 bits of the SHA-256 of a task; lists may replace arrays."""
     return int.from_bytes(hashlib.sha256(task_key(task).encode()).digest()[:8], "big")
 
 

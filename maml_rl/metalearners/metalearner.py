@@ -38,8 +38,8 @@ class MetaLearner(ABC):
 
     A learner draws from `generator` and `torch_generator`: its own streams, keyed by its seed and the number of the
     update, so that a resumed run needs only the checkpoint's iteration. torch's global state is neither read nor
-    changed. For code that knows no other generator, such as the constructors of `torch.nn`, `learn` and the making of
-    an experiment seed the global generators.
+    changed. For code that uses no other generator, such as the constructors of `torch.nn`, `learn` and
+    `make_experiment` seed the global generators.
 
     Args:
         policy: a policy, or a module that `as_policy` takes; `update` changes its parameters in place.
@@ -73,8 +73,8 @@ class MetaLearner(ABC):
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
         networks: the learner's networks besides the policy, if any; they are saved under the names of their parameters.
-        training_state: the first words of those names in `state_dict` that only further training needs. The zoo leaves
-            them out, and `load_state_dict` leaves what they stand for as it is.
+        training_state: prefixes of those names in `state_dict` that only further training needs. The zoo omits them,
+            and `load_state_dict` then keeps the current values.
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
@@ -188,7 +188,7 @@ class MetaLearner(ABC):
         return
 
     def learned_from(self, task: Task) -> bool:
-        """Tell whether the recorded data include this task, so that a test must not have it."""
+        """Return whether the recorded data include this task, so that a test must not have it."""
         return False
 
     @property

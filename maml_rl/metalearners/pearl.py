@@ -36,7 +36,7 @@ from maml_rl.policies import Policy
 from maml_rl.policies.context_actor import CONTEXT, ContextActor
 from maml_rl.policies.trial_encoder import action_unit, make_linear
 
-# The least variance of one factor of the posterior.
+# The lowest variance of one factor of the posterior.
 _LEAST_VARIANCE = 1e-7
 
 
@@ -262,7 +262,7 @@ class PEARL(MetaLearner):
             return posterior.sample(noise)
 
     def _transitions(self, seen: Steps | TaskEpisodes) -> Tensor:
-        """Return what the encoder sees of transitions, (..., inputs), with actions in units of half of their range."""
+        """Return the encoder's inputs for transitions, (..., inputs), with actions in units of half of their range."""
         name = self.settings.context_reward
         rewards = seen.rewards if name is None else seen.infos[name]
         parts = seen.observations.float(), self._squashed(seen.actions, rewards.dim()), rewards.unsqueeze(-1).float()
@@ -290,7 +290,7 @@ class PEARL(MetaLearner):
         known = {"replay/steps": everything.num_steps, "updates": 0}
         if everything.num_steps < min(self.settings.warmup_steps, everything.capacity // 2):
             return known
-        # What was dropped from one may still be in the other.
+        # Trials that one replay has dropped may still be in the other.
         kept = {task_key(task) for task in everything.tasks}
         tasks = [task for task in from_prior.tasks if task_key(task) in kept]
         rng, totals = self.generator("replay"), torch.zeros(5)
@@ -327,7 +327,7 @@ class PEARL(MetaLearner):
         head, temperature = self.policy.distributions, self.networks.log_temperature.exp()
         alpha = temperature.detach()
         done = self._squashed(steps.actions.flatten(0, 1), 1)
-        # No gradient of actor or targets goes to the encoder: the critics say what a context is good for.
+        # The encoder receives no gradient of actor or targets, only that of the critics.
         fixed = contexts.detach()
         parameters = self.policy.under(torch.cat((before, after)), torch.cat((fixed, fixed)))
         drawn = torch.randn(parameters[0].shape, generator=self.torch_generator("actions")).to(self.device)

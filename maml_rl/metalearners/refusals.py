@@ -8,7 +8,7 @@ from maml_rl.config import Config
 
 
 def refuse_hidden_rewards(config: Config) -> None:
-    """Refuse a config whose policy would not observe what its memory learns from.
+    """Refuse a config whose policy would not observe its last action and reward.
 
     Raises:
         ConfigError: If the last action and reward are not observed.
@@ -20,10 +20,10 @@ def refuse_hidden_rewards(config: Config) -> None:
 
 
 def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:
-    """Refuse a replay that is smaller than what it keeps or drops as a whole.
+    """Refuse a replay that is smaller than one trial.
 
     Args:
-        config: says how long episodes are, if it says so.
+        config: has the length of episodes, if it is set.
         env: of the config's family.
         setting: key of `algorithm-settings` with the replay's size.
         num_steps: its value.

@@ -1,4 +1,4 @@
-"""The names of the algorithms, and what a config says about the one that it names."""
+"""The names of the algorithms, and the settings in a config for the one that it names."""
 
 from importlib import import_module
 from typing import Any
@@ -8,7 +8,7 @@ from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import UsersCode, explain
 from maml_rl.metalearners.metalearner import MetaLearner
 
-# By name: a class, or where it is, so that an algorithm is imported when it is used.
+# By name: a class, or its "module:Class", so that an algorithm is imported when it is used.
 _REGISTRY: dict[str, type[MetaLearner] | str] = {}
 
 

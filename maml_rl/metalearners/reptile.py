@@ -1,4 +1,4 @@
-"""Reptile: toward the adapted parameters."""
+"""Reptile: steps toward the adapted parameters."""
 
 from typing import Annotated, Any
 

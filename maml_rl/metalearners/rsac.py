@@ -1,4 +1,4 @@
-"""Recurrent SAC: soft actor-critic whose actor and critics remember, trained on whole trials of a replay."""
+"""Recurrent SAC: soft actor-critic whose actor and critics have a memory, trained on whole trials of a replay."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ Units = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class RecurrentCritics(nn.Module):
-    """Twin critics on one trial encoder, beside it an embedding of the present observation and action.
+    """Twin critics on one trial encoder, beside it an embedding of the current observation and action.
 
     For discrete actions they have one output for each, and the action is not an input.
 
@@ -74,7 +74,7 @@ class RecurrentCritics(nn.Module):
         """Return values (2, L, N) of actions, or (2, L, N, K) of all discrete ones.
 
         Args:
-            entered: what `enter` returned.
+            entered: result of `enter`.
             observations: (L, N, size), which the encoder has seen there.
             actions: (L, N, A) in (-1, 1); None for discrete ones.
             fixed: take the parameters as constants, so that gradients go to the actions alone.
@@ -248,7 +248,7 @@ class RSAC(MetaLearner):
     def losses(self, trials: Steps) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the losses of critics, actor and temperature, the mean value, and the mean entropy.
 
-        The gradient of each goes to its own parameters alone.
+        The gradient of each goes only to its own parameters.
 
         Args:
             trials: (L, N, ...), whole, or sequences of them, at whose start nothing is remembered.
@@ -297,7 +297,7 @@ class RSAC(MetaLearner):
 
 
 def with_last_observations(trials: Steps) -> tuple[Tensor, Tensor]:
-    """Return what is seen through trials, and after them; and where they end in a terminal state.
+    """Return the observations of trials and after them, and where they end in a terminal state.
 
     Within a trial the observation after the end of an episode is the first of the next one: to a policy with a memory
     the end of an episode is a step like others.

@@ -33,7 +33,7 @@ _COUNT = "number of updates"
 
 
 class Spaces(Protocol):
-    """Whatever has the spaces of one environment."""
+    """Any object with the spaces of one environment."""
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:

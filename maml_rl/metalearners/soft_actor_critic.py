@@ -25,7 +25,7 @@ from maml_rl.policies.trial_encoder import LAST_LAYER
 Critics = TypeVar("Critics", bound=nn.Module)
 # Parameters that acting does not need.
 TRAINING_STATE = (SINGLE, "critic", "target")
-# Of the greatest entropy there is with discrete actions.
+# Share of the maximum entropy of discrete actions.
 _DISCRETE_TARGET = 0.98
 
 
@@ -49,7 +49,7 @@ class SACSettings(SettingsModel):
 
 
 def default_target_entropy(action_space: gymnasium.Space[Any]) -> float:
-    """Return minus the number of entries of an action; for Discrete ones nearly the greatest entropy there is."""
+    """Return minus the number of entries of an action; for Discrete ones nearly the maximum entropy."""
     if isinstance(action_space, spaces.Discrete):
         return _DISCRETE_TARGET * math.log(int(action_space.n))
     return -float(math.prod(action_space.shape or ()))
@@ -125,7 +125,7 @@ class TwinMLP(nn.Module):
         Args:
             inputs: (R, i), the inputs from number `first` on.
             first: see above.
-            before: what other parts have added; None for the first of them, which adds the bias.
+            before: sum of the other parts; None for the first of them, which adds the bias.
             fixed: take the parameters as constants, so that gradients go to the inputs alone.
         """
         weight, bias = self._of_layer(0, fixed)
@@ -159,7 +159,7 @@ class SoftCritics(nn.Module, Generic[Critics]):
         critic: the critics.
         target: the target critics, which no gradient reaches.
         log_temperature: (), logarithm of the weight of the entropy.
-        target_entropy: that the temperature keeps.
+        target_entropy: entropy that the temperature maintains.
     """
 
     def __init__(self, critics: Critics, action_space: gymnasium.Space[Any], settings: SACSettings) -> None:

@@ -78,7 +78,7 @@ class RunningSquare:
     weight: float = 0.0
 
     def add(self, square: float) -> None:
-        """Take in the mean square of one more batch."""
+        """Include the mean square of one more batch."""
         self.total += _SHARE * (square - self.total)
         self.weight += _SHARE * (1.0 - self.weight)
 
@@ -101,7 +101,7 @@ class RunningMoments:
         self._squares = torch.zeros_like(self._mean)
 
     def add(self, number: int, mean: Tensor, squares: Tensor) -> None:
-        """Take in further values.
+        """Include further values.
 
         Args:
             number: how many.
@@ -133,11 +133,11 @@ class RunningMoments:
 
 
 class Trainable(Protocol):
-    """What `TrialPPO` trains: a policy, or the part of one that does not remember."""
+    """The object that `TrialPPO` trains: a policy, or the part of one without the memory."""
 
     @property
     def distributions(self) -> Distributions:
-        """What the distribution parameters mean."""
+        """The family of distributions that the parameters describe."""
 
     def unroll(self, observations: Tensor) -> Unrolled:
         """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`."""
@@ -169,7 +169,7 @@ class _TrialProgram(Program):
     Attributes:
         policy: the policy to unroll.
         params: those of its parameters that are trained.
-        num_observed: of how many of the numbers that the policy sees the moments are wanted.
+        num_observed: number of the policy's inputs whose moments are needed.
         see: computes, once, the policy's inputs from the observations (L, N, ...); None for these themselves.
         settings: of the objective.
         collection: has the discount per step, and lambda of the advantages.
@@ -212,7 +212,7 @@ class _TrialChunk:
         self._targets: Tensor
 
     def anchor(self, workspace: Workspace) -> Answer:
-        """Store the present outputs of the policy.
+        """Store the current outputs of the policy.
 
         Returns:
             Real steps, and sums of returns, squared returns, and rewards, (4,); sums of observations, (D,).
@@ -313,13 +313,13 @@ class _TrialChunk:
         return Answer(sums=(torch.cat(flat),))
 
     def _rows(self, number: int) -> Tensor:
-        """Return which trials are in a minibatch. Tasks are independent: every n-th is as good as a shuffled part."""
+        """Return the trials of a minibatch. Tasks are independent, so every n-th is equivalent to a shuffled part."""
         count = self._program.num_minibatches
         start = (number - self._episodes.first_task) % count
         return torch.arange(start, len(self._episodes), count, device=self._program.device)
 
     def _observed(self) -> Tensor:
-        """Return the numbers whose moments are wanted, of the real steps, (n, D) float64."""
+        """Return the numbers whose moments are needed, of the real steps, (n, D) float64."""
         if not self._program.num_observed:
             return self._trials.mask.new_zeros(0, 0, dtype=torch.float64)
         return self._trials.observations[..., : self._program.num_observed][self._trials.mask > 0].double()
@@ -334,10 +334,9 @@ class TrialPPO:
     """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials, in any placement.
 
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
-    root mean square of the returns, so that their loss neither drowns the policy's nor vanishes, whatever the first
-    batch was like. With a `reward_prediction_coefficient` the policy predicts the reward of
-    every action from its memory, too: the memory then learns what to hold from each step's reward, not only from the
-    policy's gradient.
+    root mean square of the returns, so that their loss neither dominates the policy's nor vanishes, for any first
+    batch. With a `reward_prediction_coefficient` the policy predicts the reward of every action from its memory, too:
+    the memory then also learns from each step's reward, not only from the policy's gradient.
 
     Args:
         policy: the policy to unroll and train, with values or without.
@@ -349,7 +348,7 @@ class TrialPPO:
             variance; 0 for a policy that predicts none.
         normalizing: the policy that normalizes its observations, if that is set. Its statistics are constant while a
             batch is sampled and learned from; for the next batch they cover all steps so far.
-        see: what `policy` sees of the observations (L, N, ...) of trials; None for these themselves.
+        see: returns the inputs of `policy` for observations (L, N, ...) of trials; None for these themselves.
 
     Attributes:
         return_square: running mean square of the returns, whose root is the unit of the values.
@@ -394,7 +393,7 @@ class TrialPPO:
         Returns:
             `loss/before`, the clipped objective and the values' error in the first pass; `loss/after`, in the last;
             `kl`, an estimate of the divergence from the old policy in the last pass; `policy/entropy`; `grad_norm` of
-            the first step; `explained_variance`, the share of the returns' variance that the values knew of; where
+            the first step; `explained_variance`, the share of the returns' variance that the values explained; where
             rewards are predicted, `explained_rewards`, the share of their variance in the first pass.
 
         Raises:
@@ -470,7 +469,7 @@ class TrialPPO:
         first = state.get(_VALUE_SCALE)
         self.return_square = RunningSquare(*state.get(_RETURN_SQUARE, (first**2, 1.0) if first else ()))
         self.reward_variance = RunningSquare(*state.get(_REWARD_VARIANCE, ()))
-        # Checkpoints from before there was annealing do not count.
+        # Checkpoints of versions without annealing have no count.
         self.num_updates = state.get(_NUM_UPDATES, 0)
         if self._observed is not None:
             observed = {name: state[f"{_OBSERVED}.{name}"] for name in self._observed.state_dict()}
@@ -488,7 +487,7 @@ class TrialPPO:
         if self._observed is not None:
             mean_observed = of_observations / count
             self._observed.add(int(count), mean_observed, session.run("center_observations", mean_observed).sums[0])
-        # The values that collected and learned so far are in the unit of the batch before.
+        # The values that collected and learned so far are in the unit of the previous batch.
         unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
         self.return_square.add(of_squares / count)
         unit = math.sqrt(self.return_square.mean)

@@ -29,7 +29,7 @@ class Solution:
 def conjugate_gradient(
     product: Callable[[Tensor], Tensor], b: Tensor, *, iterations: int, tolerance: float = 1e-10
 ) -> Solution:
-    """Solve A x = b for a symmetric positive definite A that is known by its products only.
+    """Solve A x = b for a symmetric positive definite A that is given only by its products.
 
     Args:
         product: v -> A v, both (D,).
@@ -87,8 +87,8 @@ class LineSearch:
         accepted: whether a step was found.
         steps: how many were tried.
         fraction: the one taken, as a fraction of the full step; 0 if none was.
-        loss: there; the loss before if none was accepted.
-        kl: there; 0 if none was accepted.
+        loss: at that step; the loss before if none was accepted.
+        kl: at that step; 0 if none was accepted.
     """
 
     accepted: bool

@@ -27,7 +27,7 @@ from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.policy import Unrolled
 
 _DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
-# Cells of the largest grid that gets an output for each.
+# Number of cells of the largest grid with an output for each.
 _MOST_CELLS = 10_000
 
 
@@ -86,7 +86,7 @@ class VariBAD(MetaLearner):
 
     columns = "episode"
     whole_trials = True
-    # As the published code tests.
+    # As in the tests of the published code.
     tests_without_noise = True
     updates_on_hosts = True
     settings: Settings
@@ -121,8 +121,8 @@ class VariBAD(MetaLearner):
         """Make a policy of state and belief.
 
         Raises:
-            ConfigError: If it would not observe its rewards, the replay is smaller than a trial, or a grid's reward
-                decoder is wanted elsewhere.
+            ConfigError: If it would not observe its rewards, the replay is smaller than a trial, or a reward decoder
+                for cells is set without a grid.
         """
         refuse_hidden_rewards(config)
         refuse_small_replay(config, env, "replay-steps", settings.replay_steps, config.fast_batch_size)
@@ -198,7 +198,7 @@ class VariBAD(MetaLearner):
             divergence = functional.gaussian_kl(mean, log_std, *before).gather(0, chosen)
             places = chosen.unsqueeze(-1).expand(*chosen.shape, mean.shape[-1])
             latents = mean.gather(0, places) + log_std.gather(0, places).exp() * drawn.noise
-            # Each trial counts the same, each of its steps too.
+            # All trials have the same weight, and so do the steps of each.
             real = steps.mask.gather(0, chosen)
             weight = real / real.sum(0) / real.shape[1]
             losses = self.decoder(latents, steps)
@@ -234,7 +234,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Knowing:
-    """Adds to observations (L, N, ...) the belief of a policy's present encoder."""
+    """Adds to observations (L, N, ...) the belief of a policy's current encoder."""
 
     policy: BeliefPolicy
 
@@ -243,7 +243,7 @@ class _Knowing:
 
 
 class _OnBelief:
-    """The part of a policy that PPO trains: it sees what `BeliefPolicy.know` returns.
+    """The part of a policy that PPO trains; its inputs are those that `BeliefPolicy.know` returns.
 
     Args:
         policy: whose encoder is not trained here.
@@ -254,7 +254,7 @@ class _OnBelief:
 
     @property
     def distributions(self) -> Distributions:
-        """Those of the policy."""
+        """The policy's."""
         return self._policy.distributions
 
     def unroll(self, observations: Tensor) -> Unrolled:
@@ -346,11 +346,11 @@ def _over_steps(losses: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The cells that observations of whole numbers name.
+    """The cells that integer observations denote.
 
     Attributes:
-        low: (D,) the least numbers.
-        shape: how many there are along each axis.
+        low: (D,) the lowest numbers.
+        shape: number of cells along each axis.
     """
 
     low: tuple[float, ...]

@@ -1,7 +1,7 @@
 """A policy of state and belief: a recurrent encoder infers a belief about the task, and separate layers act on it.
 
-The belief is a diagonal Gaussian over a latent vector that represents the task. The encoder is trained by how well the
-latent explains rewards and states, not by the policy's objective; see `maml_rl.metalearners.varibad`.
+The belief is a diagonal Gaussian over a latent vector that represents the task. The encoder is trained to make the
+latent predict rewards and states, not by the policy's objective; see `maml_rl.metalearners.varibad`.
 
 Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
 """
@@ -80,7 +80,7 @@ class BeliefPolicy(SequencePolicy):
         self.own_size = parts.observation.stop
         # Reward and end of the episode are seen together.
         outcome = slice(parts.last_reward.start, parts.last_termination.stop)
-        # By name, which numbers an embedding is of, and its units.
+        # By name, the range of numbers that an embedding has as inputs, and its units.
         self._embeddings = {
             name: (part, size)
             for name, part, size in zip(

@@ -210,7 +210,7 @@ def fitting_conv_layers(observation_shape: Sequence[int]) -> tuple[ConvLayer, ..
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Tell where the channels of an image are: on the shorter axis, in doubt on the last."""
+    """Return whether the channels of an image are first: they are on the shorter axis, or else on the last."""
     return shape[0] < shape[2]
 
 

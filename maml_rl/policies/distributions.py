@@ -107,7 +107,7 @@ _DISCRETE = (Categorical, OneHotCategorical, Bernoulli, MultiCategorical)
 # An inverse cumulative distribution is infinite at 0, and an inverse squashing function at the end of its range.
 _SMALLEST_NOISE = 2.0**-25
 _MARGIN = 1e-6
-# Of the inverse of a gamma distribution: a fixed number, so that no number depends on those computed along with it.
+# Of the inverse of a gamma distribution: a fixed number, so that no result depends on others of its batch.
 _NEWTON_STEPS = 2
 
 

@@ -44,11 +44,11 @@ class ExternalPolicy(MemoryPolicy):
     """Lets a `ForeignPolicy` act in a sampler, with one slot for each task, and environments that show the last step.
 
     The sampler is made with `slots_per_task=1` and `observe_last=True`. In workers a copy of the policy acts for the
-    tasks of each: what it answers to a task must not depend on the others.
+    tasks of each: its answers to a task must not depend on the others.
 
     Args:
-        policy: stores whatever it needs itself. If environments raise `Retry` it also has `begin_anew(tasks)`, which
-            discards what it knows about the present episodes of these tasks, an array of their numbers.
+        policy: stores its own state. If environments raise `Retry` it also has `begin_anew(tasks)`, which discards its
+            state of the current episodes of these tasks, an array of their numbers.
         observation_space: of one environment, without the last step.
         action_space: of one environment.
 
@@ -86,7 +86,7 @@ class ExternalPolicy(MemoryPolicy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Ask the policy for the actions of all tasks (M, 1, ...); see `Policy.act`.
+        """Get the policy's actions for all tasks (M, 1, ...); see `Policy.act`.
 
         Raises:
             ValueError: If they are not one for each task, or not in the action space; or if an episode was restarted,

@@ -175,7 +175,7 @@ class GRUPolicy(SequencePolicy):
     def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
         """Go through sequences (M, L, N, ...) of all tasks at once; see `Policy.unroll_tasks`.
 
-        Step by step, since torch's own kernels for sequences know one set of weights, and those of an LSTM have no
+        Step by step, because torch's own kernels for sequences support one set of weights, and those of an LSTM have no
         second derivatives.
         """
         num_tasks, steps, num = observations.shape[:3]

@@ -132,7 +132,7 @@ class Head(Distributions):
         return {}
 
     def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
-        """Return the distribution parameters that output units (..., num_units) stand for: the units, in a tuple.
+        """Return the distribution parameters for output units (..., num_units): the units, in a tuple.
 
         Args:
             units: (..., num_units), or (M, ..., num_units) under stacked parameters.
@@ -314,7 +314,7 @@ class GaussianLogProbability(LogProbability):
 
     def __init__(self, units: Tensor, sigma: Tensor, actions: Tensor, smallest: float) -> None:
         log_std = sigma.clamp(min=smallest)
-        # Where the bound is active, sigma has no influence.
+        # Where the bound is active, sigma has no effect.
         self._live = (sigma >= smallest).to(units.dtype)
         self._precision = torch.exp(-2.0 * log_std).unsqueeze(-1)
         self.values = functional.gaussian_log_prob(units.mT, log_std.unsqueeze(1), actions)
@@ -360,7 +360,7 @@ class SquashedGaussianHead(Head):
 
     Args:
         action_space: a bounded Box.
-        log_std_bounds: least and greatest log standard deviation before squashing.
+        log_std_bounds: lowest and highest log standard deviation before squashing.
 
     Raises:
         TypeError: If the space is not a bounded Box of floats.
@@ -608,7 +608,7 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
 
 
 def shape_of_entries(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the shape of an action of so many entries; (num_entries,) by default.
+    """Return the shape of an action of this many entries; (num_entries,) by default.
 
     Raises:
         ValueError: If another number of entries has that shape.

@@ -48,7 +48,7 @@ class QTablePolicy(CountingPolicy):
         self.epsilon = nn.Parameter(torch.ones(()))
 
     def initial_memory(self, num: int) -> Memory:
-        """Return nothing, as there is nothing to remember."""
+        """Return an empty memory."""
         return ()
 
     def states(self, observations: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from maml_rl.policies.trial_encoder import LAST_LAYER, TrialEncoder, make_linear
 
 
 class RecurrentActor(MemoryPolicy):
-    """A trial encoder, beside it an embedding of the present observation, and hidden layers of ReLU under a head.
+    """A trial encoder, beside it an embedding of the current observation, and hidden layers of ReLU under a head.
 
     Actions of a bounded Box are squashed Gaussians, Discrete ones categorical.
 

@@ -184,7 +184,7 @@ class SequencePolicy(MemoryPolicy):
         """Return the predicted reward of each action, (L, N), differentiably.
 
         Args:
-            unrolled: what `unroll` returned.
+            unrolled: result of `unroll`.
             actions: (L, N, *action shape).
             params: of the policy's own shapes.
 

@@ -168,7 +168,7 @@ def inspect_metrics(path: str | Path) -> MetricsFile:
 
 
 def describe_damage(path: str | Path, damaged: Sequence[int]) -> str:
-    """Say which lines of a file are damaged."""
+    """Return a sentence about the damaged lines of a file."""
     numbers = ", ".join(map(str, damaged[:_SHOWN])) + f" and {len(damaged) - _SHOWN} more" * (len(damaged) > _SHOWN)
     lines = f"line {numbers} is" if len(damaged) == 1 else f"lines {numbers} are"
     return f"{path}: {lines} damaged (not what training wrote), and left out"

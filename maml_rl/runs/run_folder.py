@@ -355,7 +355,7 @@ def _warn_of_ray_job(folder: Path) -> None:
 
 
 def _has_begun(path: Path) -> bool:
-    """Tell whether there is anything to continue: a checkpoint, or the metrics of an iteration."""
+    """Return whether there is anything to continue: a checkpoint, or the metrics of an iteration."""
     if not (path / CONFIG).is_file():
         return False
     metrics = path / METRICS

@@ -127,7 +127,7 @@ def _places(package: str) -> list[Path]:
 
 
 def _is_installed(package: str) -> bool:
-    """Tell whether a module without dots is where packages are installed; Python's own modules do not."""
+    """Return whether a module without dots is where packages are installed; Python's own modules do not."""
     if package == _PACKAGE:
         return True
     # The program itself is not installed, even where its file is.

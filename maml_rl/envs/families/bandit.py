@@ -1,4 +1,4 @@
-"""Multi-armed bandits: every task has arms with other means.
+"""Multi-armed bandits: every task has arms with different means.
 
 Source: Duan et al. 2016, section 3.1, https://arxiv.org/abs/1611.02779
 """
@@ -21,7 +21,7 @@ from maml_rl.seeding import SlotStreams
 
 
 class _BanditFamily(BatchedFamily):
-    """Common to all bandits: k arms, episodes of a fixed number of pulls, and an observation that is always zero."""
+    """Base of all bandits: k arms, episodes of a fixed number of pulls, and an observation that is always zero."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class TabularMDPVectorEnv(BatchedFamily):
         check_count("num_envs", num_envs)
         check_count("num_states", num_states)
         check_count("num_actions", num_actions)
-        # The spaces, too, are arrays.
+        # The spaces are arrays, too.
         num_bytes = 8 * num_envs * num_actions * num_states**2
         refuse_if_too_large(
             num_bytes, f"the tables of {num_states:,} states", "choose a smaller num_states or num_actions"

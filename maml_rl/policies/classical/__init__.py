@@ -3,8 +3,9 @@
 A sampler made with `slots_per_task=1` and `observe_last=True` runs any of them through trials, thousands at once. They
 are baselines for meta-learned policies: some are optimal, or nearly so, for the given distribution of tasks.
 
-Arms pay 1 or 0, with means that are uniform a priori. The processes are those of `TabularMDP-v0`; their algorithms know
-the number of states, the number of actions and the horizon. For `GridNavi-v0` there is the Bayes-optimal policy.
+Arms have rewards of 1 or 0, with means that are uniform a priori. The processes are those of `TabularMDP-v0`; their
+algorithms know the number of states, the number of actions and the horizon. For `GridNavi-v0` there is the
+Bayes-optimal policy.
 
 Source: Duan et al. 2016, appendix A, https://arxiv.org/abs/1611.02779
 """

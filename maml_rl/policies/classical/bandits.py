@@ -74,7 +74,7 @@ class BanditEpsilonGreedy(BanditPolicy):
         self.epsilon = check_fraction("epsilon", epsilon)
 
     def pull(self, successes: Tensor, failures: Tensor, noise: Tensor) -> Tensor:
-        """Return the arm of the largest posterior mean, or at random any."""
+        """Return the arm of the largest posterior mean, or a random one."""
         greedy = self.best(successes / (successes + failures), noise)
         return self.mostly(greedy, self.epsilon, noise)
 
@@ -113,7 +113,7 @@ class ThompsonSampling(BanditPolicy):
 
     Args:
         num_arms: K.
-        num_draws: with several, the draw of the largest posterior density counts: the optimistic variant as in Duan et
+        num_draws: with several, the draw of the largest posterior density is used: the optimistic variant as in Duan et
             al. 2016, which is nearer to the posterior's mode the more draws there are.
         at_least_mean: let no draw be below its arm's posterior mean: the optimistic variant of May et al. 2012.
 
@@ -144,7 +144,7 @@ class ThompsonSampling(BanditPolicy):
 
 
 class GittinsIndex(BanditPolicy):
-    """Pulls the arm of the largest Gittins index, which is optimal for discounted rewards without end.
+    """Pulls the arm of the largest Gittins index, which is optimal for discounted rewards over an infinite horizon.
 
     Args:
         num_arms: K.

@@ -36,10 +36,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class OptimalSearch:
-    """How to look for the goal, and what that achieves.
+    """The optimal search for the goal, and its returns.
 
     Attributes:
-        actions: (E, T) int64 what to do in each step while the goal has not been found.
+        actions: (E, T) int64 action in each step while the goal has not been found.
         episode_returns: (E,) expected return of each episode, where one goes straight to the goal once it is known.
     """
 
@@ -77,7 +77,7 @@ def optimal_search(width: int, height: int, num_steps: int, num_episodes: int) -
 
 
 class BayesOptimalGridNavi(CountingPolicy):
-    """Looks for the goal of `GridNavi-v0` on the optimal walk, and goes straight to it once it is known.
+    """Searches the goal of `GridNavi-v0` on the optimal walk, and goes straight to it once it is known.
 
     No policy without knowledge of the goal achieves a larger expected return of a trial.
 
@@ -88,7 +88,7 @@ class BayesOptimalGridNavi(CountingPolicy):
         num_episodes: E, of a trial; in later ones it stays where it is while it does not know the goal.
 
     Attributes:
-        optimum: how it looks for the goal, and the expected return of each episode.
+        optimum: its search for the goal, and the expected return of each episode.
 
     Raises:
         ValueError: If an argument is out of range, or the search for the walk does not fit; the message says why.
@@ -118,7 +118,7 @@ class BayesOptimalGridNavi(CountingPolicy):
         _, reward, ended = self.last_step(observations)
         found = reward > 0.5 * (ON_GOAL + ELSEWHERE)
         goal = torch.where(found.unsqueeze(-1), led, goal)
-        # The end of an episode may be that of another length than the walk was made for.
+        # An episode may have another length than the walk was made for.
         episode = torch.clamp(episode + ended, max=len(self.actions) - 1)
         step = torch.where(ended, 0, torch.clamp(step + 1, max=self.actions.shape[1] - 1))
         cell = observations[..., :2].round().long()
@@ -134,7 +134,7 @@ class BayesOptimalGridNavi(CountingPolicy):
         return actions, (torch.cat((episode.unsqueeze(-1), step.unsqueeze(-1), goal, led), -1),)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse another grid too; see `CountingPolicy.check_spaces`."""
+        """Also refuse another grid; see `CountingPolicy.check_spaces`."""
         super().check_spaces(observation_space, action_space)
         own = LastStepParts.within(observation_space, action_space).observation
         assert isinstance(observation_space, spaces.Box)
@@ -148,7 +148,7 @@ class BayesOptimalGridNavi(CountingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Actions (E * T,) and whether nothing that might be better was left out."""
+    """Actions (E * T,), and whether the search was exact."""
 
     actions: NDArray[np.int64]
     is_exact: bool
@@ -189,7 +189,7 @@ class _Problem:
         return ELSEWHERE * before + ON_GOAL * (self._steps + 1 - step)
 
     def _gains(self, episode: int, step: int) -> Floats:
-        """Return what finding each goal (n,) in this step is worth, compared with never finding it."""
+        """Return the gain from finding each goal (n,) in this step, compared with never finding it."""
         never = ELSEWHERE * self._steps * self._episodes
         gains: Floats = self._found(episode, step) + (self._episodes - 1 - episode) * self._known - never
         return gains
@@ -243,9 +243,9 @@ class _Problem:
     def _bound(self, cells: NDArray[np.int64], visited: NDArray[np.int64], episode: int, step: int) -> Floats:
         """Return more than any continuation can gain after a step, (states,).
 
-        Every goal that is left is found in the next episode on the shortest way, except as many as there are steps
-        left, beginning with the nearest. How much sooner is better does not depend on the goal: what a goal loses that
-        is far from the start it has not to gain in later episodes either.
+        In the bound, every remaining goal is found in the next episode on the shortest path, except as many as there
+        are steps left, beginning with the nearest. The gain per earlier step does not depend on the goal: what a goal
+        far from the start loses, it need not gain in later episodes.
         """
         later = np.zeros(len(self._goals))
         reachable = self._from_start <= self._steps

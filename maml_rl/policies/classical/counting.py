@@ -45,7 +45,7 @@ class CountingPolicy(MemoryPolicy):
         return torch.where(is_best, noise[..., : self.num_actions], -1.0).argmax(-1)
 
     def mostly(self, actions: Tensor, epsilon: float, noise: Tensor) -> Tensor:
-        """Return `actions` (...), but with probability `epsilon` a random one. The last of `noise` decides."""
+        """Return `actions` (...), but with probability `epsilon` a random one. The last number of `noise` decides."""
         return torch.where(noise[..., -1] < epsilon, noise[..., : self.num_actions].argmax(-1), actions)
 
     def last_step(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +78,7 @@ class RandomPolicy(CountingPolicy):
     """
 
     def initial_memory(self, num: int) -> Memory:
-        """Return nothing, as there is nothing to remember."""
+        """Return an empty memory."""
         return ()
 
     def act(

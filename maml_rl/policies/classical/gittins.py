@@ -5,18 +5,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-# Rates of pay between which indices are interpolated.
+# Reward rates between which indices are interpolated.
 _NUM_RATES = 401
-# Pulls beyond which an arm's mean counts as known: so many that it hardly matters, by the discount or by what is known.
+# Pulls after which an arm's mean counts as known: enough that the discount or the posterior makes the error negligible.
 _REST, _MOST_PULLS = 1e-4, 500
 
 
 def gittins_indices(discount: float, num_pulls: int) -> NDArray[np.float64]:
     """Compute the Gittins index after every number of successes and failures, by calibration.
 
-    An arm's index is the sure pay per pull at which one is indifferent between retiring to it at once, and pulling the
-    arm, with the right to retire after any pull. For each of a grid of rates of pay, dynamic programming over
-    (successes, failures) gives the value of going on; the index is where that meets the value of retiring.
+    An arm's index is the certain reward per pull at which retiring to it at once is as good as pulling the arm with the
+    right to retire after any pull. For each rate of a grid, dynamic programming over (successes, failures) gives the
+    value of continuing; the index is the rate at which that equals the value of retiring.
 
     Args:
         discount: in (0, 1).

@@ -31,7 +31,7 @@ def value_iteration(
         rewards: (..., S, A) mean rewards.
         transitions: (..., S, A, S) probabilities.
         horizon: H.
-        radii: (..., S, A); with these, the best p within this L1 distance of `transitions` takes their place, at every
+        radii: (..., S, A); with these, the best p within this L1 distance of `transitions` replaces them, at every
             step: extended value iteration.
         bonuses: (..., S, A) b, for every step that follows; None for 0.
 
@@ -57,7 +57,7 @@ def _most_expected(transitions: Tensor, values: Tensor, radii: Tensor) -> Tensor
     """Return the largest expectation (..., S, A) of `values` (..., S) within an L1 distance of `transitions`."""
     values, worst_first = values.sort(-1)
     sorted_by_value = transitions.gather(-1, worst_first[..., None, None, :].expand(transitions.shape))
-    # The best state gets half of the distance, at most all there is; the worst states pay for it.
+    # The best state gains half of the distance, at most up to probability 1; the worst states lose it.
     best = torch.clamp(sorted_by_value[..., -1] + 0.5 * radii, max=1.0)
     to_pay = best - sorted_by_value[..., -1]
     others = sorted_by_value[..., :-1]
@@ -76,8 +76,8 @@ class TabularPolicy(CountingPolicy):
         num_states: S.
         num_actions: A.
         horizon: H, steps of an episode.
-        reward_prior: mean of a mean reward under its normal prior, and how many rewards of variance 1 that is worth.
-        transition_prior: how many transitions to every state are counted beforehand, as a Dirichlet prior does.
+        reward_prior: mean of a mean reward under its normal prior, and its weight in rewards of variance 1.
+        transition_prior: pseudo-count of transitions to every state, a Dirichlet prior.
         further_noise: numbers of noise that `plan` and `follow` take beside those that break ties.
 
     Raises:
@@ -153,7 +153,7 @@ class TabularPolicy(CountingPolicy):
         return self.follow(of_state, noise), (visits, rewards, transitions, values, torch.stack((state, step), -1))
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse another number of states too; see `CountingPolicy.check_spaces`."""
+        """Also refuse another number of states; see `CountingPolicy.check_spaces`."""
         super().check_spaces(observation_space, action_space)
         shown = LastStepParts.within(observation_space, action_space).observation.stop
         if shown != self.num_states:
@@ -207,7 +207,7 @@ class TabularEpsilonGreedy(TabularPolicy):
         return value_iteration(*self.mean_model(visits, rewards, transitions), self.horizon)
 
     def follow(self, values: Tensor, noise: Tensor) -> Tensor:
-        """Return the best action, or at random any."""
+        """Return the best action, or a random one."""
         return self.mostly(self.best(values, noise), self.epsilon, noise)
 
 
@@ -254,7 +254,7 @@ class PSRL(TabularPolicy):
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
         """Return the values in a process that is drawn from the posterior."""
-        # An episode begins at few steps, which is where the numbers are needed.
+        # Episodes begin at few steps, and only there the numbers are needed.
         few = noise[..., self.num_actions :].float().cpu().numpy()
         numbers = torch.from_numpy(expand_noise(few, self.num_draws * sum(self._sizes))).to(noise)
         values = [

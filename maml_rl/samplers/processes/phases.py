@@ -47,7 +47,7 @@ class WorkerPhases:
         step_timeout: float,
     ) -> None:
         self._physics_seconds = progress.physics_seconds
-        # Units of the present phase whose episodes are in the memory, by their first tasks.
+        # Units of the current phase whose episodes are in the memory, by their first tasks.
         self._done: set[int] = set()
         self._pool, self._startup, self._parts, self._memory = pool, startup, parts, memory
         self._step_timeout = step_timeout

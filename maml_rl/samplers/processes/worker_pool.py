@@ -99,7 +99,7 @@ class WorkerPool:
             self._by_descriptor[descriptor] = worker
 
     def living(self) -> list[Worker]:
-        """Return the present workers."""
+        """Return the current workers."""
         return [worker for worker in self.workers if worker is not None]
 
     def worker(self, index: int) -> Worker:

@@ -351,7 +351,7 @@ class RolloutActor:
 
     @ray.method(concurrency_group="control")
     def look(self, with_stack: bool) -> Look:
-        """Return the progress of the present call."""
+        """Return the progress of the current call."""
         progress, slot, tasks = self._progress, self._slot(), self._tasks
         stack = ""
         if with_stack and (frame := sys._current_frames().get(self._thread)) is not None:

@@ -333,7 +333,7 @@ class RayPool:
             self._start_actor()
 
     def _look_after_starts(self, waited: float) -> None:
-        """Say that actors have not started yet.
+        """Report that actors have not started yet.
 
         Raises:
             ConfigError: If that takes too long.

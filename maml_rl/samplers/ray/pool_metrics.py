@@ -21,7 +21,7 @@ class PoolMetrics:
             metric.set_default_tags(tags)
 
     def note_actors(self, number: int) -> None:
-        """Say how many actors there are now."""
+        """Report the current number of actors."""
         self._actors.set(number)
 
     def note_unit(self) -> None:

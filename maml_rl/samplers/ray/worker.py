@@ -87,7 +87,7 @@ class RayWorker:
         known: its report about itself; None while it starts.
         since: when it began with the first of its calls.
         next_look: when to look again.
-        seconds: of each stage, in the present phase.
+        seconds: of each stage, in the current phase.
     """
 
     def __init__(self, index: int, slots_per_task: int, *, options: Mapping[str, Any], step_timeout: float) -> None:
