@@ -1,4 +1,4 @@
-"""Where an iteration's time goes: seconds per named stage and a few means, measured only on request."""
+"""The time of an iteration: seconds per named stage and a few means, measured only on request."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,7 +52,7 @@ class StageTimer:
         self._observed[name] = count + 1, total + value
 
     def take_means(self) -> dict[str, float]:
-        """Return the mean of each quantity since the last call, and start again from nothing."""
+        """Return the mean of each quantity since the last call, and start again."""
         observed, self._observed = self._observed, {}
         return {name: total / count for name, (count, total) in observed.items()}
 

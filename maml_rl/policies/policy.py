@@ -59,12 +59,12 @@ class Policy(nn.Module, ABC):
         noise_kind: of the noise that `act` turns into actions: "normal" for N(0, 1), "uniform" for U[0, 1).
         noise_size: numbers of noise per action.
         distributions: log-probability, entropy and divergence for distribution parameters; see `heads`.
-        stateless: whether an action depends only on observation, noise, parameters, and the memory that is handed to
+        stateless: whether an action depends only on observation, noise, parameters, and the memory that is passed to
             it. A copy of such a policy in another process acts the same.
         reads_text: whether it takes and returns text as bytes; see `spaces.PackedSpace`.
         told_who_acts: whether the function that `actor` returns takes a fourth argument, (M, S) bool: which slots take
             a step. Only their actions count. A policy that keeps state of every slot is always called for all slots.
-        is_greedy: whether `greedy` has made it.
+        is_greedy: whether it was made by `greedy`.
         origin: the run of the policy, above all its learner, as set by `load_policy`; None for other policies.
     """
 
@@ -84,7 +84,7 @@ class Policy(nn.Module, ABC):
 
     def forward(self, observations: Tensor, params: Params | None = None) -> Distribution:
         """Return the distribution of actions; its batch shape is the leading axes of `observations`."""
-        # First the parameters: the first distribution of a module determines its kind.
+        # The parameters come first: the first distribution of a module determines its kind.
         parameters = self.distribution_parameters(check_observations(self, observations), params)
         return self.distributions.distribution(parameters)
 
@@ -112,10 +112,10 @@ class Policy(nn.Module, ABC):
             params: see the module.
 
         Returns:
-            (..., *action shape) actions, and a memory of the same shapes and types as `memory`. Rows do not mix: what
-            happens in one slot never depends on another. With stacked parameters the actions of a task do not depend,
-            to the last bit, on which other tasks are computed along with it; they may depend on its number. Samplers
-            call this with one intra-op thread: with several, torch may split a product by the number of tasks.
+            (..., *action shape) actions, and a memory of the same shapes and types as `memory`. Rows are independent:
+            the results for one slot never depend on another. With stacked parameters the actions of a task do not
+            depend, to the last bit, on which other tasks are computed along with it; they may depend on its number.
+            Samplers call this with one intra-op thread: with several, torch may split a product by the number of tasks.
         """
         head = getattr(self, "distributions", None)
         if not isinstance(head, Head):
@@ -143,7 +143,7 @@ class Policy(nn.Module, ABC):
 
     @property
     def has_memory(self) -> bool:
-        """Whether the policy remembers anything from step to step."""
+        """Whether the policy has a memory."""
         return bool(self.initial_memory(1))
 
     def initial_memory(self, num: int) -> Memory:
@@ -190,7 +190,7 @@ class Policy(nn.Module, ABC):
         ]
 
         def whole(tensor: Tensor) -> Tensor:
-            # Of one distribution, say its deviation, there may be one for all steps.
+            # A parameter of a distribution, such as its deviation, may be the same for all steps.
             return tensor if tensor.shape[:2] == (steps, num) else tensor.expand(steps, num, *tensor.shape)
 
         values = [each.values for each in found if each.values is not None]
@@ -271,7 +271,7 @@ class Policy(nn.Module, ABC):
 
         Args:
             loss: a number, computed with `params`.
-            params: where to start; the policy's own by default.
+            params: the initial ones; the policy's own by default.
             step_size: one for all parameters, or one for each name.
             first_order: treat the gradient as a constant when differentiating the result.
 
@@ -325,7 +325,7 @@ def distributions_in_episodes(policy: Policy, observations: Tensor, params: Para
     A policy with a memory begins every episode with an empty one.
 
     Args:
-        policy: that acts.
+        policy: the one that acts.
         observations: (M, T, B, *observation shape).
         params: {name: (M, ...)}.
     """
@@ -338,7 +338,7 @@ def check_observations(policy: Policy, observations: Tensor | ArrayLike) -> Tens
     """Return observations as a tensor on the policy's device, where they are arrays.
 
     Args:
-        policy: whose they are.
+        policy: for which they are.
         observations: (..., *observation shape).
 
     Raises:
@@ -360,7 +360,7 @@ def check_parameters(policy: Policy, params: Mapping[str, Tensor | ArrayLike]) -
     """Return parameters as tensors; arrays get the type and device of the policy's own.
 
     Args:
-        policy: whose they are.
+        policy: for which they are.
         params: by name.
 
     Raises:

@@ -15,8 +15,8 @@ from maml_rl.policies.policy import Memory
 class QTablePolicy(CountingPolicy):
     """Takes an action of the largest value in its state, or with probability `epsilon` a random one.
 
-    Both are parameters, so that each task may have its own. A state is a Discrete observation, or the place of the one
-    in a one-hot vector.
+    Both are parameters, so that each task may have its own. A state is a Discrete observation, or the index of the 1 in
+    a one-hot vector.
 
     Args:
         observation_space: of one environment: Discrete, or a vector of numbers in [0, 1].

@@ -1,4 +1,4 @@
-"""Recurrent layers, GRU or LSTM: how they are made, and what one step and whole sequences compute.
+"""Recurrent layers, GRU or LSTM: their creation, one step, and whole sequences.
 
 Gates are in torch's order: (reset, keep, new) in a GRU, (enter, keep, new, leave) in an LSTM.
 """

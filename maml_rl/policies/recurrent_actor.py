@@ -26,7 +26,7 @@ class RecurrentActor(MemoryPolicy):
     Args:
         observation_space: of one environment, which shows the last step: make it with `observe_last`.
         action_space: a bounded Box, or Discrete.
-        hidden_size: units of the layer that remembers.
+        hidden_size: units of the recurrent layer.
         hidden_sizes: of the layers above it.
         cell: "gru", "lstm", or the sizes of a transformer.
         embeddings: units for the observation, the last action and the last reward; 0 leaves one out.

@@ -25,10 +25,10 @@ from maml_rl.spaces import category_counts
 
 ValueKind = Literal["head", "network", "none"]
 
-# Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way wherever, and beside
-# whichever others, it is computed.
+# Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way in every process and
+# with any other rows.
 ROWS = 64
-# No deviation of an observation counts as smaller.
+# Lower bound of the deviation of an observation.
 _LEAST_STD = 1e-2
 
 
@@ -43,7 +43,7 @@ class SequenceOptions(TypedDict, total=False):
 
 
 class SequencePolicy(MemoryPolicy):
-    """A body that remembers, under a head for actions, and perhaps under heads for values and rewards.
+    """A body with a memory, under a head for actions, and optionally under heads for values and rewards.
 
     Observations are flattened, Discrete ones become one-hot vectors. A subclass registers its body, takes the heads
     from `_make_heads`, and writes `initial_memory`, `actor` and `unroll`.
@@ -52,7 +52,7 @@ class SequencePolicy(MemoryPolicy):
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
         action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, units of the body.
-        value: what estimates values: "head", a linear function of the policy's own units; "network", one of a body of
+        value: the estimator of values: "head", a linear function of the policy's own units; "network", one of a body of
             its own; or "none".
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
@@ -116,7 +116,7 @@ class SequencePolicy(MemoryPolicy):
     def _normalize(self, which: Tensor) -> None:
         """Normalize those of the first numbers of an observation for which `which` (size,) is true."""
         self._normalized = which
-        # The statistics are computed from data, and travel as parameters do.
+        # The statistics are computed from data, and sent like parameters.
         self.observation_mean = nn.Parameter(torch.zeros(len(which)), requires_grad=False)
         self.observation_std = nn.Parameter(torch.ones(len(which)), requires_grad=False)
 

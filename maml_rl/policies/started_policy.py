@@ -12,7 +12,7 @@ from maml_rl.policies.policy import Memory, Policy, Unrolled
 
 
 class StartedPolicy(MemoryPolicy):
-    """A policy whose trials begin with a given memory, instead of an empty one. It acts as the policy inside does.
+    """A policy whose trials begin with a given memory, instead of an empty one. It acts like the policy inside.
 
     Args:
         inner: with a memory; it is part of the new policy, not copied.

@@ -41,7 +41,7 @@ def make_linear(inputs: int, outputs: int, generator: torch.Generator, bound: fl
 
 
 class TrialEncoder(nn.Module):
-    """Embeddings of observation, last action and last reward, each linear and a ReLU, under a layer that remembers.
+    """Embeddings of observation, last action and last reward, each linear and a ReLU, under a layer with a memory.
 
     Args:
         observation_space: of one environment, which shows the last step.
@@ -52,7 +52,7 @@ class TrialEncoder(nn.Module):
         generator: draws the initial weights.
 
     Raises:
-        ValueError: If the observations do not show the last step, or H is no width of the transformer.
+        ValueError: If the observations do not show the last step, or H is not a valid width of the transformer.
     """
 
     unit: Tensor

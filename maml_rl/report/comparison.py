@@ -22,7 +22,7 @@ from maml_rl.report.plot import Plot
 from maml_rl.report.published import published_returns
 from maml_rl.report.scales import Span, decimals, readable, readable_interval
 
-# Numbers below an axis, and no more.
+# Maximum number of numbers below an axis.
 _MOST_NAMES = 12
 # Returns at which a profile is drawn.
 _THRESHOLDS = 81

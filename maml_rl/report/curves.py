@@ -1,4 +1,4 @@
-"""Charts of training: returns over the iterations, where the time goes."""
+"""Charts of training: returns over the iterations, and the time per stage."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ from maml_rl.report.scales import Span, decimals, readable, readable_count
 _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colors for gradient steps and for groups.
 _STEP_COLORS, _GROUP_COLORS = 6, 6
-# Of how many iterations the mean is drawn; the reader chooses.
+# Numbers of iterations to average over, from which the reader chooses.
 _SMOOTHINGS = 1, 5, 25
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
 _ON_TRAINING_TASKS = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
@@ -86,7 +86,7 @@ def scrolling(title: str, table: Markup) -> Markup:
 
 
 def smoothing_choices() -> list[Markup]:
-    """Return what the labels below the curves switch between; it must stand before all charts. It needs no script."""
+    """Return the inputs for the labels below the curves; they must come before all charts, and need no script."""
     return [
         element(
             "input",
@@ -223,7 +223,7 @@ def _span(curves: Sequence[Curve]) -> Span:
 
 
 def _drawn(curve: Curve) -> list[NDArray[np.float64]]:
-    # The interval of two seeds is six times as wide as they are apart: it would hide the curves.
+    # The interval of two seeds is six times as wide as their difference: it would hide the curves.
     return [curve.low, curve.high, curve.mean] if len(curve.seeds) >= _SEEDS_FOR_A_BAND else [curve.mean, *curve.seeds]
 
 
@@ -253,7 +253,7 @@ def _draw_all(
         places = [curve.iterations for curve in curves] if costs is None else costs
         for curve, css, xs in zip(curves, styles, places, strict=True):
             _draw(plot, curve, css, xs)
-        # Values are found at the places of the curve that reaches farthest.
+        # Values are shown at the points of the longest curve.
         common = max(places, key=lambda xs: float(np.nanmax(xs, initial=0.0)))
         heads = [f"iteration {x:,.0f}" if costs is None else f"{readable_count(x)} steps" for x in common]
         lines = [
@@ -284,7 +284,7 @@ def _draw(plot: Plot, curve: Curve, css: str, places: ArrayLike | None = None) -
 
 
 def time_per_stage(group: RunGroup) -> Markup | None:
-    """Return where an iteration's time goes; the stages in detail, where the run was profiled."""
+    """Return the chart of an iteration's time; with all stages, where the run was profiled."""
     shares = {key: group.curve(key).mean for key in group.keys("time/share/")}
     if shares:
         whole = np.nanmean(sum(group.curve(key).mean for key in _STAGES))
@@ -330,7 +330,7 @@ def throughput(groups: Sequence[RunGroup]) -> Markup | None:
 
 
 def divergence(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return how far each meta-update moved the policy."""
+    """Return the chart of the divergence of each meta-update."""
     bound = groups[0].config.algorithm_settings.get("max-kl")
     note = "KL divergence between the policies before and after each meta-update"
     return _single_metric(
@@ -356,7 +356,7 @@ def prediction(groups: Sequence[RunGroup]) -> Markup | None:
 
 
 def policy_spread(groups: Sequence[RunGroup]) -> list[Markup | None]:
-    """Return how much the meta-policy explores over training: the deviation and the entropy of its actions."""
+    """Return the chart of exploration during training: the deviation and the entropy of the meta-policy's actions."""
     return [
         _single_metric(
             groups,

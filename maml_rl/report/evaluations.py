@@ -86,18 +86,18 @@ def evaluate_group(
 
     Args:
         group: of runs.
-        num_tasks: new tasks to try; 0 for none.
+        num_tasks: new tasks to evaluate on; 0 for none.
         num_workers: worker processes; see `MultiTaskSampler`.
         placement: see `write_report`.
-        task_file: the tasks to try instead; results of `test.py` on other tasks are ignored.
-        with_untrained: whether to try the initial policy, too, unless it is an oracle's.
-        trust: whether to import modules that the runs name; without it, their policies are not tried.
-        on_run: is called when a run is about to be tried.
+        task_file: the tasks to evaluate on instead; results of `test.py` on other tasks are ignored.
+        with_untrained: whether to evaluate the initial policy, too, unless it is an oracle's.
+        trust: whether to import modules that the runs name; without it, their policies are not evaluated.
+        on_run: called before a run is evaluated.
 
     Returns:
-        The results, and sentences about runs that could not be tried.
+        The results, and sentences about runs that could not be evaluated.
     """
-    # Where a run was trained says nothing about where its policy is tried.
+    # The placement of the training does not apply to the evaluation.
     here = {"backend": "auto", "num-workers": num_workers, "ray-address": None, "strict": False}
     settings = {**here, **OF_TRAINING_ALONE, **(placement or {})}
     evaluations: list[Evaluation] = []
@@ -162,7 +162,7 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
 
 
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
-    """Return what `test.py <run>` has written last."""
+    """Return the last evaluation that `test.py <run>` has written."""
     path = newest_path(run.path / EVALUATION)
     if path is None:
         return None, []
@@ -187,7 +187,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
             # missing one.
             for name in arrays:
                 arrays[name]
-    # zipfile, zlib and NumPy raise something different for each kind of damage.
+    # zipfile, zlib and NumPy raise different errors for each kind of damage.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return None, [f"{path} cannot be read ({reason}); `test.py --overwrite --output {path}` writes it again."]

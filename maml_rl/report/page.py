@@ -66,7 +66,7 @@ def page(
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="generator", content=GENERATOR),
         element("meta", name="color-scheme", content="light dark"),
-        # An icon of nothing keeps the browser from asking a server for one.
+        # An empty icon keeps the browser from requesting one from a server.
         element("link", rel="icon", href="data:,"),
         element("title", title),
         element("style", Markup(files("maml_rl.report").joinpath("style.css").read_text(encoding="utf-8"))),
@@ -101,7 +101,7 @@ def _header(title: str, groups: Sequence[RunGroup]) -> Markup:
 
 
 def _trained_on(run: Run) -> str:
-    """Return the commit and the processor with which a run was started; nothing where they were not written down."""
+    """Return the commit and the processor with which a run was started; nothing where they were not recorded."""
     parts = [f"commit {run.system['commit']}"] if run.system.get("commit") else []
     if run.system.get("cpu"):
         parts.append(f"{run.system.get('cores')} cores of {run.system['cpu']}")
@@ -180,7 +180,7 @@ def _tile(label: str, value: str, detail: str = "", css: str | None = None) -> M
 
 
 def _amounts(group: RunGroup) -> list[tuple[str, str, str]]:
-    """Return (label, value, detail) of how much was done."""
+    """Return (label, value, detail) of the amount of training."""
     if not any(run.metrics for run in group.runs):
         return []
     each = " each" if len(group.runs) > 1 else ""
@@ -206,7 +206,7 @@ def _totals(group: RunGroup) -> tuple[float, float, float, float]:
 
 
 def _comparison(results: Sequence[GroupResult]) -> Markup:
-    """Return a table of what several groups reached, and at what cost."""
+    """Return a table of the returns of several groups, and their costs."""
     returns = [pooled_intervals(result.evaluations)[:, 0] if result.evaluations else np.zeros(0) for result in results]
     columns: dict[str, list[float]] = {
         f"return {_column(step, results)}": [values[step] if step < len(values) else np.nan for values in returns]

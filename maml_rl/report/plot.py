@@ -14,14 +14,14 @@ _RIGHT, _BOTTOM = 14, 44
 # Room for a character of the axes' font, and as many points as a line of this width can show.
 _CHARACTER = 8
 _MOST_POINTS = 960
-# Places at which the pointer finds the values of a line, and how far below each other they are written.
+# Number of points at which the pointer shows the values of a line, and the distance between their lines of text.
 _MOST_READINGS = 120
 _LINE = 15
 _LONGEST_NAME = 34
 
 
 class Plot:
-    """Axes with something drawn between them.
+    """Axes, and the drawing between them.
 
     Args:
         x: span of the horizontal axis.
@@ -29,7 +29,7 @@ class Plot:
         summary: one sentence about the chart, for readers who cannot see it.
         x_label: name of the horizontal axis.
         y_label: name of the vertical axis.
-        x_names: (place, name) pairs instead of numbers.
+        x_names: (position, name) pairs instead of numbers.
         x_counts: whether the horizontal axis counts something: its numbers are integers.
         equal: give both axes the same scale, and the chart the shape that follows.
         width: of the chart in pixels, to which the texts are 12 pixels high.
@@ -105,7 +105,7 @@ class Plot:
                 )
 
     def label(self, x: float, y: float, text: str, css: str) -> None:
-        """Write a word to the left of a place, above it."""
+        """Write a word to the left of a point, above it."""
         ((across, down),) = self._points([x], [y])
         place = {"x": f"{across - 2:.1f}", "y": f"{down - 4:.1f}", "text_anchor": "end"}
         self._marks.append(element("text", text, class_=css, **place))
@@ -130,7 +130,7 @@ class Plot:
         """Show the values of lines where the pointer is; of many places, some.
 
         Args:
-            xs: (n,) places, in order.
+            xs: (n,) points, in order.
             heads: title of every point.
             lines: (class, name, (n,) values) of each line; non-finite values are omitted.
             unit: of the values, with a space before it.
@@ -183,7 +183,7 @@ class Plot:
         return [*self._axes, *layers]
 
     def svg(self) -> Markup:
-        """Return the chart, as wide as its place."""
+        """Return the chart, as wide as its container."""
         width, height = self._size
         return element("svg", self.content(), viewBox=f"0 0 {width} {height}", role="img", aria_label=self._summary)
 

@@ -1,4 +1,4 @@
-"""Figures from the literature, to be drawn beside a run of the same protocol, and beside no other."""
+"""Figures from the literature, drawn only beside a run of the same protocol."""
 
 from maml_rl.config.config import Config
 from maml_rl.experiment.evaluate import Evaluation
@@ -28,7 +28,7 @@ _MOST_ITERATIONS = 100
 
 
 def published_returns(config: Config, evaluation: Evaluation) -> tuple[float, ...] | None:
-    """Return the published mean returns of the same protocol, or None where a run keeps another one.
+    """Return the published mean returns of the same protocol, or None where a run has another one.
 
     Args:
         config: of the training.

@@ -25,7 +25,7 @@ class Run:
     Attributes:
         path: its folder.
         config: of the run.
-        metrics: of every iteration that is written down.
+        metrics: of every recorded iteration.
         system: on which it was started; see `describe_system`. Empty if that was not recorded.
     """
 
@@ -36,7 +36,7 @@ class Run:
 
     @property
     def finished(self) -> int:
-        """How many iterations are done."""
+        """Number of finished iterations."""
         return self.metrics[-1]["iteration"] + 1 if self.metrics else 0
 
     def total(self, key: str) -> float:
@@ -249,5 +249,5 @@ def moving_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 
 
 def _number(value: object) -> float:
-    """Return a metric as a number; NaN where it was none, or not finite."""
+    """Return a metric as a number; NaN where it was missing or not finite."""
     return float(value) if isinstance(value, int | float) else float("nan")

@@ -1,4 +1,4 @@
-"""From numbers to places on a chart: spans of values, round ticks, short labels."""
+"""From numbers to positions on a chart: spans of values, round ticks, short labels."""
 
 import math
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class Span:
 
         Args:
             most: about how many.
-            whole: for counts: integers alone, and fewer than two where the span has fewer.
+            whole: for counts: only integers, and fewer than two where the span has fewer.
         """
         wanted = (self.high - self.low) / max(most, 1)
         magnitude = 10.0 ** math.floor(math.log10(wanted))

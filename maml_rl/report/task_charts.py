@@ -84,7 +84,7 @@ def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> M
     values = np.unique(parameter)
     few = len(values) <= _FEW_VALUES
     if few:
-        # Tasks of one value would cover each other.
+        # Tasks with equal values would cover each other.
         places = np.searchsorted(values, parameter).astype(np.float64)
         places += _JITTER * np.sin(2.4 * np.arange(len(places)))
         span = Span(-0.5, len(values) - 0.5)
@@ -146,7 +146,7 @@ def _one_by_one(evaluation: Evaluation) -> Markup:
         Span(-1.0, len(before)),
         Span.of(before, later),
         f"Return of each task: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
-        # Sorted by returns that are noisy, the worst would improve and the best get worse by chance alone.
+        # If they were sorted by noisy returns, the worst would improve and the best get worse by chance.
         x_label="tasks, in the order in which they were drawn",
         y_label="return of a task",
         x_names=[],

@@ -43,7 +43,7 @@ def videos(
     Args:
         sampled: whose median episodes are shown.
         count: of tasks.
-        on_video: is called when a video is about to be drawn.
+        on_video: called before a video is drawn.
 
     Returns:
         The videos, None where the family draws no pictures or nothing is adapted, and sentences about what could not

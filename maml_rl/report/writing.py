@@ -46,19 +46,19 @@ def write_report(
     Beside `report.html` are `report.training.csv`, the metrics of every iteration, and `report.returns.csv`, the mean
     return of every task after every gradient step.
 
-    Runs whose configs differ only in the seed are shown together, as a mean with its interval. What cannot be shown,
-    because a run is unfinished, say, or the machine cannot draw, is replaced by a sentence at the top of the page,
-    which is logged as a warning, too.
+    Runs whose configs differ only in the seed are shown together, as a mean with its interval. A missing part, because
+    a run is unfinished, say, or the machine cannot draw, is replaced by a sentence at the top of the page, which is
+    logged as a warning, too.
 
     Args:
         runs: run folders, or folders that hold run folders.
         output: the file; by default `report.html` in the folder, or in the one that holds all of several folders.
         title: of the page; by default the names of the runs.
-        num_tasks: new tasks on which each policy is tried; 0 for none.
-        task_file: tasks on which each is tried instead; see `test.py --save-tasks`.
+        num_tasks: new tasks on which each policy is evaluated; 0 for none.
+        task_file: tasks on which each is evaluated instead; see `test.py --save-tasks`.
         num_videos: tasks of which a video is made, for families that draw themselves.
         num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
-        placement: other settings of a config that say where its episodes are sampled: "backend", "num-workers",
+        placement: other settings of a config for the placement of its episodes: "backend", "num-workers",
             "ray-address", "strict", and others that begin with "ray-".
         trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
             Without it no such module is imported, whether installed or not; such policies are shown from their files
@@ -131,7 +131,7 @@ def _data(results: Sequence[GroupResult]) -> dict[str, str]:
 
 
 def _check_tasks(path: Path, groups: Sequence[RunGroup], *, trust: bool) -> None:
-    """Refuse tasks that are of no use to any of the groups that are tried."""
+    """Refuse tasks that fit none of the evaluated groups."""
     errors = []
     for group in groups:
         if not trust and group.config.named_code():

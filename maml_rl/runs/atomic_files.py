@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, whenever the process is killed or the disk is full."""
+"""Files and folders that are written atomically, even when the process is killed or the disk is full."""
 
 import os
 import shutil
@@ -109,7 +109,7 @@ def check_creatable(folder: Path, option: str) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file or a folder; if the process is killed half way, the rest no longer looks like one.
+    """Remove a file or a folder; if the process is killed meanwhile, the rest no longer looks like one.
 
     Of a link only the link is removed.
     """
@@ -140,7 +140,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has a folder's entries; Windows cannot, and needs not."""
+    """Wait until the disk has a folder's entries; Windows neither can nor needs to."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)

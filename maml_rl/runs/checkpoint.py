@@ -49,7 +49,7 @@ class Checkpoint:
         score: the number by which the best checkpoint is chosen, or None.
         state: everything else, as JSON values.
         learner: state of the metalearner besides its policy, under flat names: tensors and JSON values.
-        evaluated: whether the score is that of an evaluation, which counts more than any of training.
+        evaluated: whether the score is that of an evaluation, which ranks above any of training.
         earlier: tensors of earlier iterations, by iteration and name, with which batches are sampled ahead of time.
     """
 
@@ -111,11 +111,11 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 def latest_intact(
     folder: str | Path, load: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> tuple[Path, Checkpoint]:
-    """Return the newest intact checkpoint below `folder`; log which it is, and why newer ones were passed over.
+    """Return the newest intact checkpoint below `folder`; log which it is, and why newer ones were skipped.
 
     Args:
         folder: where checkpoints are.
-        load: reads what a checkpoint names beside itself; a CheckpointError means that this checkpoint is broken.
+        load: reads other files that a checkpoint names; a CheckpointError means that this checkpoint is broken.
 
     Raises:
         CheckpointError: If there is none; the message has the error of each.
@@ -342,7 +342,7 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
         if state["format"] != _FORMAT:
             raise CheckpointError(f"{folder / STATE} is of format {state['format']!r}, and only {_FORMAT} is known")
         iteration, score, rest = state["iteration"], state["score"], state["state"]
-        # Checkpoints of version 0.1 have no such entries: no algorithm kept anything, and nothing was evaluated.
+        # Checkpoints of version 0.1 have no such entries: algorithms had no state, and there were no evaluations.
         learner, evaluated = state.get("learner", {}), state.get("evaluated", False)
         kinds = isinstance(rest, dict), isinstance(learner, dict), isinstance(evaluated, bool), type(iteration) is int
         if not all(kinds) or not isinstance(score, float | int | None):

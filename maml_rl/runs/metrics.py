@@ -101,7 +101,7 @@ class EventLog:
             self._writer = None
             return
         self._folder = folder
-        # Ctrl-C in the middle of a write can cost the writer's thread its wake-up call; so it looks every second.
+        # Ctrl-C during a write can lose the wake-up of the writer's thread, so the thread checks every second.
         self._writer = SummaryWriter(str(folder), purge_step=finished or None, flush_secs=1)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
@@ -129,12 +129,12 @@ class EventLog:
 
 
 class MetricsFile(NamedTuple):
-    """What a `metrics.jsonl` holds.
+    """The contents of a `metrics.jsonl`.
 
     Attributes:
         rows: the intact iterations.
-        damaged: numbers of the lines, from 1, that are not as they were written. A last line that was cut off while it
-            was written is none of them.
+        damaged: numbers of the lines, from 1, that have changed since they were written, without a last line that was
+            cut off while it was written.
     """
 
     rows: list[Metrics]
@@ -198,7 +198,7 @@ def _parsed(line: bytes, *, is_checked: bool) -> Metrics | None:
 
 
 def _keep(path: Path, finished: int) -> None:
-    """Cut the file to the finished iterations, at once and whole."""
+    """Cut the file to the finished iterations, atomically."""
     if not path.exists() or not path.stat().st_size:
         logger.warning("%s is gone: the iterations before %d are missing from the new one", path, finished)
         return

@@ -103,8 +103,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         earlier: tensors of earlier iterations, with which batches are sampled ahead of time; see `Checkpoint`.
 
     Raises:
-        ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
-            else is there, or if a resumed run's config differs.
+        ConfigError: If there is another run and neither `resume` nor `overwrite` is set, if the folder has other
+            contents, or if a resumed run's config differs.
         CheckpointError: If a run cannot be resumed because no checkpoint is intact.
     """
 
@@ -159,7 +159,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         try:
             self._events.close()
         except CheckpointError:
-            # The error that ended the run says more.
+            # The error that ended the run is more informative.
             if error is None:
                 raise
         finally:
@@ -189,7 +189,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """
         self.task_state = task_state
         self._kept = replace(copy.deepcopy(self._checkpoint(score, evaluated)), earlier=dict(earlier))
-        # Experience is too large for a copy; noting its extent is enough to write it later.
+        # Experience is too large for a copy; its extent is enough to write it later.
         self._marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
 
     def save(self) -> None:
@@ -319,8 +319,8 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuse to change an existing folder without permission.
 
     Raises:
-        ConfigError: If another run is there and neither `resume` nor `overwrite` says what to do with it, if something
-            else is there, or if a file that a run writes is a link.
+        ConfigError: If there is another run and neither `resume` nor `overwrite` is set, if the folder has other
+            contents, or if a file that a run writes is a link.
     """
     if resume and overwrite:
         raise ConfigError(
@@ -402,7 +402,7 @@ def _clear(path: Path) -> None:
         (experience, [folder for folder in experience.glob("*") if folder.is_dir()]),
     ):
         if folder.is_symlink():
-            # Others may keep something there, too.
+            # Others may have files there, too.
             for each in own:
                 discard(each)
             remove_unfinished(folder)

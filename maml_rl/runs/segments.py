@@ -1,4 +1,4 @@
-"""Segments: the files in which a run keeps what grows, each whole or absent, and known by its SHA-256.
+"""Segments: files for the growing data of a run, each complete or absent, and identified by its SHA-256.
 
 A segment holds items from a number `first` on. Checkpoints name the segments that they need, so that each of them
 writes only new data; a segment that no checkpoint names is removed.
@@ -32,11 +32,11 @@ class Segment:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """Return what `as_state` made."""
+        """Return the segment of a state made by `as_state`."""
         return cls(int(state["first"]), str(state["file"]), str(state["sha256"]))
 
     def as_state(self) -> dict[str, Any]:
-        """Return what JSON holds of it, in a checkpoint."""
+        """Return its JSON values in a checkpoint."""
         return asdict(self)
 
 

@@ -15,7 +15,7 @@ _PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 
 
 def describe_system() -> dict[str, Any]:
-    """Return what may explain a result or a time, as JSON can write it.
+    """Return the facts that may explain a result or a time, as JSON values.
 
     Returns:
         "commit" of the package's own repository, with "-dirty" where it was changed, None outside of one; "cpu" and

@@ -1,9 +1,9 @@
-"""Whose code a run names: modules that are not installed are imported only for a run that the user trusts.
+"""Trust in a run's code: modules that are not installed are imported only for a run that the user trusts.
 
-Somebody else's run may name any module, and importing a module executes it. Two kinds of code are trusted without a
-question: installed code, and code that this user has trained with before. Training records such a module and its file
+Another user's run may name any module, and importing a module executes it. Two kinds of code are trusted without
+asking: installed code, and code that this user has trained with before. Training records such a module and its file
 below the user's home folder, where no run can write. So a module of the same name in a folder that came with the run
-counts as other code.
+counts as different code.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
     """Refuse the config of a run that names code which is neither installed nor known from this user's own training.
 
-    What `Config.override` has replaced comes from the caller, and is not looked at.
+    Values that `Config.override` has replaced come from the caller, and are not checked.
 
     Args:
         config: of the run.
-        remedy: how the caller says that the run is trusted.
+        remedy: how the caller declares the run as trusted.
         samples: whether the run's own cluster will sample: a Ray cluster executes code in all its clients.
 
     Raises:

@@ -1,7 +1,7 @@
 """Where episodes are sampled: the protocol that a sampler uses.
 
 Keyed streams, and the repetition of a phase after a worker is lost, belong to the sampler above, and are the same for
-all backends. A backend keeps nothing that could change a result.
+all backends. A backend has no state that could change a result.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RolloutBackend(ABC):
 
     @abstractmethod
     def describe(self) -> EnvDescription:
-        """Return what one slot looks like."""
+        """Return the description of one slot."""
 
     @abstractmethod
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:

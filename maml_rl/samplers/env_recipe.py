@@ -106,7 +106,7 @@ class Recipe:
         Workers that are forked inherit it.
 
         Raises:
-            TypeError: If it is; the message says what to do.
+            TypeError: If it is; the message has the remedy.
         """
         name = find_unimportable((self.env, self.env_kwargs, self.spec))
         entry_points = () if self.spec is None else (self.spec.entry_point, self.spec.vector_entry_point)

@@ -40,7 +40,7 @@ class Failed:
     in_slots: tuple[tuple[int, str], ...] = ()
 
     def place(self, preposition: str) -> str:
-        """Return in which slot it was and with which task, as far as that is known: " in slot 3 with the task ..."."""
+        """Return its slot and its task in words, as far as they are known: " in slot 3 with the task ..."."""
         slot = "" if self.slot is None else f" {preposition} slot {self.slot}"
         return slot if self.task is None else f"{slot} with the task {self.task}"
 
@@ -71,7 +71,7 @@ def failed(generation: int, error: BaseException, slot: int | None, first_slot: 
 
 
 def _text(describe: Callable[[], str]) -> str:
-    """Return what `describe` returns; an exception's own methods may raise too, which must not hide it."""
+    """Return the result of `describe`; an exception's own methods may raise, too, which must not hide it."""
     try:
         return describe().strip()
     except Exception as error:
@@ -98,7 +98,7 @@ def error_of(failed: Sequence[tuple[str, Failed]], env_name: str) -> ChildEnvErr
 
 
 def _describe_failure(failure: Failed, worker: str) -> str:
-    """Return what an exception in `worker` was, and where."""
+    """Describe an exception in `worker`, and its place."""
     return (
         f"{failure.error}{failure.place('in')}, {worker}: {failure.message}\nThe worker's traceback:\n"
         f"{textwrap.indent(failure.traceback, '    ')}"

@@ -60,8 +60,8 @@ class HostedBatch:
 
     Attributes:
         phase: the first, of all tasks, without policy and parameters.
-        state: the policy's own parameters, and what else it computes with.
-        inner: what happens to the episodes of each phase, without policy; None for one phase to which nothing happens.
+        state: the policy's own parameters and constants.
+        inner: processing of the episodes of each phase, without policy; None for one phase without processing.
         for_update: whether the last phase gets advantages, too.
         record_log_probs: record the log-probability of every action.
         chunks: ranges of tasks, in which everything is computed.
@@ -112,7 +112,7 @@ class HostedBatch:
         return slice(self.chunks[chunks[0]].start, self.chunks[chunks[-1]].stop)
 
     def sample(self, block: int, policy: Policy, sample: SampleTasks) -> list[TaskEpisodes]:
-        """Return the episodes of a block before each inner step and after the last, with what happens to them.
+        """Return the processed episodes of a block, before each inner step and after the last.
 
         Args:
             block: which.
@@ -193,7 +193,7 @@ class EpisodeHost:
     Args:
         policy: a copy of the one that acts.
         sample: samples a phase.
-        get: takes something out of the store.
+        get: takes an object out of the store.
         beat: is called after each part of the work, as a sign of life.
     """
 
@@ -206,7 +206,7 @@ class EpisodeHost:
         self._fetched: dict[int, Any] = {}
         self._batch_number = self._program_number = -1
         self._hosts: dict[int, ThreadHosts] = {}
-        # Of each block its session, and how many of the recorded operations it has behind it.
+        # Of each block its session, and the number of recorded operations that it has carried out.
         self._sessions: dict[int, tuple[ThreadSession, int]] = {}
         self._room = _HOST_ROOM
 
@@ -216,7 +216,7 @@ class EpisodeHost:
         self._fetched, self._hosts, self._sessions = {}, {}, {}
 
     def carry_out(self, request: Request) -> dict[int, Any]:
-        """Return what each block of a request answers: an `Answer`, a list of each chunk's answer, or None.
+        """Return the answer of each block of a request: an `Answer`, a list of each chunk's answer, or None.
 
         Raises:
             ConfigError: If the program cannot be loaded.
@@ -293,10 +293,10 @@ class Carrier(Protocol):
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are, those that start included."""
+        """Number of hosts, those that start included."""
 
     def put(self, value: Any) -> Any:
-        """Put something into the store, and return what its `get` takes.
+        """Put an object into the store, and return the argument of its `get`.
 
         Raises:
             TypeError: If it cannot be pickled.
@@ -328,7 +328,7 @@ class RemoteHosts(Hosts):
         self.carry_out()
 
     def put(self, value: Any) -> Reference:
-        """Put something into the store."""
+        """Put an object into the store."""
         return Reference(next(self._numbers), self._carrier.put(value))
 
     def carry_out(self, operation: Reference | None = None, **of_program: Any) -> list[Any]:
@@ -354,7 +354,7 @@ class RemoteHosts(Hosts):
 
 
 class RemoteSession(Session):
-    """A program at work in other processes.
+    """A running program in other processes.
 
     Args:
         hosts: which.

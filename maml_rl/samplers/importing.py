@@ -24,7 +24,7 @@ def main_is_importable() -> bool:
 
 
 def find_unimportable(value: Any) -> str:
-    """Return the name of a class or function that `value` is pickled with and no worker could import; "" for none."""
+    """Return the name of a class or function in the pickle of `value` that no worker could import; "" for none."""
     pickler = _ReferencePickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     # Another check reports, with the reason, that it cannot be pickled; the names found until then are right.
     with suppress(Exception):
@@ -41,7 +41,7 @@ def _is_importable(module: str) -> bool:
 
 
 class _ReferencePickler(pickle.Pickler):
-    """Notes the modules of all classes and functions that it meets, each with the first name."""
+    """Records the modules of all classes and functions in a pickle, each with the first name."""
 
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)

@@ -46,7 +46,7 @@ class VectorEnvBackend(RolloutBackend):
         self._slots_for(num_tasks)
 
     def describe(self) -> EnvDescription:
-        """Return what one slot looks like."""
+        """Return the description of one slot."""
         return EnvDescription.of(self._env or self._slots_for(1))
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:

@@ -85,7 +85,7 @@ class InnerPhases:
     def _estimate_advantages(self, episodes: TaskEpisodes) -> None:
         """Compute the advantages: in chunks, in parallel, where the baseline is fitted to each task."""
         if not isinstance(self.baseline, TaskwiseBaseline):
-            # Many small operations: threads that wait for each other between them cost more than they give.
+            # Many small operations: threads that wait for each other between them cost more than they gain.
             with intra_op_threads(1):
                 episodes.compute_advantages(
                     self.baseline, gamma=self.gamma, gae_lambda=self.gae_lambda, bootstrap=self.bootstrap

@@ -45,7 +45,7 @@ class InterruptedSamplingError(RuntimeError):
 
 
 class PendingSample:
-    """Episodes that are sampled when they are first asked for: by `result`, or by taking the two apart.
+    """Episodes that are sampled at their first access: by `result`, or by unpacking the two.
 
     Args:
         sample: samples them.
@@ -85,16 +85,16 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
             fewer than B the episodes run in waves.
         max_episode_steps: horizon T; None for the environment's own.
-        observe_last: show the policy what happened at the last step as well: observations become vectors of the
+        observe_last: show the policy the last step, too: observations become vectors of the
             observation, the last action, the last reward, and whether the last step ended an episode; see
             `envs.LastStepParts`.
         reset_memory_each_episode: reset the policy's memory at the start of every episode, not only of every phase.
-        record_log_probs: record the log-probability of every action, for learners whose parameters move on meanwhile.
+        record_log_probs: record the log-probability of every action, for learners whose parameters change meanwhile.
         record_memory: keep with the episodes the policy's memory before every action, tensors (M, T, B, *memory
             of one slot). The policy acts a second time for it, in this process.
         evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
         task_split: for a family or a task distribution that keeps test tasks apart: "training" or "test" tasks, or
-            "validation", which are drawn as those of training, for evaluations that choose something. None for "test"
+            "validation", which are drawn like those of training, for evaluations that choose something. None for "test"
             in an evaluation, else "training".
         task_distribution: what `sample_tasks` draws from; None for the family's own distribution. Your code passes the
             returns of its tasks to a curriculum, with the method `update`.
@@ -643,9 +643,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         return hosts
 
     def sample_async(self, tasks: Sequence[Task], **options: Any) -> PendingSample:
-        """Return what will be `(train_episodes, valid_episodes)` once it is looked at, as in pytorch-maml-rl.
+        """Return a value that becomes `(train_episodes, valid_episodes)` at its first access, as in pytorch-maml-rl.
 
-        `metalearner.step(*futures)` and `sample_wait(futures)` look at it; nothing is sampled before. Collecting while
+        `metalearner.step(*futures)` and `sample_wait(futures)` access it; nothing is sampled before. Collecting while
         the last update runs is the config key `prefetch`.
 
         Args:
@@ -655,11 +655,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         return PendingSample(partial(self.sample, tasks, **options))
 
     def sample_wait(self, futures: PendingSample) -> tuple[list[TaskEpisodes], TaskEpisodes]:
-        """Return what `sample` returns, for what `sample_async` returned."""
+        """Return the results of `sample` for values from `sample_async`."""
         return futures.result()
 
     def interrupt(self, *, now: bool) -> None:
-        """Have the thread that samples end with an error, and any later attempt too; may be called by any thread.
+        """Make the thread that samples end with an error, and any later attempt, too; any thread may call this.
 
         Args:
             now: kill the workers; otherwise the phase is finished first.
@@ -699,7 +699,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
 
     @property
     def env(self) -> EnvDescription:
-        """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; no environment."""
+        """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; not an environment."""
         return self._replay(self._backend.describe)
 
     @property
@@ -732,7 +732,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         return horizon
 
     def _replay(self, work: Callable[[], Result]) -> Result:
-        """Do `work`, again after every loss of a worker: keyed streams make it come out the same.
+        """Do `work`, again after every loss of a worker: keyed streams give the same result.
 
         Raises:
             RuntimeError: If the sampler is closed.
@@ -754,7 +754,7 @@ def _check_tasks(tasks: Any) -> Sequence[Task]:
     """Return tasks.
 
     Raises:
-        TypeError: If they are not a sequence of dicts; the message says what to pass.
+        TypeError: If they are not a sequence of dicts; the message names the expected type.
     """
     if isinstance(tasks, Mapping | str) or not isinstance(tasks, Sequence):
         hint = "; pass [task] for one task" if isinstance(tasks, Mapping) else ""

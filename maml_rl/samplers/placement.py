@@ -1,4 +1,4 @@
-"""Where episodes are sampled: one frozen value that says where the workers are, how many, and their limits."""
+"""Where episodes are sampled: one frozen value with the place of the workers, their number, and their limits."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class Placement:
         ray_start_timeout: seconds that the first Ray actor may take to start, or with `strict` all of them.
         ray_head_timeout: seconds for which the head node of the Ray cluster may be away before the sampler gives up.
         ray_num_cpus: CPUs that each Ray actor requests; a fraction has several actors share one.
-        ray_resources: what else each Ray actor requests, by name: "GPU", "memory" in bytes, or resources of its nodes'
-            own.
+        ray_resources: further resources that each Ray actor requests, by name: "GPU", "memory" in bytes, or resources
+            of its nodes' own.
         ray_placement_group: reserve the CPUs and resources of all `num_workers` actors at once, laid out in this way;
             None to place each actor separately, evenly over the nodes.
         ray_runtime_env: Ray's `runtime_env` of the actors.
-        ray_log_to_driver: show here what actors print, and what Ray says of the cluster.
+        ray_log_to_driver: show the output of actors, and Ray's messages about the cluster.
         update: for metalearners on a Ray cluster: "workers" keep the episodes and compute the update; the "driver" gets
             the episodes; "auto": the workers where learner and baseline allow it.
 
@@ -152,7 +152,7 @@ class Placement:
 
     @property
     def asked(self) -> dict[str, float]:
-        """What each Ray actor requests, by Ray's names of resources."""
+        """The requests of each Ray actor, by Ray's names of resources."""
         return {"CPU": self.ray_num_cpus, **(self.ray_resources or {})}
 
     @property
@@ -198,7 +198,7 @@ class Placement:
             )
 
     def _check_asked(self) -> None:
-        """Refuse what Ray would not understand, or no node could provide."""
+        """Refuse requests that are invalid in Ray, or that no node could meet."""
         if "CPU" in (self.ray_resources or ()):
             raise ValueError("ray_resources names CPU; give ray_num_cpus instead")
         for name, amount in self.asked.items():
@@ -217,7 +217,7 @@ class Placement:
             )
 
     def _check_mode(self) -> None:
-        """Refuse ways of sampling that make no sense."""
+        """Refuse invalid combinations of ways of sampling."""
         if self.inference not in get_args(Inference):
             raise ValueError(f"inference must be one of {', '.join(get_args(Inference))}, got {self.inference!r}")
         if self.recv_timeout is not None and not self.recv_timeout >= 0.0:

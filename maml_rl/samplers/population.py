@@ -115,7 +115,7 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
                 param.copy_(params[name][0])
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
-        """Draw tasks of the family, other ones at every call and in every generation."""
+        """Draw tasks of the family, different ones at every call and in every generation."""
         self._num_draws += 1
         return self._draw_tasks(num_tasks, self._generation, self._num_draws)
 

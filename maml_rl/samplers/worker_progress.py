@@ -1,4 +1,4 @@
-"""How far workers are, and how a worker that samples a phase reports it."""
+"""Progress of workers, and the reports of a worker that samples a phase."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Progress:
         steps: (W,) steps that it then had behind it; -1 for a reset.
         retries: (W,) how often episodes of each worker were restarted, because their environment raised `Retry`.
         waiting_seconds: (W,) seconds for which each worker has waited because none of its slots was ready.
-        slot_counts: (W, 5) what slots that wait concurrently are doing, in the order of `SlotCounts`; zeros elsewhere.
+        slot_counts: (W, 5) activity of slots that wait concurrently, in the order of `SlotCounts`; zeros elsewhere.
         generation: (1,) of the parent's current work; a worker that samples a phase of an earlier one stops.
     """
 

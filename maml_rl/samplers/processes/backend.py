@@ -83,7 +83,7 @@ class ProcessBackend(VectorEnvBackend):
             num_workers=self._placement.workers,
             max_episode_steps=self._recipe.max_episode_steps,
             granularity=self._slots_per_task if workers_act else 1,
-            # It brings torch, whose import takes longer than all else that a worker begins with.
+            # It imports torch, which takes longer than the rest of a worker's start.
             preload=("maml_rl.samplers.processes.phase_runner",) if workers_act else (),
             start_method=self._placement.start_method,
             step_timeout=self._placement.step_timeout,

@@ -59,7 +59,7 @@ class ChildEnv:
         self._channel, self._memory = channel, memory
         self._slots, self._index = slice(0, 0), 0
         self._tasks: tuple[Task, ...] = ()
-        # Of the slots that have tasks: the worker's own, or those of a unit; the first one's number within the phase.
+        # Number, within the phase, of the first of the slots that have tasks: the worker's own, or those of a unit.
         self._first_slot = 0
         self._units: dict[int, MetaVectorEnv] = {}
         self._counted: tuple[int, float] = (0, 0.0)
@@ -142,7 +142,7 @@ class ChildEnv:
         return self._units[len(tasks)]
 
     def _report(self) -> None:
-        """Report to the parent what this worker's environment has counted since the last report."""
+        """Report to the parent the counts of this worker's environment since the last report."""
         if hasattr(self, "_env"):
             counted = self._env.retries, self._env.waiting_seconds
             self._progress.retries[self._index] += counted[0] - self._counted[0]

@@ -175,7 +175,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The environment is made, and its slots are like this."""
+    """The environment is made; describes its slots."""
 
     generation: int
     env: EnvDescription

@@ -61,7 +61,7 @@ def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn
         preload: modules to import ahead, none of which may start a thread.
     """
     enter_child(ends)
-    # NumPy's threads do not matter to a child, and the user can do nothing about them.
+    # NumPy's threads do not affect a child, and the user cannot avoid them.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     _import_ahead(env_id)
     for module in preload:

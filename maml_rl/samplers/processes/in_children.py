@@ -1,4 +1,4 @@
-"""Worker inference as a backend sees it: parameters to the workers, episodes back."""
+"""Worker inference for a backend: parameters to the workers, episodes back."""
 
 import copy
 import pickle
@@ -28,7 +28,7 @@ def sample_in_children(
 
     Args:
         vector_env: a `ParallelVectorEnv`, whose slots already have their tasks, or expect units.
-        phase: its policy's parameters are sent every time, all else of the policy only the first time.
+        phase: its policy's parameters are sent every time, the rest of the policy only the first time.
         timer: gets the seconds of the stages.
         units: see `WorkerPhases.run`.
 

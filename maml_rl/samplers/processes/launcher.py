@@ -97,7 +97,7 @@ class ChildProcess:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def terminate(self) -> None:
-        """Ask the process, and everything that it has started, to end."""
+        """Request the process, and everything that it has started, to end."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:

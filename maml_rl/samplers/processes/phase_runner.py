@@ -26,7 +26,7 @@ class PhaseRunner:
         env: description of the slots.
         memory: descriptor of the shared file.
         start: where in the file the arrays of phases begin.
-        progress: where the worker reports how far it is.
+        progress: where the worker reports its progress.
         index: which worker.
     """
 

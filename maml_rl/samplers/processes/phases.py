@@ -57,13 +57,13 @@ class WorkerPhases:
         """Return the memory for phases of `policy`, the same as long as policy and plan are the same.
 
         Args:
-            policy: acts in the workers; all of it but parameters and constants is sent to them once.
+            policy: acts in the workers; all of it except parameters and constants is sent to them once.
             plan: the size of the phases.
             pickled: turns the policy into bytes.
 
         Raises:
             ValueError: If a worker's slots divide a task.
-            ChildEnvError: If the memory cannot be had.
+            ChildEnvError: If the memory cannot be allocated.
         """
         if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
             slots_per_task = plan.slots_per_task

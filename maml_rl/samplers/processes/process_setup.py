@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from maml_rl.samplers.importing import main_is_importable
 
-# Asks a child for its stack. A real-time signal where there are any: environments do not use them.
+# Requests the stack of a child. A real-time signal where the system has them, because environments do not use them.
 STACK_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 
 _importing_main = False

@@ -44,7 +44,7 @@ class SharedProgress(Progress):
         size: bytes of all, up to where other arrays may begin.
 
     Raises:
-        ChildEnvError: If the memory cannot be had.
+        ChildEnvError: If the memory cannot be allocated.
     """
 
     def __init__(self, file: int, num_workers: int) -> None:
@@ -68,7 +68,7 @@ class SharedBuffers:
         size: bytes of the file up to where other arrays may begin.
 
     Raises:
-        ChildEnvError: If the memory cannot be had.
+        ChildEnvError: If the memory cannot be allocated.
         TypeError: If a space is not supported; see `array_layout`.
     """
 
@@ -105,7 +105,7 @@ def map_arrays(file: int, start: int, layout: Layout, purpose: str) -> tuple[dic
         The arrays, and where others may begin.
 
     Raises:
-        ChildEnvError: If the memory cannot be had.
+        ChildEnvError: If the memory cannot be allocated.
     """
     offsets, size = [], 0
     for shape, dtype in layout.values():

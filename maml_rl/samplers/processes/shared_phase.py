@@ -20,7 +20,7 @@ class PhasePlan:
         sizes: M, B and T.
         slots_per_task: S.
         parameters: layout of the policy's parameters, each (M, ...) or as the policy's own.
-        constants: layout of what else the policy computes with (the buffers of its modules), the same for all tasks.
+        constants: layout of the policy's constants (the buffers of its modules), the same for all tasks.
         is_stacked: whether every task has its own parameters, (M, ...).
     """
 
@@ -50,7 +50,7 @@ class SharedPhase:
             the parent sets them to zero, and workers add to them.
 
     Raises:
-        ChildEnvError: If the memory cannot be had.
+        ChildEnvError: If the memory cannot be allocated.
     """
 
     version: NDArray[np.int64]

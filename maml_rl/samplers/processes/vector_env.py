@@ -41,7 +41,7 @@ from maml_rl.samplers.processes.worker_pool import WorkerPool
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _CLOSE_SECONDS = 2.0
-# How long after the deadline of a call its worker may take to say that it hangs.
+# Seconds after the deadline of a call in which its worker may report that it hangs.
 _GRACE_SECONDS = 0.5
 
 

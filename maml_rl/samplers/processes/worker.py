@@ -26,7 +26,7 @@ class Worker:
         command: the one that it is carrying out; None if there is none.
         seconds: how long it may take for one slot's part of the command.
         deadline: when it counts as hung, on the monotonic clock.
-        mark: how far it was when the parent last looked.
+        mark: its progress when the parent last checked.
         reply: its reply, until the parent takes it.
         steps: steps of the episode that it has done; None before the first reset.
         ready: whether its environment is made and writes into the shared buffers.
@@ -59,7 +59,7 @@ class Worker:
         return describe_command(self.command, self.steps)
 
     def describe_work(self, tasks: Sequence[Task] | None, slot: int = -1) -> str:
-        """Return which tasks it has, in words.
+        """Return its tasks, in words.
 
         Args:
             tasks: of all slots; None for none yet.

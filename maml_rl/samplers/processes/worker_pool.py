@@ -28,7 +28,7 @@ _log = logging.getLogger("maml_rl")
 _GRACE_SECONDS = 0.4
 _TERMINATE_SECONDS = 0.2
 _KILL_SECONDS = 2.0
-# How often the parent looks how far busy workers are.
+# Interval at which the parent checks the progress of busy workers.
 _LOOK_SECONDS = 0.2
 _CAUSES_SHOWN = 3
 
@@ -41,7 +41,7 @@ class WorkerPool:
         parts: slots of each worker.
         env_name: for messages.
         max_restarts: how often one worker may die in one phase.
-        progress: where workers report how far they are.
+        progress: where workers report their progress.
         step_timeout: seconds after which a worker that does not run at all counts as hung, even where it may take
             longer.
 
@@ -246,13 +246,13 @@ class WorkerPool:
         return int(self._progress.current_slots[worker.index]), float(self._progress.heartbeats[worker.index])
 
     def _look_at(self, worker: Worker) -> None:
-        """Note how many steps a worker has done that samples a whole phase."""
+        """Record the number of steps of a worker that samples a whole phase."""
         if isinstance(worker.command, RunPhase):
             steps = int(self._progress.steps[worker.index])
             worker.steps = steps if steps >= 0 else None
 
     def _receive(self, seconds: float) -> list[int]:
-        """Wait for replies and deaths, note all of them, and return the workers that are done with their command."""
+        """Wait for replies and deaths, record all of them, and return the workers that have finished their command."""
         done = []
         for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
             worker = self._by_descriptor.get(descriptor)

@@ -71,7 +71,7 @@ class PhaseData:
     Attributes:
         version: number of the phase.
         phase: of all tasks, without policy and parameters.
-        state: the policy's own parameters, and what else it computes with.
+        state: the policy's own parameters and constants.
         timed: whether to measure where the time goes.
     """
 
@@ -118,7 +118,7 @@ class Raised:
 
     Attributes:
         failure: what, and where.
-        steps: of the episodes that were behind it; None outside of them.
+        steps: of the episodes, done before; None outside of them.
         actor: which, in words.
     """
 
@@ -129,11 +129,11 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How far an actor is.
+    """Progress of an actor.
 
     Attributes:
         mark: other than before once it has moved on: number of its call, slot, and time of its latest step.
-        steps: that it had behind it then; None before the first reset.
+        steps: that it had done then; None before the first reset.
         slot: that it works on, counted over all slots of the phase; None if that is unknown.
         task: of that slot, as text.
         stack: of the working thread, if it was requested.
@@ -150,7 +150,7 @@ def own_versions(modules: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of what results may depend on in this process, and digests of source code.
 
     Args:
-        modules: of the user, beside the package. One that is not here is left out: if it is needed, its import says so.
+        modules: of the user, beside the package. A missing one is left out: if it is needed, its import fails.
     """
     packages = {name: number for name, number in package_versions().items() if name not in _NO_MATTER}
     digests = digests_of(("maml_rl", *modules))
@@ -177,7 +177,7 @@ def _from_store(reference: Any) -> Any:
     """Return the object that the driver has put into the store.
 
     Raises:
-        ConfigError: If it is of modules that are others here.
+        ConfigError: If its modules differ here.
     """
     stored: Stored = ray.get(reference)
     for name, digest in digests_of(stored.digests).items():
@@ -255,7 +255,7 @@ class RolloutActor:
         return own
 
     def describe(self) -> EnvDescription:
-        """Return what one slot is like."""
+        """Return the description of one slot."""
         return EnvDescription.of(self._some_env().env)
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool) -> list[Task]:

@@ -31,7 +31,7 @@ from maml_rl.samplers.ray.worker import RayWorker, Unit
 from maml_rl.samplers.rollout.actor import state_of
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
-# There are several units for each actor where a unit takes at least so long.
+# There are several units for each actor where a unit takes at least this long.
 _UNIT_SECONDS = 1.0
 
 
@@ -85,7 +85,7 @@ class RayBackend(RolloutBackend):
         self._pool.prepare(num_tasks)
 
     def describe(self) -> EnvDescription:
-        """Return what one slot looks like."""
+        """Return the description of one slot."""
         if self._slot is None:
             self._slot = self._ask(Unit("describe", ()), 1)
         return self._slot
@@ -176,7 +176,7 @@ class RayBackend(RolloutBackend):
         self._pool.close()
 
     def _ask(self, unit: Unit, num_tasks: int) -> Any:
-        """Let an actor do one unit, and return its result."""
+        """Let an actor carry out one unit, and return its result."""
         self.prepare(num_tasks)
         ((_, reply),) = self._pool.results([unit])
         return reply

@@ -27,7 +27,8 @@ from maml_rl.samplers.ray.places import Reserved, describe_asked, options_of, pl
 
 _log = logging.getLogger("maml_rl")
 
-# How long a count of the cluster's CPUs holds: two questions to the head node take as long as a very short phase.
+# Seconds for which a count of the cluster's CPUs is valid: two requests to the head node take as long as a very short
+# phase.
 _COUNT_SECONDS = 0.5
 # How long the cluster may take to answer at first.
 _CONNECT_SECONDS = 5.0
@@ -115,7 +116,7 @@ class RayCluster:
         else:
             options |= {"scheduling_strategy": "SPREAD", "label_selector": self.nodes}
         env = self._placement.ray_runtime_env
-        # Ray takes folders of this machine from the connection alone, which has them then.
+        # Ray accepts folders of this machine only in the connection, which then has them.
         if env and not (RayCluster._connected_here and env == RayCluster._runtime_env):
             options["runtime_env"] = dict(env)
         return options
@@ -168,7 +169,7 @@ class RayCluster:
             return around
         places = list(self._places_of_nodes().values())
         if not any(places) and any(node["Resources"].get("CPU") for node in ray.nodes() if node["Alive"]):
-            # Without any CPU, nodes are still to come; otherwise others like these would come.
+            # Without any CPU, other nodes may still join; otherwise they would be like these.
             raise ConfigError(
                 f"no node of the Ray cluster at {self.address} has {describe_asked(self._asked)}, which each actor "
                 "requests; lower ray_num_cpus or ray_resources, or start a node that has it, with --num-cpus and "
@@ -290,7 +291,7 @@ def _connect(placement: Placement) -> bool:
     drawn = random.getstate()
     try:
         ray.init(**options)
-    # SystemExit: Ray's own way to say that it found nothing there.
+    # SystemExit: Ray raises it when it finds nothing at the address.
     except (Exception, SystemExit) as error:
         with_env = f" with ray_runtime_env={runtime_env}" if runtime_env else ""
         raise ConfigError(
@@ -307,7 +308,7 @@ def _connect(placement: Placement) -> bool:
 
 
 def _check_runtime_env(env: dict[str, Any]) -> None:
-    """Refuse a `runtime_env` that Ray would not understand; Ray would ignore parts of it.
+    """Refuse an invalid `runtime_env`, parts of which Ray would ignore.
 
     Raises:
         ConfigError: With the part.
@@ -344,7 +345,7 @@ def _is_node_of(address: str, seconds: float) -> bool:
 
 def _last_cluster() -> str | None:
     """Return the address of the cluster that was last started or joined on this machine, if any was."""
-    # Where Ray itself looks.
+    # The file in which Ray itself looks.
     in_environment = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR"))
     file = Path(in_environment or "/tmp", "ray", "ray_current_cluster")
     try:

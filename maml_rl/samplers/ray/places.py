@@ -15,7 +15,7 @@ from maml_rl.samplers.placement import Layout
 
 # Ray's resources with an argument of their own.
 _ARGUMENTS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-# Sums of fractions that Ray would count as whole.
+# Tolerance within which Ray counts sums of fractions as whole.
 _ROUNDING = 1e-6
 
 
@@ -25,12 +25,12 @@ def places_on(resources: Mapping[str, float], asked: Mapping[str, float]) -> int
 
 
 def describe_asked(asked: Mapping[str, float]) -> str:
-    """Return what an actor requests, in words."""
+    """Return the requests of an actor, in words."""
     return " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
 
 
 def options_of(asked: Mapping[str, float]) -> dict[str, Any]:
-    """Return what an actor requests as Ray's options of an actor."""
+    """Return the requests of an actor as Ray's options."""
     options: dict[str, Any] = {argument: asked[name] for name, argument in _ARGUMENTS.items() if name in asked}
     return {**options, "resources": {name: amount for name, amount in asked.items() if name not in _ARGUMENTS}}
 

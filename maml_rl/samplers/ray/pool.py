@@ -119,7 +119,7 @@ class RayPool:
         return max(found, key=lambda seconds: sum(seconds.values()), default={})
 
     def prepare(self, num_tasks: int) -> None:
-        """Have actors for phases of `num_tasks` tasks: wait for the first, or with `strict` for all."""
+        """Start actors for phases of `num_tasks` tasks: wait for the first, or with `strict` for all."""
         self._hire(num_tasks)
         enough = all if self._placement.strict else any
         started = monotonic()
@@ -218,7 +218,7 @@ class RayPool:
         return self._cluster.count_places()
 
     def _hire(self, num_tasks: int) -> None:
-        """Have as many actors as the cluster has room for now, but no more than tasks or workers."""
+        """Start as many actors as the cluster has room for now, but no more than tasks or workers."""
         most = self._count_places()
         if self._placement.num_workers is not None:
             most = min(most, self._placement.num_workers)
@@ -240,7 +240,7 @@ class RayPool:
         actor.give(Unit("start", (self._code,)))
 
     def _began(self, actor: RayWorker, reply: Any) -> None:
-        """Note what an actor reports about itself.
+        """Record the report of an actor about itself.
 
         Raises:
             ConfigError: If it has other versions than this process, and so has every node.
@@ -301,7 +301,7 @@ class RayPool:
             node: its id.
             cause: why, in words.
             remedy: in words.
-            error: what to raise if no other node is left.
+            error: the one to raise if no other node is left.
 
         Raises:
             ConfigError: If with `strict` too few nodes are left.
@@ -473,7 +473,7 @@ class RayPool:
         return call, reply
 
     def _lose(self, actor: RayWorker, cause: str, *, hung: bool = False) -> None:
-        """Replace an actor that is dead, or that is no longer of use, and have its units sampled by others.
+        """Replace an actor that is dead or no longer useful, and let others sample its units.
 
         Raises:
             ChildEnvError: If this happens too often to one unit, or to actors that start on the last node.
@@ -521,7 +521,7 @@ class RayPool:
 
 
 def _place(unit: Unit, reply: Raised) -> str:
-    """Return which actor has raised, and where, for messages."""
+    """Return the actor and the place of an error, for messages."""
     where = f"in {unit.method}" if reply.steps is None else f"in step {reply.steps}"
     return f"{reply.actor}, {where},"
 

@@ -38,7 +38,7 @@ class Unit:
         losses: why actors were lost that worked on it.
         copies: how many actors have it.
         done: whether there is a result, or none is needed any more.
-        worker: that has what the unit needs, or that has done it; None if any is as good. While it lives, no other
+        worker: the one that has the data for the unit, or that has done it; None for any. While it lives, no other
             gets the unit.
         pieces: makes smaller units of it, with which a lost one is tried again; None if there are none.
         whole_tries: how often it may be lost before that.
@@ -134,7 +134,7 @@ class RayWorker:
         self.next_look, self._look, self._latest = now + self._look_seconds, None, None
 
     def abandon_done(self) -> None:
-        """Make it stop the calls whose results are no longer wanted; they still reply."""
+        """Make it stop the calls whose results are no longer needed; they still reply."""
         numbers = [call.number for call in self.calls if call.unit.done and not call.abandoned]
         for call in self.calls:
             call.abandoned = call.unit.done
@@ -142,7 +142,7 @@ class RayWorker:
             self._handle.abandon.remote(tuple(numbers))
 
     def look(self, now: float) -> str | None:
-        """Ask how far it is; return where it hangs if it has not moved on for too long."""
+        """Request its progress; return where it hangs if it has made none for too long."""
         if self._look is None:
             self._look = self._handle.look.remote(False)
         elif ray.wait([self._look], timeout=0)[0]:

@@ -306,7 +306,7 @@ def phase_parameters(
 
 
 def state_of(policy: Policy) -> dict[str, NDArray[Any]]:
-    """Return the policy's own parameters, and what else it computes with, as arrays by name, for `take_state`."""
+    """Return the policy's own parameters and constants as arrays by name, for `take_state`."""
     tensors = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 

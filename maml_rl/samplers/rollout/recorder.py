@@ -11,7 +11,7 @@ from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 
-# Which slots: a range, or their numbers in any order.
+# Slots: a range, or their numbers in any order.
 SlotIndex = slice | NDArray[np.intp]
 
 
@@ -19,7 +19,7 @@ class EpisodeRecorder:
     """Collects episodes from the buffers of a vector environment.
 
     Args:
-        arrays: where to; every entry gets written.
+        arrays: the destination; every entry is written.
         first_task: number of the first task, where only some tasks of the phase are recorded.
     """
 
@@ -67,7 +67,7 @@ class EpisodeRecorder:
         self._episode_of[slot], self._steps[slot], self._running[slot] = episode, 0, True
 
     def steps(self, slots: SlotIndex) -> NDArray[np.int64]:
-        """Return how many steps each of `slots` has behind it."""
+        """Return the number of steps that each of `slots` has done."""
         return self._steps[slots]
 
     def running(self, slots: SlotIndex) -> NDArray[np.bool_]:
@@ -118,7 +118,7 @@ class EpisodeRecorder:
             self._any_restarted = True
             steps[restarted] = 0
         self._steps[slots] = steps
-        # At the horizon an episode is truncated, also if the environment has no such limit.
+        # At the horizon an episode is truncated, even if the environment has no such limit.
         ended = running & (terminated | buffers.truncated[slots] | (steps == self.horizon))
         if ended.any():
             self._check_finite("observation", buffers.observations[slots], slots)
