@@ -1,4 +1,4 @@
-"""Load the policy of a finished run, adapt it to a task of your choice, and let it act there.
+"""Load the policy of a finished run, adapt it to a task of your choice, and act in it.
 
 make train
 python examples/adapt_saved_policy.py runs/maml/2d-navigation '{"goal": [0.3, -0.2]}'
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run_episode(env: gymnasium.Env, policy: Policy, seed: int) -> float:
-    """Act as the policy would most likely act, and return the sum of rewards."""
+    """Take the policy's most probable actions, and return the sum of rewards."""
     observation, _ = env.reset(seed=seed)
     total, over = 0.0, False
     while not over:

@@ -1,4 +1,4 @@
-"""CMA-ES on a policy: the package `cma` asks and tells, a `PopulationEvaluator` returns the value of each candidate.
+"""CMA-ES on a policy: the package `cma` proposes candidates, a `PopulationEvaluator` returns the value of each.
 
 Every generation is one call, in which all candidates act in parallel in the workers.
 
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--num-workers", type=int, help="child processes (default: the cores)")
     options = parser.parse_args(arguments)
 
-    # Noise in the actions only blurs what a candidate is worth: the search itself tries things out.
+    # Noise in the actions only blurs the value of a candidate: the search itself explores.
     env = gymnasium.make(options.env)
     policy = maml_rl.get_policy_for_env(env, options.hidden_sizes, "tanh", init_std=0.01)
     env.close()

@@ -27,7 +27,7 @@ class AdamMAML(MetaLearner):
     """MAML with Adam as the outer optimizer."""
 
     class Settings(SettingsModel):
-        """What stands below `algorithm-settings` in a config."""
+        """The section `algorithm-settings` of a config."""
 
         learning_rate: Annotated[float, Field(gt=0, description="step size of Adam")] = 1e-2
         epochs: Annotated[int, Field(ge=1, description="steps of Adam on each batch")] = 1
@@ -37,7 +37,7 @@ class AdamMAML(MetaLearner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # What is called `optimizer` is kept in checkpoints, so that a resumed run is bit-identical.
+        # Checkpoints save the attribute `optimizer`, so that a resumed run is bit-identical.
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
 
     def update(self, batch: Batch) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class TramEnv(gymnasium.Env):
         return [{"stop": float(stop)} for stop in self.np_random.uniform(-1.0, 1.0, num_tasks)]
 
     def reset_task(self, task: dict[str, Any]) -> None:
-        """Become the member of the family that the task describes, until told otherwise; a reset does not change it."""
+        """Become the member of the family that the task describes, until the next call; a reset does not change it."""
         if task.keys() != {"stop"}:
             raise ValueError(f"a task has the entry 'stop' alone, got {task}")
         self.stop = float(task["stop"])
@@ -40,7 +40,7 @@ class TramEnv(gymnasium.Env):
         return self.state.astype(np.float32), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Push for a tenth of a second. The time limit is the registration's business, not the environment's."""
+        """Push for a tenth of a second. The time limit is part of the registration, not of the environment."""
         position, velocity = self.state
         force = float(np.clip(action[0], -2.0, 2.0))
         velocity += 0.1 * (force - velocity)
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     env = gymnasium.make("Tram-v0")
-    check_meta_env(env)  # Says in a sentence what a family still lacks.
+    check_meta_env(env)  # Reports in one sentence what a family still lacks.
     policy = get_policy_for_env(env, hidden_sizes=(32, 32), nonlinearity="tanh")
     metalearner = MAMLTRPO(policy, fast_lr=0.1)
     with MultiTaskSampler(

@@ -1,4 +1,4 @@
-"""A learner of experience in one file: a recurrent policy imitates the trials of the past, the better ones more."""
+"""A learner with a replay in one file: a recurrent policy imitates past trials, the better ones more."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class RewardWeighted(MetaLearner):
     """
 
     class Settings(SettingsModel):
-        """What stands below `algorithm-settings` in a config."""
+        """The section `algorithm-settings` of a config."""
 
         learning_rate: Annotated[float, Field(gt=0, description="step size of Adam")] = 1e-2
         buffer_steps: Annotated[int, Field(ge=1, description="steps of trials that are kept")] = 20_000
@@ -38,7 +38,7 @@ class RewardWeighted(MetaLearner):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.optimizers = {"actor": torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)}
-        # What is called `experience` is part of the run folder, so that a resumed run is bit-identical.
+        # The run folder has the attribute `experience`, so that a resumed run is bit-identical.
         self.experience = {"trials": Replay(self.settings.buffer_steps)}
 
     def update(self, batch: Batch) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class RewardWeighted(MetaLearner):
         rng, losses = self.generator("replay"), []
         for _ in range(self.settings.num_updates):
             steps = replay.sample_sequences(rng, self.settings.batch_size).to(self.device)
-            # What is left of a trial, compared at each step with the other trials.
+            # The remaining return of a trial, compared at each step with the other trials.
             left = (steps.rewards * steps.mask).flip(0).cumsum(0).flip(0)
             scores = (left - left.mean(1, keepdim=True)) / (left.std(1, keepdim=True) + 1e-6)
             weights = torch.softmax(scores / self.settings.temperature, 1) * steps.mask

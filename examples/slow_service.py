@@ -62,7 +62,7 @@ class HeaterEnv(MetaEnv):
         except urllib.error.HTTPError as error:
             if error.code != 503:
                 raise
-            # Only what passes by itself: any other error ends the sampling, and is shown.
+            # Only for temporary errors: any other error ends the sampling, and is shown.
             raise Retry(after=float(error.headers["Retry-After"]), reason="the service is busy") from error
 
 

@@ -1,4 +1,4 @@
-"""Ray Tune tries inner step sizes: each trial is a training, which reports the return of every iteration.
+"""Ray Tune searches inner step sizes: each trial is a training, which reports the return of every iteration.
 
 With `--actors 2` the episodes of a trial are sampled by two Ray actors, in the placement group of the trial; without,
 in its process. A trial that dies continues from its last checkpoint, with the bytes that it would have had.
@@ -21,7 +21,7 @@ METRIC = "return/step_1"
 
 
 def train_trial(settings: dict[str, Any]) -> None:
-    """Train with settings that replace those of a config, and tell Tune about every iteration."""
+    """Train with settings that replace those of a config, and report every iteration to Tune."""
     others = dict(settings)
     config = load_config(others.pop("config")).override(others)
     folder = Path(tune.get_context().get_trial_dir(), "run")
@@ -29,7 +29,7 @@ def train_trial(settings: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a trial for each step size, and print what it has reached."""
+    """Run a trial for each step size, and print its return."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default="configs/maml/2d-navigation.yaml", help="what to train")
     parser.add_argument("--step-sizes", type=float, nargs="+", default=[0.05, 0.1, 0.2], help="one for each trial")

@@ -134,7 +134,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="import the modules that the run names, even if somebody else wrote them: this executes their code",
+        help="import the modules that the run names, even if another user wrote them: this executes their code",
     )
 
 

@@ -237,7 +237,7 @@ def _distinct(name: str, taken: Sequence[str]) -> str:
 def moving_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
     """Return the mean of the last `width` values (..., n) up to each place: of fewer at the beginning.
 
-    Values that are not known leave gaps, and are no part of any mean.
+    Unknown values leave gaps, and are not part of any mean.
     """
     known = np.isfinite(values)
     if width <= 1 or not known.any():

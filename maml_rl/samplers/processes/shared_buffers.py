@@ -1,7 +1,7 @@
 """Lock-free shared arrays of parent and workers: every worker owns a slice, and no place has two writers at once.
 
 The memory is anonymous (a memfd on Linux, elsewhere a temporary file that is deleted while open): nothing is
-left behind when a process dies, and a small /dev/shm, as containers have it, is no limit.
+left behind when a process dies, and a small /dev/shm, as in containers, is not a limit.
 """
 
 import errno
