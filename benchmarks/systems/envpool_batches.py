@@ -1,14 +1,12 @@
 """envpool: a C++ thread pool, stepped as a whole, or one half while the policy acts for the other."""
 
-import time
 from typing import Any
 
 import envpool
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.measuring import Measurements
-from benchmarks.systems.collecting import Episodes, Float32, LockstepSystem, TaskPolicies
+from benchmarks.systems.collecting import CollectingSystem, Episodes, Float32, LockstepSystem
 from benchmarks.systems.layouts import Job
 from maml_rl.machine import usable_cores
 
@@ -52,7 +50,7 @@ def make_sync(name: str, job: Job) -> LockstepSystem:
     return LockstepSystem(name, job, _EnvpoolEnvs(_make_pool(job, job.slots)))
 
 
-class AsyncSystem:
+class AsyncSystem(CollectingSystem):
     """Collects the job with batches of half of the environments, whichever are ready first.
 
     Args:
@@ -61,27 +59,10 @@ class AsyncSystem:
     """
 
     def __init__(self, name: str, job: Job) -> None:
-        self._name, self._job = name, job
         # Batches of half the environments are possible only for an even number of them.
         self._batch = job.slots // 2 if job.slots % 2 == 0 else job.slots
         self._pool = _make_pool(job, self._batch)
-        self._observation_size = self._pool.observation_space.shape[0]
-        self._action_size = self._pool.action_space.shape[0]
-        self._policies = TaskPolicies(job, self._observation_size, self._action_size)
-
-    def turn(self) -> Measurements:
-        """Collect once; return steps per second."""
-        start = time.perf_counter()
-        self.collect()
-        return {self._name: self._job.steps / (time.perf_counter() - start)}
-
-    def collect(self) -> Episodes:
-        """Collect all tasks, wave by wave."""
-        job = self._job
-        episodes = Episodes(job, self._observation_size, self._action_size)
-        for first in range(0, job.num_tasks, job.tasks_per_wave):
-            self._collect_wave(slice(first, first + job.tasks_per_wave), episodes)
-        return episodes
+        super().__init__(name, job, self._pool.observation_space.shape[0], self._pool.action_space.shape[0])
 
     def close(self) -> None:
         """Free the pool."""
@@ -91,8 +72,7 @@ class AsyncSystem:
         job, pool = self._job, self._pool
         per_task, horizon = job.episodes_per_task, job.horizon
         policies, noise = self._policies.of_tasks(tasks), self._policies.noise()
-        seen = np.zeros((job.slots, self._observation_size), np.float32)
-        chosen = np.zeros((job.slots, self._action_size), np.float32)
+        seen, chosen = (np.zeros((job.slots, size), np.float32) for size in self._sizes)
         steps = np.full(job.slots, -1)
         unfinished = job.slots
         pool.async_reset()

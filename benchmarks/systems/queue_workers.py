@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from multiprocessing.queues import Queue
 from queue import Empty
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measuring import Measurements
-from benchmarks.systems.collecting import Episodes, TaskPolicies, make_half_cheetah
+from benchmarks.systems.collecting import CollectingSystem, Episodes, make_half_cheetah
 from benchmarks.systems.layouts import Job
 
 
-class QueueWorkers:
+class QueueWorkers(CollectingSystem):
     """Collects the job with workers that hold whole tasks; the policy acts for those that have answered.
 
     Every worker reads actions from a queue of its own; all answer into one queue. The parent waits for one answer and
@@ -29,7 +27,7 @@ class QueueWorkers:
     """
 
     def __init__(self, name: str, job: Job, workers: int = 8, wait_for_all: bool = False) -> None:
-        self._name, self._job, self._wait_for_all = name, job, wait_for_all
+        self._wait_for_all = wait_for_all
         workers = max(number for number in range(1, workers + 1) if job.tasks_per_wave % number == 0)
         self._tasks_per_worker = job.tasks_per_wave // workers
         slots = self._tasks_per_worker * job.episodes_per_task
@@ -43,21 +41,8 @@ class QueueWorkers:
         ]
         for worker in self._workers:
             worker.start()
-        self._sizes, *_ = [self._results.get() for _ in self._workers]
-        self._policies = TaskPolicies(job, *self._sizes)
-
-    def turn(self) -> Measurements:
-        """Collect once; return steps per second."""
-        start = time.perf_counter()
-        self.collect()
-        return {self._name: self._job.steps / (time.perf_counter() - start)}
-
-    def collect(self) -> Episodes:
-        """Collect all tasks, wave by wave."""
-        episodes = Episodes(self._job, *self._sizes)
-        for first in range(0, self._job.num_tasks, self._job.tasks_per_wave):
-            self._collect_wave(first, episodes)
-        return episodes
+        sizes, *_ = [self._results.get() for _ in self._workers]
+        super().__init__(name, job, *sizes)
 
     def close(self) -> None:
         """End the workers."""
@@ -66,12 +51,12 @@ class QueueWorkers:
         for worker in self._workers:
             worker.join(10.0)
 
-    def _collect_wave(self, first: int, episodes: Episodes) -> None:
+    def _collect_wave(self, wave: slice, episodes: Episodes) -> None:
         job, per_worker, count = self._job, self._tasks_per_worker, len(self._workers)
         shape = (per_worker, job.episodes_per_task)
-        tasks = [slice(first + i * per_worker, first + (i + 1) * per_worker) for i in range(count)]
+        tasks = [slice(first, first + per_worker) for first in range(wave.start, wave.stop, per_worker)]
         policies = [self._policies.of_tasks(of_worker) for of_worker in tasks]
-        policies_of_all = self._policies.of_tasks(slice(first, first + job.tasks_per_wave))
+        policies_of_all = self._policies.of_tasks(wave)
         noise = self._policies.noise().reshape(job.horizon, count, -1, self._sizes[1])
         steps = np.full(count, -1)
         for commands in self._commands:
