@@ -3,24 +3,21 @@
 Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import mujoco
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
-from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
-from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.seeding import SlotStreams
 
 
-class HalfCheetahFamily(MujocoFamily):
+class HalfCheetahFamily(ForwardFamily):
     """Base of the half-cheetah families: everything except the task's part of the reward.
 
     Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). The reward is that of the task minus
@@ -32,7 +29,7 @@ class HalfCheetahFamily(MujocoFamily):
         **options: see `MujocoFamily`.
     """
 
-    control_cost: ClassVar[float] = 0.05
+    control_cost = 0.05
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
         super().__init__(num_envs, self.body_model(), 20, entries, **options)
@@ -41,18 +38,6 @@ class HalfCheetahFamily(MujocoFamily):
     def body_model() -> mujoco.MjModel:
         """Return the model."""
         return load_model("half_cheetah.xml")
-
-    @abstractmethod
-    def _forward_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for forward velocities (N,) in m/s."""
-
-    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, bool]:
-        controls = self.controls(actions)
-        velocity = self._move(controls, active)
-        forward = self._forward_reward(velocity)
-        control = -self.control_cost * sum_of_squares(controls)
-        self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
-        return forward + control, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :8] = self._qpos[:, 1:]
@@ -75,9 +60,6 @@ class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):
     """
 
     control_cost = 0.1
-
-    def _forward_reward(self, velocity: Floats) -> Floats:
-        return velocity
 
 
 HalfCheetahVelEnv = one_slot(HalfCheetahVelVectorEnv)

@@ -147,13 +147,6 @@ class MujocoFamily(BatchedFamily):
             self.physics.forward(active)
         self.physics_seconds[0] += perf_counter() - start
 
-    def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        """Step, and return the velocities that the reward uses, in m/s: (N,) forward, unless a body overrides it."""
-        before = self._qpos[:, 0].copy()
-        self._simulate(controls, active)
-        velocity: Floats = (self._qpos[:, 0] - before) / self.dt
-        return velocity
-
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         qpos, qvel = self._draw_start(mask, streams)
         start = perf_counter()
@@ -179,6 +172,33 @@ class MujocoFamily(BatchedFamily):
             if resource is not None:
                 resource.close()
         self._renderer = None
+
+
+class ForwardFamily(MujocoFamily):
+    """Base of bodies with a reward for their forward velocity v: v, or that of the task, minus `control_cost` |a|^2."""
+
+    control_cost: ClassVar[float]
+
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
+        """Step, and return the forward velocities (N,) that the reward uses, in m/s."""
+        before = self._qpos[:, 0].copy()
+        self._simulate(controls, active)
+        velocity: Floats = (self._qpos[:, 0] - before) / self.dt
+        return velocity
+
+    def _forward_reward(self, velocity: Floats) -> Floats:
+        """Return rewards (N,) for forward velocities (N,) in m/s."""
+        return velocity
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, bool | NDArray[np.bool_]]:
+        controls = self.controls(actions)
+        velocity = self._move(controls, active)
+        forward = self._forward_reward(velocity)
+        control = -self.control_cost * sum_of_squares(controls)
+        self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
+        return forward + control, False
 
 
 def sum_of_squares(rows: Floats) -> Floats:

@@ -3,7 +3,6 @@
 Source: Rothfuss et al. 2019 (ProMP), https://arxiv.org/abs/1810.06784, and the authors' environments.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -11,16 +10,12 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
-from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
-from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
 from maml_rl.envs.mujoco.run_tasks import VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.seeding import SlotStreams
-
-_CONTROL_COST = 1e-4
 
 
-class SwimmerFamily(MujocoFamily):
+class SwimmerFamily(ForwardFamily):
     """Base of the swimmer families: everything except the task's part of the reward.
 
     Start states and observations are those of Gymnasium's Swimmer-v5: qpos[2:] (3) and qvel (5); the model's own state
@@ -33,22 +28,10 @@ class SwimmerFamily(MujocoFamily):
         **options: see `MujocoFamily`.
     """
 
-    substeps, uniform_velocities = 4, True
+    substeps, uniform_velocities, control_cost = 4, True, 1e-4
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
         super().__init__(num_envs, load_model("swimmer.xml"), 8, entries, **options)
-
-    @abstractmethod
-    def _forward_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for forward velocities (N,) in m/s."""
-
-    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, bool]:
-        controls = self.controls(actions)
-        velocity = self._move(controls, active)
-        forward = self._forward_reward(velocity)
-        control = -_CONTROL_COST * sum_of_squares(controls)
-        self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
-        return forward + control, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :3] = self._qpos[:, 2:]

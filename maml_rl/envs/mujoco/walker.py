@@ -9,18 +9,17 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
-from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
+from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
 
-_CONTROL_COST = 1e-3
 _FASTEST_SHOWN = 10.0
 
 
-class PlanarWalkerFamily(MujocoFamily):
+class PlanarWalkerFamily(ForwardFamily):
     """Base of the planar walkers: everything except the task's part of the reward.
 
     Start states, observations, terminations and the other rewards are those of Gymnasium's v5 environments:
@@ -34,7 +33,7 @@ class PlanarWalkerFamily(MujocoFamily):
         **options: see `MujocoFamily`.
     """
 
-    substeps, start_noise, uniform_velocities = 4, 5e-3, True
+    substeps, start_noise, uniform_velocities, control_cost = 4, 5e-3, True, 1e-3
     model_file: ClassVar[str]
     # Limits of the torso, in m and radians, and of all positions and velocities from the torso's height on.
     lowest: ClassVar[float]
@@ -51,17 +50,13 @@ class PlanarWalkerFamily(MujocoFamily):
         """Return the model."""
         return load_model(cls.model_file)
 
-    def _forward_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for forward velocities (N,) in m/s."""
-        return velocity
-
     def _step_slots(
         self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
     ) -> tuple[Floats, NDArray[np.bool_]]:
         controls = self.controls(actions)
         velocity = self._move(controls, active)
         forward = self._forward_reward(velocity)
-        control = -_CONTROL_COST * sum_of_squares(controls)
+        control = -self.control_cost * sum_of_squares(controls)
         healthy = self._is_healthy()
         survive = healthy.astype(np.float64)
         self._reward_terms = {
