@@ -60,10 +60,15 @@ class TaskChunk:
         curvature: "TaskChunk | None" = None,
     ) -> None:
         self._inner, self._valid, self._objective, self._keep = inner, valid, objective, keep
-        self._of_curvature = curvature or self
+        self._curvature = curvature
         self._old: _Old | None = None
         self._trajectory: list[Tensor] | None = None
         self._linearized: tuple[Adaptation, Linearization] | None = None
+
+    @property
+    def _of_curvature(self) -> "TaskChunk":
+        # An attribute would be a cycle, and all that the chunk keeps would wait for the garbage collector.
+        return self._curvature or self
 
     def anchor(self, theta: Tensor, workspace: Workspace) -> Answer:
         """Make `theta` (D,) the old parameters, and differentiate there."""

@@ -1,5 +1,6 @@
 """The guarantees of every registered algorithm: runs repeat, resume, and can be tested and adapted."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -107,6 +108,25 @@ def test_policy_has_moved(run: tuple[str, Path]) -> None:
     initial = make_experiment(small(algorithm)).policy.state_dict()
     trained = load_policy(folder).state_dict()
     assert any(not torch.equal(initial[name], tensor) for name, tensor in trained.items())
+
+
+def test_tensors_of_an_iteration_are_freed_without_the_garbage_collector(run: tuple[str, Path], tmp_path: Path) -> None:
+    algorithm, _ = run
+    found: list[tuple[int, ...]] = []
+
+    def look(metrics: Metrics) -> None:
+        # What the start of the training left is not counted.
+        gc.collect()
+        found.extend(tuple(kept.shape) for kept in gc.garbage if isinstance(kept, torch.Tensor))
+        gc.garbage.clear()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+
+    try:
+        train(small(algorithm), tmp_path / "run", num_workers=0, on_iteration=look)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not found
 
 
 def test_interrupted_and_resumed_run_is_bit_identical(run: tuple[str, Path], tmp_path: Path) -> None:
