@@ -107,7 +107,7 @@ def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> Non
     assert sorted(targets) == ["install", "install-metaworld", "lint", "test", "test-metaworld", "test-ray"]
     # Everything is set up before the first test.
     assert set(targets[:2]) == {"install", "install-metaworld"}
-    assert targets.index("test") < targets.index("test-metaworld")
+    assert targets.index("test-ray") < targets.index("test-metaworld")
 
 
 @pytest.mark.parametrize("failing", ["test-ray", "test-metaworld"])
