@@ -1,5 +1,7 @@
 """Every system does the job: its arrays hold trajectories under the policy of each task."""
 
+import random
+
 import mujoco
 import numpy as np
 import pytest
@@ -28,7 +30,9 @@ SYSTEMS = {
 )
 def episodes(request):
     package, make, arguments = SYSTEMS[request.param]
+    state = random.getstate()
     pytest.importorskip(package)
+    random.setstate(state)  # Stable-Baselines3 draws random numbers when it is imported.
     host = Host(request.param, f"benchmarks.systems.{make}", request.param, JOB, *arguments)
     try:
         host.call("collect")
