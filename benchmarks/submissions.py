@@ -74,9 +74,8 @@ def _rules(rules: Benchmark) -> str:
     arguments = ", ".join(f"`{key}: {value}`" for key, value in rules.env_kwargs.items())
     family = f"`{rules.env_name}`" + (f" with {arguments}" if arguments else "")
     before = f"episodes before those that count: at most {rules.episodes_before}"
-    return (
-        f"{rules.description} {family}, {len(rules.tasks())} tasks, {rules.repetitions} adaptations to each; {before}."
-    )
+    adaptations = "1 adaptation" if rules.repetitions == 1 else f"{rules.repetitions} adaptations"
+    return f"{rules.description} {family}, {len(rules.tasks())} tasks, {adaptations} to each; {before}."
 
 
 if __name__ == "__main__":

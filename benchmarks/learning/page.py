@@ -102,10 +102,10 @@ def leader(finals: Mapping[str, Sequence[Row]]) -> str:
         return "No algorithm was trained yet."
     single = [name for name in names if len(finals[name]) == 1]
     several = [name for name in names if name not in single]
-    caution = f" Of {_listed(single)} there is one training, which proves nothing." if single else ""
+    caution = f" A single training, as of {_listed(single)}, is no evidence." if single else ""
     caution += _shorter({name: finals[name] for name in names})
     if len(several) < 2:
-        return f"**No statement is possible**: it takes several trainings of two algorithms.{caution}"
+        return f"**No statement is possible**: it needs several trainings of at least two algorithms.{caution}"
     best, *others = several
     value, low, high = pooled_intervals(adapted(finals[best]), interquartile_mean)[-1]
     differences = {name: difference_interval(adapted(finals[best]), adapted(finals[name])) for name in others}

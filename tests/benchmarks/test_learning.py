@@ -268,8 +268,8 @@ def test_sentence_names_those_that_were_trained_for_fewer_environment_steps() ->
 def test_no_statement_is_based_on_a_single_training() -> None:
     finals = {"a": trainings(1.0, 1.1), "b": trainings(3.0), "oracle": trainings(9.0, 9.0)}
     sentence = page.leader(finals)
-    assert sentence.startswith("**No statement is possible**: it takes several trainings of two algorithms.")
-    assert sentence.endswith("Of b there is one training, which proves nothing.")
+    assert sentence.startswith("**No statement is possible**: it needs several trainings of at least two algorithms.")
+    assert sentence.endswith("A single training, as of b, is no evidence.")
 
 
 @pytest.mark.parametrize(
