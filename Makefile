@@ -73,7 +73,7 @@ install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of
 
 test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
 	$(METAWORLD_RUN) -c 'import metaworld'
-	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld,|\b(env_id|marks)\b) -m metaworld $(ARGS)
+	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld,|\b(env_id|marks)\b) -m 'metaworld and not nightly' $(ARGS)
 
 $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[tune]'
@@ -84,8 +84,9 @@ test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to
 	$(RUN) -c 'import ray'
 	$(RUN) -m pytest $(call FILES_WITH,ray) -m 'ray and not nightly' $(ARGS)
 
-test-nightly: $(RAY_READY) ## run the tests that repeat others at a larger scale
-	$(RUN) -m pytest $(call FILES_WITH,nightly) -m nightly $(ARGS)
+test-nightly: $(RAY_READY) $(METAWORLD_READY) ## run the tests that repeat others at a larger scale
+	$(RUN) -m pytest $(call FILES_WITH,nightly) -m 'nightly and not metaworld' $(ARGS)
+	$(METAWORLD_RUN) -m pytest $(call FILES_WITH,metaworld) -m 'nightly and metaworld' $(ARGS)
 
 lint: $(READY) ## check the style
 	$(RUN) -m ruff check .

@@ -74,7 +74,10 @@ def scripted_action(env: Any, observation: NDArray[np.float64], random: np.rando
     return np.clip(action + 0.1 * random.standard_normal(4), -1.0, 1.0).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+# Every fifth for each change, the others nightly.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if i % 5 else ()) for i, name in enumerate(ENVIRONMENTS)]
+)
 @pytest.mark.filterwarnings("ignore:Constant.s. may be too high")
 def test_episodes_are_those_of_plain_metaworld_after_any_earlier_episodes(metaworld: Any, name: str) -> None:
     env = make_vector_env(f"MetaWorld/ML1-{name}", {}, 1)

@@ -84,11 +84,37 @@ def small(algorithm: str, **values: object) -> Config:
     return config_of(num_steps=2, num_batches=3).override({"algorithm": algorithm, **keys})
 
 
+@pytest.fixture(scope="module")
+def tensors_left() -> dict[str, list[tuple[int, ...]]]:
+    """Shapes of the tensors that the garbage collector had to free during the runs of the algorithms."""
+    return {}
+
+
 @pytest.fixture(scope="module", params=algorithms())
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def run(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    tensors_left: dict[str, list[tuple[int, ...]]],
+) -> tuple[str, Path]:
     """An algorithm, and a finished run of it; tests must not write to it."""
+    left = tensors_left[request.param] = []
+
+    def look(metrics: Metrics) -> None:
+        if metrics["iteration"] == 0:
+            # What was there before is not looked at.
+            gc.freeze()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left.extend(tuple(kept.shape) for kept in gc.garbage if isinstance(kept, torch.Tensor))
+        gc.garbage.clear()
+
     folder = tmp_path_factory.mktemp(request.param) / "run"
-    train(small(request.param), folder, num_workers=0)
+    try:
+        train(small(request.param), folder, num_workers=0, on_iteration=look)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.unfreeze()
     return request.param, folder
 
 
@@ -110,26 +136,11 @@ def test_policy_has_moved(run: tuple[str, Path]) -> None:
     assert any(not torch.equal(initial[name], tensor) for name, tensor in trained.items())
 
 
-def test_tensors_of_an_iteration_are_freed_without_the_garbage_collector(run: tuple[str, Path], tmp_path: Path) -> None:
+def test_tensors_of_an_iteration_are_freed_without_the_garbage_collector(
+    run: tuple[str, Path], tensors_left: dict[str, list[tuple[int, ...]]]
+) -> None:
     algorithm, _ = run
-    found: list[tuple[int, ...]] = []
-
-    def look(metrics: Metrics) -> None:
-        if metrics["iteration"] == 0:
-            # What was there before is not looked at.
-            gc.freeze()
-            gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        found.extend(tuple(kept.shape) for kept in gc.garbage if isinstance(kept, torch.Tensor))
-        gc.garbage.clear()
-
-    try:
-        train(small(algorithm), tmp_path / "run", num_workers=0, on_iteration=look)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.unfreeze()
-    assert not found
+    assert tensors_left[algorithm] == []
 
 
 def test_interrupted_and_resumed_run_is_bit_identical(run: tuple[str, Path], tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("kind", "cell"),
-    [("box", "gru"), ("discrete", "lstm"), pytest.param("discrete", ATTENTION, marks=pytest.mark.slow)],
+    [("box", "gru"), ("discrete", "lstm"), pytest.param("discrete", ATTENTION, marks=pytest.mark.nightly)],
 )
 def test_memory_is_learned_off_policy_from_random_actions(kind: str, cell: Any) -> None:
     """The first step shows the right action of the last; all actions in the trials are random."""
