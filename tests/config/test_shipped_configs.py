@@ -88,7 +88,13 @@ def test_every_experiment_has_a_config() -> None:
     others = {name for name in others if name.split("/")[0] not in ("ad", "dpt")}
     others |= {"ad/dark-room.yaml", "ad/bandit-k5-n10.yaml", "dpt/bandit-k5-n100.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10")
-    memories += ("gridnavi", "halfcheetah-dir-2x200", "halfcheetah-vel-2x100", "halfcheetah-vel-2x200")
+    memories += (
+        "gridnavi",
+        "gridnavi-large-batch",
+        "halfcheetah-dir-2x200",
+        "halfcheetah-vel-2x100",
+        "halfcheetah-vel-2x200",
+    )
     memories += ("halfcheetah-vel-fixed", "pixel-navigation", "tabular-mdp-n10-transformer")
     others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
