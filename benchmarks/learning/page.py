@@ -1,5 +1,6 @@
 """Makes tables and charts from the CSV files alone, and puts them between the marks of a page written by hand."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ _STEP = 1
 # Methods that the algorithms are compared with, and that are not algorithms themselves.
 _REFERENCES = {PRETRAIN.name, ORACLE.name, RANDOM.name}
 _HIGHLIGHTED = 3
+# Families with as few tasks, as two directions, have a table with the returns of each.
+_MOST_GROUPS = 4
 # A share of another's environment steps that still counts as equal: episodes may end early.
 _ALIKE = 0.9
 
@@ -160,6 +163,8 @@ def tables(plan: Plan, family: Family) -> str:
         words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
         parts.append(f"![{words}](images/{chart_of(plan, family).name})")
     parts.append(_final_table(finals, family))
+    if len(groups := _groups(plan, family)) <= _MOST_GROUPS:
+        parts.append(_group_table(finals, groups))
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
     return "\n\n".join(parts)
@@ -194,6 +199,29 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
     scope = "; where there is one seed, ".join(scopes)
     whole = f"A whole training has {family.steps / 1e6:g} M environment steps."
     return "\n".join(lines) + f"\n\n{whole} Brackets hold 95 % intervals: {scope}."
+
+
+def _groups(plan: Plan, family: Family) -> dict[str, list[int]]:
+    """Return the numbers of the held-out tasks that are equal, by what they are."""
+    groups: dict[str, list[int]] = {}
+    tasks = json.loads((plan.folder(family) / "tasks.json").read_text(encoding="utf-8"))["tasks"]
+    for number, task in enumerate(tasks):
+        groups.setdefault(", ".join(f"{name} {value}" for name, value in task.items()), []).append(number)
+    return dict(sorted(groups.items()))
+
+
+def _group_table(finals: Mapping[str, Sequence[Row]], groups: Mapping[str, list[int]]) -> str:
+    lines = [
+        "The mean return after one step in each of the tasks, and the mean of these:",
+        "",
+        f"| | {' | '.join(groups)} | mean |",
+        "|---|" + "---:|" * (len(groups) + 1),
+    ]
+    for name, rows in finals.items():
+        returns = np.mean([each.task_returns()[:, -1] for each in adapted(rows)], axis=0)
+        means = [float(returns[numbers].mean()) for numbers in groups.values()]
+        lines.append(f"| {name} | {' | '.join(f'{mean:.1f}' for mean in (*means, np.mean(means)))} |")
+    return "\n".join(lines)
 
 
 def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:

@@ -20,6 +20,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of
+from maml_rl.task_distributions.task_files import save_tasks
 
 TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
 # Three meta-updates of an algorithm with an inner step, of 32 environment steps each.
@@ -305,7 +306,19 @@ def test_no_method_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: P
     rows = {"promp": [row(0, 0, -3, -2), row(0, 3, -2, -1)], "pretrain": [row(0, 0, -3, -2), row(0, 3, -2, -2)]}
     for name, of_method in rows.items():
         write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
+    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(5)])
     family = replace(FAMILY, steps=1000)
     assert "| 100 % |" in page.tables(plan, family)
     write_rows(plan.folder(FAMILY) / "pretrain.csv", rows["pretrain"][:1])
     assert " % |" not in page.tables(plan, family)
+
+
+def test_few_different_tasks_are_shown_one_by_one(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    returns = np.array([[0.0, 10.0], [0.0, 50.0], [0.0, 30.0]])
+    seeds = [Row(seed, 3, 96, 1.0, 1.0, "1", returns + seed) for seed in (0, 1)]
+    write_rows(plan.folder(FAMILY) / "promp.csv", seeds)
+    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": sign} for sign in (1, -1, 1)])
+    text = page.tables(plan, FAMILY)
+    assert "| | direction -1 | direction 1 | mean |" in text
+    assert "| promp | 50.5 | 20.5 | 35.5 |" in text
