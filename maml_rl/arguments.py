@@ -1,5 +1,7 @@
-"""Checks of numeric arguments, with errors of one sentence."""
+"""Checks of arguments, with errors of one sentence."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -62,3 +64,9 @@ def check_choices(actions: NDArray[Any], count: int) -> None:
     """
     if not np.issubdtype(actions.dtype, np.integer) or actions.min() < 0 or actions.max() >= count:
         raise ValueError(f"actions must be integers in [0, {count}), got {actions}")
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the entry of `known` that is closest to `word`, or "" if nothing is known."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.0)
+    return f"; did you mean {close[0]!r}?" if close else ""

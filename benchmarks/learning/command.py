@@ -7,8 +7,8 @@ from pathlib import Path
 from benchmarks.learning.page import Draw, Tables, draw_charts, draw_curves, tables, write_page
 from benchmarks.learning.plan import Plan
 from benchmarks.learning.training import Job, run_jobs
+from maml_rl.arguments import suggest
 from maml_rl.cli.console import Parser
-from maml_rl.config.yaml_source import suggest
 
 
 def run(

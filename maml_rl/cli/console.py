@@ -13,8 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, get_args
 
+from maml_rl.arguments import suggest
 from maml_rl.config.config import OF_TRAINING_ALONE, RAY_KEYS, Config
-from maml_rl.config.yaml_source import parse_value, suggest
+from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl import __version__
+from maml_rl.arguments import suggest
 from maml_rl.cli.console import (
     BAD_INPUT,
     Parser,
@@ -31,7 +32,6 @@ from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.listing import list_benchmarks, list_configs, list_entries, list_envs, list_zoo
 from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
-from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
 # Escape sequences and prefix of Gymnasium's warnings.

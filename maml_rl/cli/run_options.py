@@ -6,10 +6,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from maml_rl.arguments import suggest
 from maml_rl.cli.console import add_log_level, add_trust, file_path
 from maml_rl.config.catalog import ZOO, find_config, find_run, shipped_configs, zoo
 from maml_rl.config.config import Config
-from maml_rl.config.yaml_source import parse_value, suggest
+from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.trust import check_code
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from maml_rl.config.yaml_source import suggest
+from maml_rl.arguments import suggest
 from maml_rl.errors import ConfigError
 
 # A link to `configs/` of the repository; where the package is installed, a copy of it.

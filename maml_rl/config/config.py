@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
+from maml_rl.arguments import suggest
 from maml_rl.checksums import check_sum
-from maml_rl.config.yaml_source import Mapping, read_mapping, suggest
+from maml_rl.config.yaml_source import Mapping, read_mapping
 from maml_rl.errors import ConfigError
 
 # A value above this is a mistake; the random streams count tasks, episodes and iterations in 32 bits.

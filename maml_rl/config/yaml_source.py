@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +145,3 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str
             )
         lines[here] = line
         _walk(value, here, lines, origin)
-
-
-def suggest(word: str, known: list[str]) -> str:
-    """Return "; did you mean 'x'?" for the entry of `known` that is closest to `word`, or "" if nothing is known."""
-    close = get_close_matches(word, known, n=1, cutoff=0.0)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -5,7 +5,6 @@ A family declares its `TaskSpace`, so that its tasks can be put on grids, into s
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from maml_rl.arguments import suggest
 
 Task = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -192,8 +193,7 @@ class TaskSpace:
         """
         parameters = self.parameters
         if name not in parameters:
-            (close,) = difflib.get_close_matches(name, parameters, 1, cutoff=0.0)
-            raise ValueError(f"unknown task parameter {name!r}; did you mean {close!r}?")
+            raise ValueError(f"unknown task parameter {name!r}{suggest(name, parameters)}")
         return parameters[name]
 
 

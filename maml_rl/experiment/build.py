@@ -16,9 +16,9 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from maml_rl.adaptation import AdaptationRule
+from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.config.config import Config
-from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from maml_rl.arguments import suggest
 from maml_rl.config.config import Config
-from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import task_key

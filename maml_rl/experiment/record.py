@@ -9,10 +9,10 @@ from typing import Any, Self
 import numpy as np
 from gymnasium import spaces
 
+from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
 from maml_rl.config.config import Config, SettingsModel
-from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task

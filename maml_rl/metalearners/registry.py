@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from maml_rl.arguments import suggest
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.yaml_source import suggest
 from maml_rl.errors import UsersCode, explain
 from maml_rl.metalearners.metalearner import MetaLearner
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from inspect import signature
 from typing import Any, TypeVar, Unpack
 
 import gymnasium
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
-from maml_rl.arguments import check_count
+from maml_rl.arguments import check_count, suggest
 from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
@@ -132,6 +133,11 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         timer: StageTimer = NULL_TIMER,
         **placement: Unpack[PlacementOptions],
     ) -> None:
+        for name in placement:
+            if name not in PlacementOptions.__annotations__:
+                *known, _ = signature(MultiTaskSampler).parameters
+                nearest = suggest(name, [*known, *PlacementOptions.__annotations__])
+                raise TypeError(f"a MultiTaskSampler has no argument {name!r}{nearest}")
         if policy is None:
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
         policy = as_policy(policy)

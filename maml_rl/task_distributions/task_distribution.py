@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.arguments import suggest
 from maml_rl.config import SettingsModel
-from maml_rl.config.yaml_source import suggest
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import UsersCode, explain

@@ -223,6 +223,11 @@ def test_number_out_of_range_is_named(policy: NormalMLPPolicy, options: dict[str
         make_sampler(policy, **options)
 
 
+def test_unknown_argument_is_named_with_the_nearest(policy: NormalMLPPolicy) -> None:
+    with pytest.raises(TypeError, match="no argument 'max_restart'; did you mean 'max_restarts'"):
+        make_sampler(policy, max_restart=2)
+
+
 def test_environment_object_is_refused_with_the_remedy(policy: NormalMLPPolicy) -> None:
     with closing(make_vector_env("2DNavigation-v0")) as env, pytest.raises(TypeError, match="pass its id, its class"):
         MultiTaskSampler(None, policy=policy, env=env)

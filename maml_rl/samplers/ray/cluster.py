@@ -20,7 +20,7 @@ from weakref import WeakSet
 import ray
 from ray.runtime_env import RuntimeEnv
 
-from maml_rl.config.yaml_source import suggest
+from maml_rl.arguments import suggest
 from maml_rl.errors import ConfigError
 from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.ray.places import Reserved, describe_asked, options_of, places_on, require_layout
