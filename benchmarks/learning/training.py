@@ -126,8 +126,8 @@ class Job:
             num_workers=self.num_workers,
         )
         returns = evaluation.task_returns()
-        if experiment.metalearner.whole_trials:
-            # A memory adapts from episode to episode: the first is before adaptation, the last after all others.
+        if experiment.metalearner.columns != "step":
+            # What adapts from episode to episode is before adaptation in the first, and in the last after all others.
             returns = returns[:, [0, -1]]
         metrics = read_metrics(self.run / METRICS)[:point] if point > 0 else []
         row = Row(

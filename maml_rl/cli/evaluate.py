@@ -186,9 +186,10 @@ def _test(options: argparse.Namespace) -> None:
     if options.training_tasks:
         kind += " as in training"
     stepwise = bool(num_steps) and experiment.metalearner.takes_steps
-    episodes = f"{config.fast_batch_size} episodes of each" + (" before each step" if stepwise else "")
-    if by_trials:
-        episodes = f"a trial of {config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
+    number = f"{config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
+    columns = experiment.metalearner.columns
+    place = "" if not stepwise else " before each step" if columns == "step" else f" in each {columns}"
+    episodes = f"a trial of {number}" if by_trials else number + place
     if repetitions > 1:
         episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
