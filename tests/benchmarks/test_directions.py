@@ -51,5 +51,21 @@ def test_the_table_has_a_row_for_every_number_of_iterations(
     monkeypatch.setattr(directions, "load_config", lambda path: load(path).override(TINY))
     directions.main(["--config", "2d-navigation", "--updates", "1", "--seeds", "0", "1", "--num-workers", "0"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[2].strip() for line in lines[2:]] == [str(count) for count in directions.ITERATIONS]
-    assert all(line.count("|") == 9 for line in lines)
+    assert [line.split("|")[3].strip() for line in lines[2:]] == [str(count) for count in directions.ITERATIONS]
+    assert all(line.count("|") == 10 for line in lines)
+
+
+def test_step_by_finite_differences_from_the_parameters_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load, sizes = directions.load_config, {name: value for name, value in TINY.items() if name != "hidden-sizes"}
+    monkeypatch.setattr(directions, "load_config", lambda path: load(path).override(sizes))
+    monkeypatch.setattr(directions, "ITERATIONS", (1,))
+    options = "--run zoo:2d-navigation --differences --updates 1 --after 0 --seeds 0 --dampings 1 --num-workers 0"
+    directions.main(options.split())
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(row[0], row[2]) for row in rows] == [("exact", "1"), ("exact", "5"), ("differences", "5")]
+    exact, differences = (float(row[-1].rstrip("%")) for row in rows[1:])
+    # Below 100 % the two steps form an acute angle.
+    assert exact < differences < 100.0
+    assert float(rows[2][3]) > 0.0
