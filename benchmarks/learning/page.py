@@ -75,11 +75,16 @@ def chart_of(plan: Plan, family: Family) -> Path:
 
 
 def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Return the last rows of the trainings, by method: those of the last iteration that all of its seeds have."""
+    """Return the last rows of the trainings, by method: those of the last iteration that all of its seeds have.
+
+    A training with its initial policy alone counts only if all are like that, as of a method that is not trained.
+    """
     finals = {}
     for name, rows in found.items():
-        common = set.intersection(*({row.iteration for row in of_seed} for of_seed in by_seed(rows).values()))
-        finals[name] = [row for row in rows if row.iteration == max(common)]
+        seeds = by_seed(rows)
+        begun = {seed: of_seed for seed, of_seed in seeds.items() if of_seed[-1].iteration > 0} or seeds
+        common = set.intersection(*({row.iteration for row in of_seed} for of_seed in begun.values()))
+        finals[name] = [row for of_seed in begun.values() for row in of_seed if row.iteration == max(common)]
     return finals
 
 

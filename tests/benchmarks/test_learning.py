@@ -198,10 +198,16 @@ def test_methods_are_compared_at_the_last_iteration_that_all_of_their_seeds_have
     found = {
         "far": [row(seed, iteration, 0, 1) for seed in (0, 1) for iteration in (0, 5, 10)],
         "uneven": [row(0, 0, 0, 1), row(0, 5, 0, 1), row(0, 10, 0, 1), row(1, 0, 0, 1), row(1, 5, 0, 1)],
+        "begun": [row(0, 0, 0, 1), row(0, 5, 0, 1), row(1, 0, 0, 1)],
         "random": [row(0, 0, 0, 1), row(1, 0, 0, 1)],
     }
     keys = {name: [each.key for each in rows] for name, rows in page.final_rows(found).items()}
-    assert keys == {"far": [(0, 10), (1, 10)], "uneven": [(0, 5), (1, 5)], "random": [(0, 0), (1, 0)]}
+    assert keys == {
+        "far": [(0, 10), (1, 10)],
+        "uneven": [(0, 5), (1, 5)],
+        "begun": [(0, 5)],
+        "random": [(0, 0), (1, 0)],
+    }
 
 
 @pytest.mark.parametrize(
