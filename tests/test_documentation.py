@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import maml_rl
-from benchmarks import time_to_result
+from benchmarks import published, time_to_result
 from benchmarks.learning.page import chart_of
 from benchmarks.learning.plan import COMPARISON
 from benchmarks.suite import SUITE
@@ -39,6 +39,8 @@ from tests.shown_commands import check_command
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+# Plans of trainings whose tables and charts are on a page.
+PLANS = (COMPARISON, SUITE, published.PLAN, time_to_result.PLAN)
 # Their blocks need only each other, and a run in runs/maml/2d-navigation.
 RUN_PAGES = (
     "algorithms.md",
@@ -231,7 +233,7 @@ def test_every_algorithm_has_a_page_with_example_settings_results_and_source() -
 
 def test_every_file_of_results_is_named_beside_its_figures() -> None:
     pages = "\n".join([*PAGES.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
-    plans = {name for plan in (COMPARISON, SUITE, time_to_result.PLAN) for name in plan.families}
+    plans = {name for plan in PLANS for name in plan.families}
     folders = {path.name for path in (DOCS / "results").iterdir() if path.is_dir()}
     assert folders <= plans | {"submissions", "tune"}
     assert [path.name for path in (DOCS / "results").iterdir() if path.is_file() and path.name not in pages] == []
@@ -239,8 +241,7 @@ def test_every_file_of_results_is_named_beside_its_figures() -> None:
 
 def test_every_chart_is_drawn_by_a_command_on_a_page() -> None:
     pages = "\n".join([*PAGES.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
-    plans = (COMPARISON, SUITE, time_to_result.PLAN)
-    drawn = {chart_of(plan, family).name for plan in plans for family in plan.families.values()}
+    drawn = {chart_of(plan, family).name for plan in PLANS for family in plan.families.values()}
     for chart in (DOCS / "images").glob("*.*"):
         shown = f"images/{chart.name})" in pages
         # Its name appears once where it is shown, and once in the command that draws it.

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import suite, time_to_result
+from benchmarks import published, suite, time_to_result
 from benchmarks.learning.plan import Family, Method, Plan, env_steps_of, named
 from benchmarks.learning.results import Row, write_rows
 from maml_rl.metalearners.registry import algorithm_of
 
 
-@pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN], ids=lambda plan: plan.page.stem)
+@pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN, published.PLAN], ids=lambda plan: plan.page.stem)
 def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
     for family in plan.families.values():
         for name in family.methods or plan.methods:
