@@ -450,9 +450,10 @@ def model(options: argparse.Namespace, report: Report) -> None:
         sampling = steps / cores / middle["steps per second of an actor"]
         driver = 2 * cores * middle["a unit of work"] + steps * bytes_per_step * middle["assembly of a byte"]
         updating = steps * middle["meta-update for a step"]
-        for what, seconds in (("sampling", sampling), ("messages and assembly", driver), ("meta-update", updating)):
+        parts = {"sampling": sampling, "messages and assembly": driver, "meta-update": updating}
+        for what, predicted in parts.items():
             report.add(
-                PREDICTED, Row(f"{cores} cores: {what}", Samples([seconds]), "s", "2 phases of 2,000 steps a core")
+                PREDICTED, Row(f"{cores} cores: {what}", Samples([predicted]), "s", "2 phases of 2,000 steps a core")
             )
     per_core = 2 * middle["a unit of work"] + 4000 * bytes_per_step * middle["assembly of a byte"]
     limit = 4000 / middle["steps per second of an actor"] / per_core

@@ -186,7 +186,7 @@ def _differences(
         device=learner.device,
     )
     kl.anchor()
-    layout, eps = ParameterLayout(learner.policy), 1.0 / theta.norm()
+    layout, eps = ParameterLayout(learner.policy), 1.0 / float(torch.linalg.vector_norm(theta))
 
     def gradient_at(params: Tensor) -> Tensor:
         objective.write_to_policy(params)

@@ -80,7 +80,7 @@ def measure_bandits(experiment: Experiment, num_tasks: int) -> None:
     (mine,) = found
     config = experiment.config
     policy = ThompsonSampling(len(mine.tasks[0]["mean"]))
-    options = {"slots_per_task": 1, "observe_last": True, "num_workers": 0, "evaluation": True}
+    options: dict[str, Any] = {"slots_per_task": 1, "observe_last": True, "num_workers": 0, "evaluation": True}
     classical = []
     for seed in range(_DRAWS):
         with MultiTaskSampler(config.env_name, config.env_kwargs, 1, policy, seed=seed, **options) as sampler:

@@ -76,7 +76,9 @@ class Problem:
         arms = re.fullmatch(r"Bandit-K(\d+)-v0", config.env_name)
         if arms is None:
             return cls(config.fast_batch_size)
-        return cls(config.fast_batch_size * config.env_kwargs.get("pulls", 1), int(arms[1]))
+        pulls = config.env_kwargs.get("pulls", 1)
+        assert isinstance(pulls, int)
+        return cls(config.fast_batch_size * pulls, int(arms[1]))
 
 
 @dataclass(frozen=True, slots=True)

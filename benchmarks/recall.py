@@ -8,7 +8,7 @@ of 2, 1 is noise, so at most 0.5 of it can be explained.
 import argparse
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -51,7 +51,7 @@ def explained(
         )
     optimizer = torch.optim.Adam(layer.parameters(), lr=learning_rate)
     shares = []
-    options = {"slots_per_task": 1, "observe_last": True, "num_workers": 0}
+    options: dict[str, Any] = {"slots_per_task": 1, "observe_last": True, "num_workers": 0}
     with MultiTaskSampler(
         FAMILY, batch_size=EPISODES, policy=RandomPolicy(layer.head.out_features), seed=seed, **options
     ) as sampler:

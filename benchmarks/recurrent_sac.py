@@ -10,6 +10,7 @@ measured in processor time. Ratios are taken round by round.
 import argparse
 from collections.abc import Callable
 from time import process_time
+from typing import get_args
 
 import numpy as np
 import torch
@@ -22,9 +23,10 @@ from maml_rl.experience import Steps
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.rsac import RSAC
+from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.recurrent_actor import RecurrentActor
 
-CELLS = ("gru", "lstm")
+CELLS: tuple[Cell, ...] = get_args(Cell)
 # Observation in Wind: two coordinates, the last action, its reward, and whether an episode has ended.
 _OBSERVATION = spaces.Box(-np.inf, np.inf, (6,), np.float32)
 _ACTION = spaces.Box(-0.1, 0.1, (2,), np.float32)
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     finish(report, options)
 
 
-def _measure(report: Report, options: argparse.Namespace, cell: str) -> None:
+def _measure(report: Report, options: argparse.Namespace, cell: Cell) -> None:
     length, num = (5, 4) if options.quick else (_LENGTH, _TRIALS)
     trials = _trials(length, num, options.seed)
     policy = RecurrentActor(_OBSERVATION, _ACTION, cell=cell, seed=options.seed)

@@ -57,6 +57,7 @@ class ReferenceUpdate:
         if self.old is None:
             self.old = tuple(tensor.detach() for tensor in distribution)
             self.old_log_probs = log_probs.detach() if valid.log_probs is None else valid.log_probs
+        assert self.old_log_probs is not None
         ratio = torch.exp(log_probs - self.old_log_probs)
         loss = -mean_over_real_steps(ratio * valid.advantages, valid.mask).mean()
         return loss, mean_over_real_steps(self.policy.distributions.kl(self.old, distribution), valid.mask).mean()

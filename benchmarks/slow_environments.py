@@ -103,12 +103,14 @@ class SleepingEnv(gymnasium.Env[Any, Any]):
 class AwaitedSleepingEnv(SleepingEnv):
     """The same, awaited."""
 
-    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    async def reset(  # type: ignore[override]
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> Any:
         """Begin an episode, after a while."""
         await asyncio.sleep(self._begin(seed))
         return self._place.astype(np.float32), {}
 
-    async def step(self, action: Any) -> Any:
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
         """Move, after a while."""
         await asyncio.sleep(self._latency())
         return self._move(action)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -211,18 +212,18 @@ def whole(options: argparse.Namespace, report: Report) -> None:
     ):
         report.add(COSTS, Row(name, Samples([value]), unit, note))
     for num_actors, measured in runs.items():
-        took, of_driver, of_actors, counted = zip(*measured[1:], strict=True)
+        wall, of_drivers, of_actor_processes, messages = zip(*measured[1:], strict=True)
         of = f"{num_actors} actor{'s' * (num_actors > 1)}"
-        of_driver_modeled = costs.of_driver(num_actors, num_tasks) + costs.waiting * _median(list(took))
+        of_driver_modeled = costs.of_driver(num_actors, num_tasks) + costs.waiting * _median(list(wall))
         model = {
-            "seconds": (list(took), costs.of_iteration(num_actors, num_tasks), "s"),
-            "driver's seconds of a processor": (list(of_driver), of_driver_modeled, "s"),
-            "actors' seconds of a processor": (list(of_actors), costs.of_tasks(num_tasks), "s"),
+            "seconds": (list(wall), costs.of_iteration(num_actors, num_tasks), "s"),
+            "driver's seconds of a processor": (list(of_drivers), of_driver_modeled, "s"),
+            "actors' seconds of a processor": (list(of_actor_processes), costs.of_tasks(num_tasks), "s"),
         }
         for what, (values, modeled, unit) in model.items():
             report.add(MEASURED, Row(f"{of}: {what}", Samples(values), unit, f"{num_tasks} tasks"))
             report.add(MEASURED, Row(f"{of}: {what}, modeled", Samples([modeled]), unit, f"{num_tasks} tasks"))
-        received = [each.num_bytes for each in counted]
+        received = [each.num_bytes for each in messages]
         report.add(MEASURED, Row(f"{of}: bytes received", Samples(received), "bytes", f"{num_tasks} tasks"))
     for tasks in TASKS:
         alone = costs.of_tasks(tasks)
@@ -276,6 +277,11 @@ def memory(options: argparse.Namespace, report: Report) -> None:
         report.add(MEMORY, Row(name, Samples([value]), unit, note))
 
 
+def _one_task_each(num_tasks: int, trials_per_chunk: int | None = None) -> list[slice]:
+    """Return chunks of one task."""
+    return [slice(task, task + 1) for task in range(num_tasks)]
+
+
 def _messages(options: argparse.Namespace, wait_for_actors: Callable[[Any, int], None]) -> tuple[list[float], ...]:
     """Return the driver's seconds for a message, and for a request apart from its messages, on two actors."""
     from maml_rl.samplers.hosting import RemoteHosts
@@ -285,16 +291,18 @@ def _messages(options: argparse.Namespace, wait_for_actors: Callable[[Any, int],
     experiment = experiment_of(
         many, "2DNavigation-v0", **{"backend": "ray", "update": "workers", "max-episode-steps": 1}
     )
+    rule = experiment.metalearner.rule
+    assert rule is not None
     with experiment.make_sampler(num_workers=2) as sampler:
         wait_for_actors(sampler, 2)
         for turn in range(options.repeats + 1):
             seconds = []
             for num_tasks in (few, many):
                 tasks = sampler.sample_tasks(num_tasks)
-                sampler._chunks_of = lambda count, per_chunk=None: [slice(task, task + 1) for task in range(count)]
-                started = time.process_time()
-                hosts = sampler.sample_on_hosts(tasks, 0, experiment.metalearner.rule)
-                seconds.append(time.process_time() - started)
+                with patch.object(sampler, "_chunks_of", _one_task_each):
+                    started = time.process_time()
+                    hosts = sampler.sample_on_hosts(tasks, 0, rule)
+                    seconds.append(time.process_time() - started)
             assert isinstance(hosts, RemoteHosts)
             started = time.process_time()
             for _ in range(5):

@@ -135,7 +135,7 @@ class Job:
             iteration=point,
             env_steps=metrics[-1]["env_steps"] if metrics else 0,
             # With prefetch, batches are sampled during the updates, which sometimes wait for them.
-            sample_seconds=sum(each.get("time/wait_s", each["time/sample_s"]) for each in metrics),
+            sample_seconds=sum(each["time/wait_s" if "time/wait_s" in each else "time/sample_s"] for each in metrics),
             update_seconds=sum(each["time/update_s"] for each in metrics),
             version=__version__,
             task_returns=np.round(returns, 2),

@@ -100,7 +100,7 @@ class SamplerAndBareMetaWorld:
 def _cpu_seconds(pids: Sequence[int]) -> float:
     """Return the CPU time of processes so far."""
     times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(time.user + time.system for time in times)
+    return float(sum(time.user + time.system for time in times))
 
 
 def _step_on_demand(connection: Connection) -> None:

@@ -165,7 +165,7 @@ class SamplerAndReplay:
         import psutil
 
         times = [psutil.Process(pid).cpu_times() for pid in (os.getpid(), *pids)]
-        return sum(time.user + time.system for time in times)
+        return float(sum(time.user + time.system for time in times))
 
     def _replay_seconds(self, episodes: TaskEpisodes, streams: PhaseStreams) -> tuple[float, float]:
         """Replay, and return seconds and seconds of CPU time."""

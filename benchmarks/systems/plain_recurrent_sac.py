@@ -131,9 +131,9 @@ class PlainRecurrentSAC:
             following = torch.minimum(*self.targets(seen, did, actions)) - temperature * log_probs
             target = rewards + self._gamma * (1.0 - terminal) * following[1:]
         values = self.critics(seen, did, trials.actions)
-        loss = sum(mse_loss(value * mask, target * mask, reduction="sum") / count for value in values)
+        first, second = (mse_loss(value * mask, target * mask, reduction="sum") / count for value in values)
         self._of_critics.zero_grad()
-        loss.backward()
+        (first + second).backward()
         self._of_critics.step()
         actions, log_probs = self.actor(seen, did)
         value = torch.minimum(*self.critics(seen, did, actions))

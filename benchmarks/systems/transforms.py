@@ -20,7 +20,7 @@ class JVPLinearization(Linearization):
             return policy.distribution_parameters(samples.observations, layout.views(flat))
 
         self._outputs = outputs
-        self.distribution, self._pull = vjp(outputs, parameters)
+        self.distribution, self._pull = vjp(outputs, parameters)[:2]
         self.log_probs = policy.distributions.log_prob(self.distribution, samples.actions)
         self._push = self._make_push(outputs)
 
