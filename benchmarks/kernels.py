@@ -36,7 +36,7 @@ from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners import MAMLTRPO
-from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy, as_policy, get_policy_for_env
+from maml_rl.policies import Memory, MLPPolicy, NormalMLPPolicy, Params, Policy, as_policy, get_policy_for_env
 
 OBSERVATION_SIZE, ACTION_SIZE = 20, 6
 # Whole phases, of a family with physics and of one without.
@@ -50,9 +50,9 @@ Maker = Callable[[NormalMLPPolicy, Samples], Callable[[Tensor], Linearization]]
 
 
 class PlainModule(nn.Module):
-    """The network of a `NormalMLPPolicy` as a user would write it, with the same parameters."""
+    """The network of an `MLPPolicy` with a Gaussian head as a user would write it, with the same parameters."""
 
-    def __init__(self, policy: NormalMLPPolicy) -> None:
+    def __init__(self, policy: MLPPolicy) -> None:
         super().__init__()
         for name, child in policy.named_children():
             self.add_module(name, child)
@@ -225,7 +225,7 @@ def _samplers(
     policy = get_policy_for_env(env, (hidden, hidden), "tanh", seed=options.seed)
     baseline = LinearFeatureBaseline.for_space(env.single_observation_space)
     env.close()
-    assert isinstance(policy, NormalMLPPolicy)
+    assert isinstance(policy, MLPPolicy)
     policies: dict[str, nn.Module] = {BY_HAND: policy, DEFAULT: PlainModule(policy)}
     with ExitStack() as stack:
         yield {

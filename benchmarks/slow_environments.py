@@ -44,13 +44,23 @@ class SleepingEnv(gymnasium.Env[Any, Any]):
         length: steps of an episode.
         kill: probability that a call ends the process.
         retry: probability that a call raises `Retry`.
+        most: after so many kills in all slots there are no more, and likewise after so many retries.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
-    def __init__(self, folder: str, wait: float = 0.5, length: int = 40, kill: float = 0.0, retry: float = 0.0) -> None:
-        self._folder, self._wait, self._length, self._kill, self._retry = Path(folder), wait, length, kill, retry
+    def __init__(
+        self,
+        folder: str,
+        wait: float = 0.5,
+        length: int = 40,
+        kill: float = 0.0,
+        retry: float = 0.0,
+        most: int = 0,
+    ) -> None:
+        self._folder, self._wait, self._length = Path(folder), wait, length
+        self._kill, self._retry, self._most = kill, retry, most
         self._waited = 0.0
         self._goal = np.zeros(2)
 
@@ -86,15 +96,18 @@ class SleepingEnv(gymnasium.Env[Any, Any]):
         return self._place.astype(np.float32), -float(np.linalg.norm(self._place - self._goal)), False, over, {}
 
     def _latency(self) -> float:
-        if _CHANCE.random() < self._kill:
+        if self._happens("kill", self._kill):
             self._note("kill")
             os.kill(os.getpid(), signal.SIGKILL)
-        if _CHANCE.random() < self._retry:
+        if self._happens("retry", self._retry):
             self._note("retry")
             raise Retry(after=self._wait)
         seconds = self._wait * _CHANCE.uniform(0.5, 1.5)
         self._waited += seconds
         return seconds
+
+    def _happens(self, what: str, probability: float) -> bool:
+        return _CHANCE.random() < probability and len(list(self._folder.glob(f"{what}-*"))) < self._most
 
     def _note(self, what: str) -> None:
         (self._folder / f"{what}-{_CHANCE.randrange(2**62)}").touch()
@@ -169,12 +182,17 @@ def _survive(report: Report, options: argparse.Namespace) -> None:
         kills = retries = phases = 0
         while kills < options.faults or retries < options.faults:
             with tempfile.TemporaryDirectory() as folder:
-                faults = {
-                    "kill": 2.0 / size / options.steps if kills < options.faults else 0.0,
-                    "retry": 5.0 / size / options.steps if retries < options.faults else 0.0,
-                }
                 found, *_ = _sample(
-                    SleepingEnv, size, options, wait=wait, num_workers=2, stepping="threads", folder=folder, **faults
+                    SleepingEnv,
+                    size,
+                    options,
+                    wait=wait,
+                    num_workers=2,
+                    stepping="threads",
+                    folder=folder,
+                    kill=2.0 / size / options.steps,
+                    retry=5.0 / size / options.steps,
+                    most=options.faults,
                 )
                 names = [path.name.partition("-")[0] for path in Path(folder).iterdir()]
             kills, retries, phases = kills + names.count("kill"), retries + names.count("retry"), phases + 1

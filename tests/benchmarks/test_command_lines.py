@@ -4,8 +4,10 @@ Only the cheapest of them run for every change; the others are nightly.
 """
 
 import json
+import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +35,16 @@ from tests.synthetic import make_episodes, make_policy
 @pytest.fixture
 def files(tmp_path):
     return tmp_path / "result.json", tmp_path / "result.svg"
+
+
+@pytest.fixture
+def restored_generators():
+    """The global generators, which learners of other packages seed, have their state back after the test."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
 
 
 def run(main, files, *arguments, positive=True):
@@ -91,7 +103,9 @@ def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_learners_in_parallel_are_compared_with_learners_one_after_another(files, stable_baselines3):
+def test_learners_in_parallel_are_compared_with_learners_one_after_another(
+    files, stable_baselines3, restored_generators
+):
     result, rows = run(single_task.main, files)
 
     (ratio,) = result["tables"][single_task.RATIOS]
