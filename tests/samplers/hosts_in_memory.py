@@ -13,6 +13,7 @@ import cloudpickle
 import torch
 
 from maml_rl import MultiTaskSampler
+from maml_rl.machine import intra_op_threads
 from maml_rl.profiling import NULL_TIMER
 from maml_rl.samplers.hosting import EpisodeHost, HostedBatch, Request
 from maml_rl.samplers.in_process import InProcessBackend
@@ -65,7 +66,9 @@ class MemoryCarrier:
             own = tuple(block for block in waiting if self._owners[block] == owner)
             sent = pickle.loads(pickle.dumps(Request(request.batch, own, *_rest(request))))
             try:
-                reply = pickle.dumps(self._hosts[owner].carry_out(sent))
+                # An actor computes on one thread, too.
+                with intra_op_threads(1):
+                    reply = pickle.dumps(self._hosts[owner].carry_out(sent))
             except LostError:
                 self.lost += 1
                 self._hosts[owner] = self._make(self.get, self._beat)
