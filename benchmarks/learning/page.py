@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.charts import write_panels
 from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
-from benchmarks.learning.results import Row, Values, by_seed, passing_rows, read_rows
+from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, passing_rows, read_rows
 from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
@@ -179,13 +179,12 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
     # Before the pretraining has begun there is nothing to report.
     compared = [name for name in (PRETRAIN.name, TRPO.name) if name in finals and finals[name][0].iteration > 0]
-    lines = [
-        "| | trainings | meta-updates | environment steps | "
-        + " | ".join(f"k={step}" for step in range(steps))
-        + "".join(f" | above `{name}`" for name in compared)
-        + " |",
-        "|---|" + "---:|" * (3 + steps + len(compared)),
-    ]
+    # Rows that were written before success was recorded lack it.
+    succeed = [name for name, rows in finals.items() if all(row.task_successes is not None for row in rows)]
+    successes = [f"success, k={step}" for step in range(_STEP + 1)] if succeed else []
+    titles = ["trainings", "meta-updates", "environment steps", *(f"k={step}" for step in range(steps)), *successes]
+    titles += [f"above `{name}`" for name in compared]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     for name, rows in finals.items():
         intervals = pooled_intervals([row.evaluation() for row in rows], interquartile_mean)
         cells = [
@@ -195,6 +194,9 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
             _millions(float(np.mean([row.env_steps for row in rows]))),
         ]
         cells += [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
+        rates = [_in_percent(rate) for rate in pooled_intervals(adapted(rows), info=SUCCESS)] if name in succeed else []
+        # An oracle has none after a step.
+        cells += [*rates, *[""] * (len(successes) - len(rates))]
         for other in compared:
             chance = improvement_interval(adapted(rows), adapted(finals[other])) if other != name else None
             cells.append("" if chance is None else _in_percent(chance))

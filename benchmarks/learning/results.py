@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,8 @@ from maml_rl.runs.atomic_files import replace_file
 Values = NDArray[np.float64]
 _FIRST = ("seed", "iteration", "env_steps", "sample_seconds", "update_seconds", "version")
 _RETURN, _TASKS = "return_", "task_returns_"
+_SUCCESS, _TASK_SUCCESSES = "success_", "task_successes_"
+SUCCESS = "success"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Row:
         update_seconds: time spent on the meta-updates.
         version: of the package.
         task_returns: (N, K + 1) mean return on each held-out task after 0 ... K steps.
+        task_successes: (N, K + 1) the same for the success rate; None where the family has no success.
     """
 
     seed: int
@@ -39,6 +42,7 @@ class Row:
     update_seconds: float
     version: str
     task_returns: Values
+    task_successes: Values | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -62,8 +66,10 @@ class Row:
             steps: last step to include; None for all.
         """
         tasks = [{"number": index} for index in range(len(self.task_returns))]
-        returns = self.task_returns if steps is None else self.task_returns[:, : steps + 1]
-        return Evaluation("", self.seed, tasks, (), returns[:, :, None].astype(np.float32))
+        kept = slice(None if steps is None else steps + 1)
+        rates = {} if self.task_successes is None else {SUCCESS: self.task_successes}
+        returns, *infos = (each[:, kept, None].astype(np.float32) for each in (self.task_returns, *rates.values()))
+        return Evaluation("", self.seed, tasks, (), returns, infos=dict(zip(rates, infos, strict=True)))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -71,9 +77,9 @@ def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     rows = []
-    for cells in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))):
-        steps = sum(name.startswith(_RETURN) for name in cells)
-        texts = [cells[f"{_TASKS}{step}"] for step in range(steps)]
+    for cells in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")), restval=""):
+        returns, successes = _of_tasks(cells, _TASKS), _of_tasks(cells, _TASK_SUCCESSES)
+        assert returns is not None
         rows.append(
             Row(
                 seed=int(cells["seed"]),
@@ -82,36 +88,42 @@ def read_rows(path: Path) -> list[Row]:
                 sample_seconds=float(cells["sample_seconds"]),
                 update_seconds=float(cells["update_seconds"]),
                 version=cells["version"],
-                task_returns=np.array([[float(value) for value in text.split()] for text in texts]).T,
+                task_returns=returns,
+                task_successes=successes,
             )
         )
     return sorted(rows, key=lambda row: row.key)
+
+
+def _of_tasks(cells: Mapping[str, str], prefix: str) -> Values | None:
+    """Return the values of all tasks, (N, K + 1), from the cells with this prefix; None where there are none."""
+    columns = [[float(value) for value in text.split()] for name, text in cells.items() if name.startswith(prefix)]
+    return np.array(columns).T if columns and columns[0] else None
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write the rows of all seeds; the file is replaced atomically."""
     rows = sorted(rows, key=lambda row: row.key)
     steps = max(row.task_returns.shape[1] for row in rows)
-    numbers = range(steps)
+    prefixes = [_RETURN, _TASKS]
+    if any(row.task_successes is not None for row in rows):
+        prefixes += [_SUCCESS, _TASK_SUCCESSES]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_FIRST, *(f"{_RETURN}{step}" for step in numbers), *(f"{_TASKS}{step}" for step in numbers)])
+    writer.writerow([*_FIRST, *(f"{prefix}{step}" for prefix in prefixes for step in range(steps))])
     for row in rows:
-        tasks = [" ".join(f"{value:g}" for value in column) for column in np.round(row.task_returns.T, 2)]
-        writer.writerow(
-            [
-                row.seed,
-                row.iteration,
-                row.env_steps,
-                f"{row.sample_seconds:.3f}",
-                f"{row.update_seconds:.3f}",
-                row.version,
-                *(f"{value:.3f}" for value in row.returns()),
-                *tasks,
-            ]
-        )
+        cells = [row.seed, row.iteration, row.env_steps, f"{row.sample_seconds:.3f}", f"{row.update_seconds:.3f}"]
+        cells += [row.version, *_cells(row.task_returns, 2)]
+        cells += _cells(row.task_successes, 4) if row.task_successes is not None else []
+        writer.writerow(cells)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.getvalue().encode())
+
+
+def _cells(of_tasks: Values, digits: int) -> list[str]:
+    """Return a cell with the mean of each column, and one with the values of all tasks."""
+    means = [f"{mean:.3f}" for mean in of_tasks.mean(axis=0)]
+    return [*means, *(" ".join(f"{value:g}" for value in column) for column in np.round(of_tasks.T, digits))]
 
 
 def by_seed(rows: Iterable[Row]) -> dict[int, list[Row]]:

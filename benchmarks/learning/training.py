@@ -13,7 +13,7 @@ from time import monotonic
 import numpy as np
 
 from benchmarks.learning.plan import Family, Method
-from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
+from benchmarks.learning.results import SUCCESS, Row, first_passing, read_rows, write_rows
 from maml_rl import __version__
 from maml_rl.envs.meta_env import Task
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -126,9 +126,10 @@ class Job:
             num_workers=self.num_workers,
         )
         returns = evaluation.task_returns()
+        successes = evaluation.task_returns(SUCCESS) if SUCCESS in evaluation.infos else None
         if experiment.metalearner.columns != "step":
             # What adapts from episode to episode is before adaptation in the first, and in the last after all others.
-            returns = returns[:, [0, -1]]
+            returns, successes = returns[:, [0, -1]], None if successes is None else successes[:, [0, -1]]
         metrics = read_metrics(self.run / METRICS)[:point] if point > 0 else []
         row = Row(
             seed=self.seed,
@@ -139,6 +140,7 @@ class Job:
             update_seconds=sum(each["time/update_s"] for each in metrics),
             version=__version__,
             task_returns=np.round(returns, 2),
+            task_successes=successes,
         )
         self.publish(row)
         return True

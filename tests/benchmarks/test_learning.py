@@ -141,6 +141,26 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_rows(path)[2].minutes == pytest.approx(11.0)
 
 
+def test_success_rates_are_kept_and_shown_where_a_family_has_them(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    rates = np.repeat([[0.0, 1.0], [0.1, 0.5]], 10, axis=0)
+    without = [row(seed, 3, -3, -2, tasks=20) for seed in (0, 1)]
+    promp = [replace(each, task_successes=rates) for each in without]
+    for name, rows in (("promp", [*promp, row(0, 0, -3, -2, tasks=20)]), ("pretrain", without)):
+        write_rows(plan.folder(FAMILY) / f"{name}.csv", rows)
+    start, first, _ = read_rows(plan.folder(FAMILY) / "promp.csv")
+    assert start.task_successes is None
+    np.testing.assert_array_equal(first.task_successes, rates)
+    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(5)])
+    table = page.tables(plan, replace(FAMILY, steps=1000)).splitlines()
+    assert next(line for line in table if line.startswith("| | trainings")).endswith(
+        "| k=0 | k=1 | success, k=0 | success, k=1 | above `pretrain` |"
+    )
+    assert "| 5 % [" in next(line for line in table if line.startswith("| promp"))
+    assert "| 75 % [" in next(line for line in table if line.startswith("| promp"))
+    assert next(line for line in table if line.startswith("| pretrain")).endswith("|  |  |  |")
+
+
 def test_threshold_is_reached_by_two_evaluations_in_a_row() -> None:
     rows = [row(0, index, -50.0, value) for index, value in enumerate([0, 150, 149, 151, 150, 20])]
     found = first_passing(rows, 150.0)
