@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +173,17 @@ def tables(plan: Plan, family: Family) -> str:
         parts.append(_group_table(finals, groups))
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
+    parts.append(_sources(plan, family, list(found)))
     return "\n\n".join(parts)
+
+
+def _sources(plan: Plan, family: Family, names: Sequence[str]) -> str:
+    """Return links to the files that the tables are made from, and what identifies the tasks."""
+    folder = plan.folder(family)
+    at = folder.relative_to(plan.page.parent).as_posix()
+    links = [f"[{name}]({at}/{name}.csv)" for name in names]
+    digest = sha256((folder / "tasks.json").read_bytes()).hexdigest()
+    return f"Every evaluation: {_listed(links)}. The held-out tasks: [SHA-256 `{digest[:16]}`]({at}/tasks.json)."
 
 
 def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:

@@ -141,6 +141,7 @@ class Job:
             version=__version__,
             task_returns=np.round(returns, 2),
             task_successes=successes,
+            digest=metrics[-1]["digest"] if metrics else "",
         )
         self.publish(row)
         return True

@@ -20,6 +20,8 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of
+from maml_rl.runs.metrics import read_metrics
+from maml_rl.runs.run_folder import METRICS
 from maml_rl.task_distributions.task_files import save_tasks
 
 TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
@@ -71,6 +73,7 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
     returns = evaluate(experiment, tasks=tasks, num_workers=0).task_returns()
     np.testing.assert_allclose(rows[-1].task_returns, returns, atol=6e-3)
     assert rows[-1].env_steps == 3 * 2 * 2 * 2 * 4
+    assert rows[-1].digest == read_metrics(tmp_path / "run" / METRICS)[-1]["digest"]
 
 
 @pytest.mark.slow
@@ -132,11 +135,13 @@ def test_unknown_method_is_refused_with_the_nearest(tmp_path: Path, capsys: pyte
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     rows = [row(seed, iteration, -1.5, iteration + seed / 4) for seed in (1, 0) for iteration in (0, 5, 10)]
+    rows[0] = replace(rows[0], digest="abc")
     write_rows(path, rows)
     found = read_rows(path)
     assert [each.key for each in found] == [(0, 0), (0, 5), (0, 10), (1, 0), (1, 5), (1, 10)]
     assert all(each.task_returns.shape == (2, 2) for each in found)
     assert [list(each.returns()) for each in found[3:]] == [[-1.5, 0.25], [-1.5, 5.25], [-1.5, 10.25]]
+    assert [each.digest for each in found] == ["", "", "", "abc", "", ""]
     write_rows(path, found)
     assert read_rows(path)[2].minutes == pytest.approx(11.0)
 
