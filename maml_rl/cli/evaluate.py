@@ -70,6 +70,11 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
         help="with --benchmark: write what identifies the policy and its returns, for a table of results",
     )
     parser.add_argument(
+        "--policy-name",
+        metavar="NAME",
+        help="with --submit: what the table calls the policy (default: as the folder of its run)",
+    )
+    parser.add_argument(
         "--training-tasks",
         action="store_true",
         help="draw new training tasks instead of test tasks; the results go to training-tasks.npz in the run",
@@ -179,6 +184,8 @@ def _test(options: argparse.Namespace) -> None:
     if rules is not None and options.submit is not None:
         entrant = identity(config, config_path.parent, options.checkpoint, experiment.policy)
         command = _command(options, str(options.name or entrant["name"]))
+        if options.policy_name is not None:
+            entrant["name"] = options.policy_name
         save_submission(options.submit, submission(rules, evaluation, policy=entrant, command=command))
     kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
     if rules is not None:
@@ -203,6 +210,10 @@ def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
     Raises:
         ConfigError: If there is none of this name, or an option contradicts it.
     """
+    if options.policy_name is not None and options.submit is None:
+        raise ConfigError("--policy-name is what a table calls the policy; give --submit, too")
+    if options.policy_name is not None and not options.policy_name.strip():
+        raise ConfigError("--policy-name is empty; give a name, or leave it out")
     if options.benchmark is None:
         if options.submit is not None:
             raise ConfigError("--submit writes the result of a benchmark; give --benchmark, too")

@@ -313,7 +313,7 @@ def identity(config: Config, folder: Path, checkpoint: str | Path | int, policy:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     found: dict[str, Any] = {
         "name": folder.name,
-        "algorithm": config.algorithm,
+        "algorithm": config.algorithm if config.method == "maml" else config.method,
         "parameters-sha256": digest.hexdigest(),
     }
     if (folder / CONFIG).is_file():

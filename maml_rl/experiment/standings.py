@@ -59,7 +59,8 @@ def standings(submissions: Mapping[Path, Mapping[str, Any]], folder: str = "") -
 def as_markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return the rows of `standings` as a table in Markdown."""
     lines = [rows[0], ["---", "---", *["---:"] * (len(rows[0]) - 3), "---"], *rows[1:]]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    # A name may have bars and line breaks, and a cell must not.
+    return "\n".join(f"| {' | '.join(' '.join(c.split()).replace('|', '&#124;') for c in cells)} |" for cells in lines)
 
 
 def _mean(values: Any) -> str:

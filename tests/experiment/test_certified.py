@@ -157,6 +157,7 @@ def test_run_is_measured_and_its_result_appears_in_the_table(
     folder.mkdir()
     result = folder / "ours.json"
     command = ["test", "zoo:rl2/bandit-k5-n10", "--benchmark", small.name, "--submit", str(result)]
+    command += ["--policy-name", "ours | 256 units"]
     assert main([*command, "--output", str(tmp_path / "x.npz"), "--num-workers", "0"]) == 0
     assert "500 tasks of bandit-k5-n10-v1, a trial of 1 episode of each, 2 times" in capsys.readouterr().out
     content = read_submission(result)
@@ -167,7 +168,7 @@ def test_run_is_measured_and_its_result_appears_in_the_table(
     page.write_text("above\n<!-- submissions -->\n<!-- end of submissions -->\nbelow\n")
     submissions.main(["--folder", str(folder), "--page", str(page)])
     mean = np.mean(content["returns"])
-    assert f"| rl2 | 0 | {mean:.2f} |" in page.read_text()
+    assert f"| [ours &#124; 256 units](results/submissions/ours.json) | rl2 | 0 | {mean:.2f} |" in page.read_text()
     assert page.read_text().startswith("above\n")
     assert page.read_text().endswith("below\n")
 
@@ -176,6 +177,8 @@ def test_run_is_measured_and_its_result_appears_in_the_table(
     ("options", "message"),
     [
         (["--submit", "x.json"], "--submit writes the result of a benchmark; give --benchmark, too"),
+        (["--policy-name", "ours"], "--policy-name is what a table calls the policy; give --submit, too"),
+        (["--submit", "x.json", "--policy-name", " "], "--policy-name is empty; give a name, or leave it out"),
         (["--benchmark", "wind-v1", "--repetitions", "2"], "--benchmark decides .* leave out --repetitions"),
         (["--benchmark", "wind-v1", "--num-batches", "2"], "--benchmark decides .* leave out --num-batches"),
     ],
