@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 # A third of the trials continues at each of the rungs 1, 3 and 9 of a budget that is cut into nine.
 _REDUCTION, _PARTS = 3, 9
 _FIRST = ("trial", "state", "value", "env_steps", "seconds", "config", "seed", "version", "rungs")
+_OF_SUITE = "suite:"
 _RESERVED = sorted({seed for seeds in SUITE.seeds.values() for seed in seeds})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the trials that the CSV file lacks."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", help="a name that `maml-rl configs` lists, or a YAML file")
+    parser.add_argument("config", help="a name that `maml-rl configs` lists, a YAML file, or suite:FAMILY/METHOD")
     parser.add_argument(
         "--search",
         nargs="+",
@@ -82,8 +83,7 @@ def search(options: argparse.Namespace) -> None:
     """
     import optuna
 
-    path = Path(options.config)
-    config = load_config(path if path.is_file() else find_config(options.config))
+    config = base_config(options.config)
     fixed = {key: yaml.safe_load(text) for key, text in map(_pair, options.set)}
     config = changed(config, {**fixed, "seed": options.seed})
     space = {key: distribution_of(key, text) for key, text in map(_pair, options.search)}
@@ -120,6 +120,25 @@ def search(options: argparse.Namespace) -> None:
         print(f"trial {last.number}, {last.state.name.lower()}: {last.value} with {last.params}", flush=True)
     if any(trial.state.name == "COMPLETE" for trial in study.trials):
         print(f"best: {study.best_value:.2f} with {study.best_params}")
+
+
+def base_config(name: str) -> Config:
+    """Return the config with a name, in a YAML file, or of a training of the suite.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if not name.startswith(_OF_SUITE):
+        path = Path(name)
+        return load_config(path if path.is_file() else find_config(name))
+    family_name, _, method_name = name.removeprefix(_OF_SUITE).partition("/")
+    family, method = SUITE.families.get(family_name), SUITE.methods.get(method_name)
+    if family is None or method is None:
+        raise ConfigError(
+            f"{name} is no training of the suite; give {_OF_SUITE}FAMILY/METHOD with a family of "
+            f"{', '.join(SUITE.families)} and a method of {', '.join(SUITE.methods)}"
+        )
+    return method.config(family, seed=0)
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:

@@ -62,6 +62,15 @@ def test_keys_of_sections_are_replaced_individually() -> None:
     assert changed.algorithm_settings == {"max-kl": 0.5, "cg-iters": 4}
 
 
+def test_settings_of_the_suite_are_searched_as_they_are_trained() -> None:
+    config = tune.base_config("suite:sparse-point-goal/rl2")
+    assert config.env_name == "SparsePointGoal-v0"
+    assert config.meta_batch_size == 400
+    assert config.algorithm_settings["hidden-size"] == 64
+    with pytest.raises(ConfigError, match="suite:sparse-point-goal/trpo is no training of the suite; give suite:"):
+        tune.base_config("suite:sparse-point-goal/trpo")
+
+
 CONFIG = "2d-navigation"
 SPACE = ("fast-lr=0.01:1.0:log", "algorithm-settings.cg-iters=1:9", "nonlinearity=relu|tanh")
 
