@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,8 @@ def add_to_zoo(
     # The placement of the run and its evaluations are of no use here, and may name resources that others lack.
     defaults = {str(field.alias): field.default for field in Config.model_fields.values() if field.alias in _NOT_KEPT}
     trained_with = load_system(folder)
+    if trained_with.get("command"):
+        trained_with["command"] = _without_folders(trained_with["command"])
     path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
     # Training with the config reproduces this policy.
     config = config.override({**defaults, "num-batches": max(1, saved.iteration)})
@@ -132,6 +135,11 @@ def returns_digest(evaluation: Evaluation) -> str:
 def folder_size(folder: Path) -> int:
     """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _without_folders(command: str) -> str:
+    """Return a command in which the last part of every absolute path is left, since others have other folders."""
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in shlex.split(command))
 
 
 def _finite(value: float) -> float | None:

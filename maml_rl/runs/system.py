@@ -46,8 +46,10 @@ def package_versions() -> dict[str, str]:
 
 def _command() -> str | None:
     program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        words = ["python", "-m", program.parent.name]
+    # Python sets it where a module was run by `python -m`.
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        words = ["python", "-m", spec.name.removesuffix(".__main__")]
     elif program.suffix == ".py":
         words = ["python", program.name]
     else:

@@ -2,7 +2,10 @@
 
 import json
 import re
+import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,6 +51,12 @@ def test_zoo_has_policies_and_is_small() -> None:
     assert {"2d-navigation", "finn2017/2d-navigation", "ad/dark-room", "dpt/bandit-k5-n100"} <= set(zoo())
     assert set(FAST) >= {"2d-navigation", "finn2017/2d-navigation"}
     assert folder_size(ZOO) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("name", list(zoo()))
+def test_command_of_a_policy_names_no_folder_of_the_machine_that_trained_it(name: str) -> None:
+    words = shlex.split(evaluation_of(name)["trained-with"].get("command") or "")
+    assert not [word for word in words if Path(word).is_absolute()]
 
 
 @pytest.mark.parametrize("name", list(zoo()))
@@ -154,6 +163,16 @@ def test_policy_whose_returns_have_no_interval_is_added_and_listed(
     assert evaluation_of("sparse")["intervals"][0] == [0.0, None, None]
     assert cli.main(["zoo", "--verbose"]) == 0
     assert "0.0 (no interval)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_folders_of_this_machine_are_left_out_of_the_command_of_an_added_policy(
+    own_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--output-folder", str(tmp_path / "my run"), "--seed", "3"])
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    train(config_of(num_batches=1), tmp_path / "run", num_workers=0)
+    add_to_zoo(tmp_path / "run", "small", num_workers=0)
+    assert evaluation_of("small")["trained-with"]["command"] == "python train.py --output-folder 'my run' --seed 3"
 
 
 def test_config_of_a_policy_trains_into_a_run_of_its_own(

@@ -1,7 +1,10 @@
 import json
 import shutil
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -33,18 +36,22 @@ def test_system_is_plain_data_with_the_processor_and_the_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "command"),
+    ("module", "arguments", "command"),
     [
-        (["/usr/bin/maml-rl", "train", "a b"], "maml-rl train 'a b'"),
-        (["/x/maml_rl/__main__.py", "train", "nav"], "python -m maml_rl train nav"),
-        (["/x/train.py", "--seed", "3"], "python train.py --seed 3"),
-        (["-c"], None),
-        ([""], None),
+        (None, ["/usr/bin/maml-rl", "train", "a b"], "maml-rl train 'a b'"),
+        ("maml_rl.__main__", ["/x/maml_rl/__main__.py", "train", "nav"], "python -m maml_rl train nav"),
+        ("benchmarks.suite", ["/x/benchmarks/suite.py", "--train"], "python -m benchmarks.suite --train"),
+        (None, ["/x/train.py", "--seed", "3"], "python train.py --seed 3"),
+        (None, ["-c"], None),
+        (None, [""], None),
     ],
 )
 def test_recorded_command_can_be_typed_again(
-    arguments: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch
+    module: str | None, arguments: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = None if module is None else ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr("sys.argv", arguments)
     assert system.describe_system()["command"] == command
 
