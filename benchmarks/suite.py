@@ -162,17 +162,24 @@ _VARIBAD = Method("varibad", "varibad", {"meta-batch-size": 16, "fast-batch-size
 _PEARL = Method("pearl", "pearl", {"meta-batch-size": 5, "fast-batch-size": 1, "evaluate-every": None}, steps=1_000_000)
 _ON_POLICY = (TRPO, Method("promp", "promp"), _RL2, _RL2_CONTROL)
 _REFERENCES = (PRETRAIN, ORACLE, RANDOM)
-_IN_ALL_FAMILIES = tuple(method.name for method in (*_ON_POLICY, *_REFERENCES))
-# On ML1, the batches of `rl2` would be a fifth of the steps each.
-_ON_ML1 = tuple(name for name in _IN_ALL_FAMILIES if name != _RL2.name)
-_FAMILIES = named(
-    *(replace(family, methods=_ON_ML1 if family in ML1 else _IN_ALL_FAMILIES) for family in (*FAMILIES, *ML1)),
-    *AT_HORIZON_200,
-)
+_WITH_A_BELIEF_OR_A_REPLAY = (_VARIBAD, _PEARL)
+
+
+def _trained_on(family: Family) -> Family:
+    """Return the family with the methods that are trained on it. Control has the settings of RL2 that suit it."""
+    without_control = family.name in ("2d-navigation", "sparse-point-goal", "tabular-mdp")
+    left_out = _RL2_CONTROL if without_control else _RL2
+    methods = [method for method in (*_ON_POLICY, *_REFERENCES) if method != left_out]
+    if family in AT_HORIZON_200:
+        methods += _WITH_A_BELIEF_OR_A_REPLAY
+    return replace(family, methods=tuple(method.name for method in methods))
+
+
+_FAMILIES = named(*map(_trained_on, (*FAMILIES, *ML1, *AT_HORIZON_200)))
 SUITE = Plan(
     ROOT / "docs" / "suite.md",
     _FAMILIES,
-    named(*_ON_POLICY, _VARIBAD, _PEARL, *_REFERENCES),
+    named(*_ON_POLICY, *_WITH_A_BELIEF_OR_A_REPLAY, *_REFERENCES),
     dict.fromkeys(_FAMILIES, (0, 1, 2)),
 )
 

@@ -98,6 +98,15 @@ _BENCHMARKS: dict[str, tuple[str, str, dict[str, Any], int, int, int | str, int]
         40,
         3,
     ),
+    "walker2d-rand-params-v1": (
+        "Dynamics parameters of a walker, after 20 episodes of 200 steps.",
+        "Walker2DRandParams-v5",
+        {"log_scale_limit": 3.0, **_CHEETAH},
+        200,
+        20,
+        40,
+        3,
+    ),
 }
 _BENCHMARKS |= {
     f"ml1-{name}-v1": (

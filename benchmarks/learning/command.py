@@ -30,8 +30,7 @@ def run(
     parser.add_argument("--minutes", type=float, default=1e6, help="stop training after so many; resumable")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="folder of the runs")
     parser.add_argument("--families", nargs="+", metavar="NAME", default=list(plan.families), help="only these")
-    names = list(plan.methods)
-    parser.add_argument("--methods", nargs="+", metavar="NAME", default=names, help="only these")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", default=[], help="instead of those of a family")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these")
     parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
     options = parser.parse_args(arguments)
@@ -51,7 +50,7 @@ def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:
     return [
         Job(family, plan.methods[method], seed, options.runs, plan.folder(family), options.num_workers)
         for family in (plan.families[name] for name in options.families)
-        for method in options.methods
+        for method in options.methods or family.methods or plan.methods
         for seed in plan.seeds[family.name]
-        if method in (family.methods or plan.methods) and seed in (options.seeds or plan.seeds[family.name])
+        if seed in (options.seeds or plan.seeds[family.name])
     ]

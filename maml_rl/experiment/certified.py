@@ -34,6 +34,8 @@ from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"
 REGISTRY = FOLDER / "benchmarks.json"
+# Arguments of environments that leave the problem as it is: the number of slots, pictures, and the unit of actions.
+_FREE = ("num_envs", "render_mode", "normalization_scale")
 # Version of the format of submissions; a reader of another version must not guess.
 _FORMAT = 1
 
@@ -106,6 +108,8 @@ class Benchmark:
     def check(self, experiment: Experiment, num_steps: int) -> None:
         """Refuse a policy of another problem, or one that would adapt to more episodes than the benchmark allows.
 
+        A policy may have its own unit of actions, `normalization_scale`: it maps them onto the same range.
+
         Args:
             experiment: of the policy.
             num_steps: of adaptation, for a learner that takes steps.
@@ -120,7 +124,7 @@ class Benchmark:
             raise ConfigError(f"{self.name} is of the family {self.env_name}, and the policy of {config.env_name}")
         defaults = _defaults(self.env_name, self.env_kwargs)
         mine, theirs = (
-            {**defaults, **kwargs, "num_envs": None, "render_mode": None}
+            {**defaults, **kwargs, **dict.fromkeys(_FREE)}
             for kwargs in (self.env_kwargs, config.env_kwargs)
         )
         if mine != theirs:

@@ -208,15 +208,19 @@ def test_published_rows_are_replaced_by_those_of_an_equally_long_training(tmp_pa
     assert not list(turns([job]))
 
 
-def test_family_may_name_the_methods_that_are_trained_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_may_name_the_methods_that_are_trained_on_it_unless_others_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Job] = []
     monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
     plan = tiny_plan(tmp_path)
     run(plan, ["--train"])
     assert {job.method.name for job in seen} == set(plan.methods)
     seen.clear()
-    run(replace(plan, families=named(replace(FAMILY, methods=("random",)))), ["--train"])
+    plan = replace(plan, families=named(replace(FAMILY, methods=("random",))))
+    run(plan, ["--train"])
     assert {job.method.name for job in seen} == {"random"}
+    seen.clear()
+    run(plan, ["--train", "--methods", "promp"])
+    assert {job.method.name for job in seen} == {"promp"}
 
 
 def test_methods_are_compared_at_the_last_iteration_that_all_of_their_seeds_have() -> None:

@@ -18,6 +18,13 @@ def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
             algorithm_of(plan.methods[name].config(family, 3))
 
 
+def test_every_family_has_the_settings_of_rl2_that_suit_it() -> None:
+    for family in suite.SUITE.families.values():
+        settings = "rl2" if family.name in ("2d-navigation", "sparse-point-goal", "tabular-mdp") else "rl2-control"
+        assert {"rl2", "rl2-control"} & set(family.methods) == {settings}
+        assert ("pearl" in family.methods) == ("varibad" in family.methods) == family.name.endswith("-2x200")
+
+
 def test_learners_of_experience_have_their_own_batches_and_fewer_steps() -> None:
     family = suite.SUITE.families["halfcheetah-vel-2x200"]
     pearl, varibad, trpo = (suite.SUITE.methods[name] for name in ("pearl", "varibad", "maml-trpo"))

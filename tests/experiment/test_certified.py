@@ -95,6 +95,11 @@ def test_arguments_that_are_defaults_need_not_be_given() -> None:
     BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
 
 
+def test_unit_of_the_actions_is_the_own_of_a_policy() -> None:
+    config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": 10.0}})
+    BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
+
+
 def test_a_check_leaves_no_environment_open(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = make_experiment(config_of().override(NAVIGATION | {"max-episode-steps": None}))
     made = [experiment.make_env()]
