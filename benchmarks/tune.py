@@ -1,7 +1,7 @@
 """Searches settings of a config with Optuna: `python -m benchmarks.tune CONFIG --search KEY=VALUES ... --csv FILE`.
 
-Optuna's tree of Parzen estimators draws the trials, which train up to the same number of environment steps. At a ninth
-and at a third of it, the best third of the trials continues and the others end (successive halving). The CSV has a row
+The first trial has the config's own values; Optuna's tree of Parzen estimators draws the others. All train up to the
+same number of environment steps. At a ninth and at a third of it, the best third of the trials continues and the others end (successive halving). The CSV has a row
 for every trial and is written after each; the same command continues from it. Trials have a seed of their own, and
 hence other tasks than reported trainings.
 
@@ -28,6 +28,7 @@ from maml_rl.config.catalog import find_config
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
+from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.metrics import Metrics, return_keys
 
@@ -97,6 +98,9 @@ def search(options: argparse.Namespace) -> None:
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
     )
     study.add_trials(read_trials(options.csv, space))
+    own = own_values(config, space)
+    if own is not None and not study.trials:
+        study.enqueue_trial(own)
     deadline = monotonic() + 60.0 * options.minutes
     while len(study.trials) < options.trials and monotonic() < deadline:
         trial = study.ask(space)
@@ -152,6 +156,25 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
         else:
             replaced[key] = value
     return config.override(replaced, "the settings that are searched")
+
+
+def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[str, Any] | None:
+    """Return what a config itself has for the settings of a space; None where one of them is outside of it."""
+    whole = algorithm_of(config)[-1].model_dump(mode="json", by_alias=True)
+    flat = {**whole["algorithm-settings"], **whole}
+    found = {}
+    for key, distribution in space.items():
+        section, _, name = key.partition(".")
+        value = whole[section].get(name) if name else flat[key]
+        within = _extremes(distribution)
+        if choices := getattr(distribution, "choices", None):
+            value = choices[within.index(value)] if value in within else None
+        elif value is not None and not within[0] <= value <= within[-1]:
+            value = None
+        if value is None:
+            return None
+        found[key] = value
+    return found
 
 
 def train_trial(

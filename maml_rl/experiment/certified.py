@@ -124,8 +124,7 @@ class Benchmark:
             raise ConfigError(f"{self.name} is of the family {self.env_name}, and the policy of {config.env_name}")
         defaults = _defaults(self.env_name, self.env_kwargs)
         mine, theirs = (
-            {**defaults, **kwargs, **dict.fromkeys(_FREE)}
-            for kwargs in (self.env_kwargs, config.env_kwargs)
+            {**defaults, **kwargs, **dict.fromkeys(_FREE)} for kwargs in (self.env_kwargs, config.env_kwargs)
         )
         if mine != theirs:
             key = min(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))

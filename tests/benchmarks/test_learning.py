@@ -208,7 +208,9 @@ def test_published_rows_are_replaced_by_those_of_an_equally_long_training(tmp_pa
     assert not list(turns([job]))
 
 
-def test_family_may_name_the_methods_that_are_trained_on_it_unless_others_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_may_name_the_methods_that_are_trained_on_it_unless_others_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Job] = []
     monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
     plan = tiny_plan(tmp_path)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import tune
-from maml_rl.config import Config
+from maml_rl.config import Config, load_config
+from maml_rl.config.catalog import find_config
 from maml_rl.errors import ConfigError
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import config_of
@@ -71,6 +72,25 @@ def test_settings_of_the_suite_are_searched_as_they_are_trained() -> None:
         tune.base_config("suite:sparse-point-goal/trpo")
 
 
+@pytest.mark.parametrize(
+    ("space", "values"),
+    [
+        (("max-kl=1e-3:1e-1:log", "nonlinearity=relu|tanh"), (0.01, "tanh")),
+        (("algorithm-settings.cg-iters=1:20", "hidden-sizes=[32]|[64, 64]"), (5, "[64, 64]")),
+        (("max-kl=1e-3:5e-3:log",), None),
+        (("nonlinearity=relu|selu",), None),
+        (("env-kwargs.high=0.1:1.0",), (0.5,)),
+        (("env-kwargs.wind=0.1:1.0",), None),
+    ],
+)
+def test_own_values_of_a_config_are_a_trial_where_they_are_in_the_space(space: Any, values: Any) -> None:
+    pytest.importorskip("optuna")
+    distributions = {key: tune.distribution_of(key, text) for key, _, text in (each.partition("=") for each in space)}
+    config = tune.changed(load_config(find_config(CONFIG)), {"max-kl": 0.01, "hidden-sizes": [64, 64]})
+    own = tune.own_values(config, distributions)
+    assert own == (None if values is None else dict(zip(distributions, values, strict=True)))
+
+
 CONFIG = "2d-navigation"
 SPACE = ("fast-lr=0.01:1.0:log", "algorithm-settings.cg-iters=1:9", "nonlinearity=relu|tanh")
 
@@ -102,6 +122,8 @@ def test_search_finds_the_best_ends_bad_trials_and_continues_from_its_file(
         return judge(config, *arguments)
 
     first = search(tmp_path / "trials.csv", 12)
+    own = load_config(find_config(CONFIG))
+    assert (float(first[0]["fast-lr"]), first[0]["nonlinearity"]) == (own.fast_lr, own.nonlinearity)
     monkeypatch.setattr(tune, "train_trial", judge_seed)
     rows = search(tmp_path / "trials.csv", 30)
     assert [{**row, "seconds": ""} for row in rows[:12]] == [{**row, "seconds": ""} for row in first]
