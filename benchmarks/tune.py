@@ -1,9 +1,9 @@
 """Searches settings of a config with Optuna: `python -m benchmarks.tune CONFIG --search KEY=VALUES ... --csv FILE`.
 
 The first trial has the config's own values; Optuna's tree of Parzen estimators draws the others. All train up to the
-same number of environment steps. At a ninth and at a third of it, the best third of the trials continues and the others end (successive halving). The CSV has a row
-for every trial and is written after each; the same command continues from it. Trials have a seed of their own, and
-hence other tasks than reported trainings.
+same number of environment steps. At a ninth and at a third of it, the best third of the trials continues and the others
+end (successive halving). The CSV has a row for every trial and is written after each; the same command continues from
+it. Trials have a seed of their own, and hence other tasks than reported trainings.
 
 Source: Akiba et al. 2019, https://arxiv.org/abs/1907.10902; Li et al. 2020, https://arxiv.org/abs/1810.05934
 """
