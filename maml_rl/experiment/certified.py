@@ -28,8 +28,8 @@ from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.checkpoint import find_checkpoint
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG
-from maml_rl.runs.system import package_versions
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, load_system
+from maml_rl.runs.system import package_versions, without_folders
 from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"
@@ -302,7 +302,7 @@ def read_submission(path: str | Path) -> dict[str, Any]:
 
 
 def identity(config: Config, folder: Path, checkpoint: str | Path | int, policy: torch.nn.Module) -> dict[str, Any]:
-    """Return the identity of a trained policy: names, digests of its config and parameters, meta-updates.
+    """Return the identity of a trained policy: names, digests of config and parameters, meta-updates, training command.
 
     Args:
         config: of the run.
@@ -323,6 +323,8 @@ def identity(config: Config, folder: Path, checkpoint: str | Path | int, policy:
         found["config-sha256"] = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
         _, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
         found["meta-updates"] = saved.iteration
+    if command := load_system(folder).get("command"):
+        found["trained-by"] = without_folders(command)
     return found
 
 

@@ -49,7 +49,7 @@ def standings(submissions: Mapping[Path, Mapping[str, Any]], folder: str = "") -
             f"{middle:.2f}",
             f"{tasks.min():.2f}",
             *(_mean(content.get("infos", {}).get(name)) for name in infos),
-            f"`{content['command']}`" if content.get("command") else "",
+            ", then ".join(f"`{command}`" for command in (policy.get("trained-by"), content.get("command")) if command),
         ]
         rows.append((float(tasks.mean()), cells))
     head = [*_HEAD, *(f"mean {name}" for name in infos), "command"]

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from maml_rl.experiment.evaluate import Evaluation, evaluate
 from maml_rl.runs.atomic_files import TEMPORARY, discard, replace_file
 from maml_rl.runs.checkpoint import find_checkpoint, restore, save_checkpoint
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, EXPERIENCE, load_system
-from maml_rl.runs.system import describe_system
+from maml_rl.runs.system import describe_system, without_folders
 
 EVALUATION = "evaluation.json"
 # Of all policies together, since they are part of every installation.
@@ -76,7 +75,7 @@ def add_to_zoo(
     defaults = {str(field.alias): field.default for field in Config.model_fields.values() if field.alias in _NOT_KEPT}
     trained_with = load_system(folder)
     if trained_with.get("command"):
-        trained_with["command"] = _without_folders(trained_with["command"])
+        trained_with["command"] = without_folders(trained_with["command"])
     path, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
     # Training with the config reproduces this policy.
     config = config.override({**defaults, "num-batches": max(1, saved.iteration)})
@@ -135,11 +134,6 @@ def returns_digest(evaluation: Evaluation) -> str:
 def folder_size(folder: Path) -> int:
     """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _without_folders(command: str) -> str:
-    """Return a command in which the last part of every absolute path is left, since others have other folders."""
-    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in shlex.split(command))
 
 
 def _finite(value: float) -> float | None:

@@ -33,6 +33,11 @@ def describe_system() -> dict[str, Any]:
     }
 
 
+def without_folders(command: str) -> str:
+    """Return a command with only the last part of every absolute path, since other machines have other folders."""
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in shlex.split(command))
+
+
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that results may depend on, of those that are installed."""
     versions = {}

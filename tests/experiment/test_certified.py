@@ -3,8 +3,10 @@
 import hashlib
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -21,12 +23,14 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.certified import (
     benchmarks,
     find_benchmark,
+    identity,
     measure,
     nearest,
     read_submission,
     save_submission,
     submission,
 )
+from maml_rl.experiment.train import train
 from scripts import certify_tasks
 from tests.small_runs import config_of
 
@@ -295,6 +299,22 @@ def test_submission_keeps_recorded_infos_and_the_table_shows_them(tmp_path: Path
     assert "worst task | mean success | command |" in table
     assert re.search(r"^\| first arm \|.* \| 0\.250 \|  \|$", table, re.MULTILINE)
     assert re.search(r"^\| no infos \|.* \|  \|  \|$", table, re.MULTILINE)
+
+
+def test_table_has_the_command_that_trains_a_policy_before_the_one_that_measures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setattr("sys.argv", ["train.py", "2d-navigation", "--output-folder", str(tmp_path / "mine")])
+    config = config_of(num_batches=1)
+    policy = train(config, tmp_path / "mine", num_workers=0)
+    entrant = identity(config, tmp_path / "mine", "last", policy)
+    assert (entrant["name"], entrant["meta-updates"]) == ("mine", 1)
+    rules = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=3)
+    content = submission(rules, measure(CountsPulls(), rules), policy=entrant, command="maml-rl test mine")
+    save_submission(tmp_path / "one.json", content)
+    _, [*_, commands] = standings.standings(standings.read_submissions([tmp_path / "one.json"])[rules.name])
+    assert commands == "`python train.py 2d-navigation --output-folder mine`, then `maml-rl test mine`"
 
 
 def test_a_result_is_shown_in_the_table_among_the_entries_of_the_package(
