@@ -29,6 +29,8 @@ _REFERENCES = {PRETRAIN.name, ORACLE.name, RANDOM.name}
 _HIGHLIGHTED = 3
 # Families with as few tasks, as two directions, have a table with the returns of each.
 _MOST_GROUPS = 4
+# After the name of a method, in tables.
+_CONTINUED = ", continued"
 # A share of another's environment steps that still counts as equal: episodes may end early.
 _ALIKE = 0.9
 
@@ -87,6 +89,17 @@ def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
         common = set.intersection(*({row.iteration for row in of_seed} for of_seed in begun.values()))
         finals[name] = [row for of_seed in begun.values() for row in of_seed if row.iteration == max(common)]
     return finals
+
+
+def continued_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Return the last rows of the trainings that went on when others of their method had ended, by method."""
+    continued = {}
+    for name, ended in final_rows(found).items():
+        last = max(row.iteration for row in found[name])
+        longest = [row for row in found[name] if row.iteration == last]
+        if ended[0].env_steps < _ALIKE * longest[0].env_steps:
+            continued[name] = longest
+    return continued
 
 
 def adapted(rows: Sequence[Row]) -> list[Evaluation]:
@@ -168,9 +181,10 @@ def tables(plan: Plan, family: Family) -> str:
     if highlighted := _highlighted(found, minutes=False):
         words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
         parts.append(f"![{words}](images/{chart_of(plan, family).name})")
-    parts.append(_final_table(finals, family))
+    shown = _with_continued(finals, continued_rows(found))
+    parts.append(_final_table(shown, family))
     if len(groups := _groups(plan, family)) <= _MOST_GROUPS:
-        parts.append(_group_table(finals, groups))
+        parts.append(_group_table(shown, groups))
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
     parts.append(_sources(plan, family, list(found)))
@@ -184,6 +198,16 @@ def _sources(plan: Plan, family: Family, names: Sequence[str]) -> str:
     links = [f"[{name}]({at}/{name}.csv)" for name in names]
     digest = sha256((folder / "tasks.json").read_bytes()).hexdigest()
     return f"Every evaluation: {_listed(links)}. The held-out tasks: [SHA-256 `{digest[:16]}`]({at}/tasks.json)."
+
+
+def _with_continued(finals: Mapping[str, list[Row]], continued: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+    """Return the rows of each line of a table: of every method, and after it of those of its trainings that went on."""
+    lines = {}
+    for name, rows in finals.items():
+        lines[name] = rows
+        if name in continued:
+            lines[name + _CONTINUED] = continued[name]
+    return lines
 
 
 def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
@@ -209,7 +233,10 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
         # An oracle has none after a step.
         cells += [*rates, *[""] * (len(successes) - len(rates))]
         for other in compared:
-            chance = improvement_interval(adapted(rows), adapted(finals[other])) if other != name else None
+            # Trainings that went on are compared with each other, where there are some of both.
+            goes_on = name.endswith(_CONTINUED) and other + _CONTINUED in finals
+            with_whom = other + _CONTINUED if goes_on else other
+            chance = improvement_interval(adapted(rows), adapted(finals[with_whom])) if with_whom != name else None
             cells.append("" if chance is None else _in_percent(chance))
         lines.append(f"| {' | '.join(cells)} |")
     # The scope of several seeds comes first.
@@ -289,9 +316,10 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
     lines = {name: _curves(rows, minutes) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
     chosen = _highlighted(found, minutes)
     # The initial policies of a family may be far below everything that is learned.
-    later = [curves[0][1:] for _, *curves in lines.values()]
-    later += [training[1:] for name in chosen for training in lines[name][2:]]
-    x, y = Span.of([0.0], *(xs for xs, *_ in lines.values()), margin=0.0), Span.of(*later)
+    later = [middle[1:] for (_, middle), *_ in lines.values()]
+    later += [training[1:] for name in chosen for _, training in lines[name][1:]]
+    x = Span.of([0.0], *(xs for curves in lines.values() for xs, _ in curves), margin=0.0)
+    y = Span.of(*later)
     panels = []
     for place, name in enumerate(chosen):
         plot = Plot(
@@ -307,14 +335,14 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
         )
         if family.threshold is not None:
             plot.line([x.low, x.high], [family.threshold] * 2, "level rest")
-        for other, (xs, middle, *_) in lines.items():
+        for other, ((xs, middle), *_) in lines.items():
             if other != name:
                 plot.line(xs, np.clip(middle, y.low, y.high), "rest")
             if other in (PRETRAIN.name, ORACLE.name):
                 plot.label(xs[-1], middle[-1], other, "rest")
-        xs, middle, *trainings = lines[name]
-        for training in trainings if len(trainings) > 1 else []:
-            plot.line(xs, np.clip(training, y.low, y.high), f"group{place} seed")
+        (xs, middle), *trainings = lines[name]
+        for of_training, training in trainings if len(trainings) > 1 else []:
+            plot.line(of_training, np.clip(training, y.low, y.high), f"group{place} seed")
         plot.line(xs, np.clip(middle, y.low, y.high), f"group{place}")
         panels.append((f"group{place}", name, plot))
     write_panels(path, panels)
@@ -329,14 +357,19 @@ def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]
     return order[:_HIGHLIGHTED]
 
 
-def _curves(rows: Sequence[Row], minutes: bool) -> tuple[Values, ...]:
-    """Return the points that all trainings of a method reached, and the means there, of all and of each."""
+def _curves(rows: Sequence[Row], minutes: bool) -> list[tuple[Values, Values]]:
+    """Return a method's mean at the points that all of its trainings reached, and each training to its end."""
     trainings = list(by_seed(rows).values())
     common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))
     at = [[row for row in of_seed if row.iteration in common] for of_seed in trainings]
-    places = np.mean([[row.minutes if minutes else row.env_steps for row in of_seed] for of_seed in at], axis=0)
-    each = [_middles([[row] for row in of_seed]) for of_seed in at]
-    return places, _middles([list(of_iteration) for of_iteration in zip(*at, strict=True)]), *each
+    places = np.mean([_places(of_seed, minutes) for of_seed in at], axis=0)
+    middles = _middles([list(of_iteration) for of_iteration in zip(*at, strict=True)])
+    each = [(_places(of_seed, minutes), _middles([[row] for row in of_seed])) for of_seed in trainings]
+    return [(places, middles), *each]
+
+
+def _places(rows: Sequence[Row], minutes: bool) -> Values:
+    return np.array([row.minutes if minutes else row.env_steps for row in rows], np.float64)
 
 
 def _middles(groups: Sequence[Sequence[Row]]) -> Values:

@@ -241,6 +241,29 @@ def test_methods_are_compared_at_the_last_iteration_that_all_of_their_seeds_have
     }
 
 
+def test_trainings_that_went_on_have_a_line_of_their_own(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    plan.folder(FAMILY).mkdir(parents=True)
+    save_tasks(plan.folder(FAMILY) / "tasks.json", "2DNavigation-v0", [{"goal": np.zeros(2)}] * 2)
+    going_on = [row(0, 0, -3, -2), row(0, 1, -2, -1), row(0, 4, -2, -0.5)]
+    rows = {
+        "promp": [*going_on, row(1, 0, -3, -2), row(1, 1, -2, -1)],
+        "pretrain": [row(seed, iteration, -3, -2) for seed in (0, 1) for iteration in (0, 4)],
+    }
+    for name, of_method in rows.items():
+        write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
+    family = replace(FAMILY, steps=1000)
+    found = page.rows_of(plan, family)
+    assert {name: [each.key for each in rows] for name, rows in page.continued_rows(found).items()} == {
+        "promp": [(0, 4)]
+    }
+    lines = page.tables(plan, family).splitlines()
+    assert [line.split(" | ")[:4] for line in lines if line.startswith("| promp")][:2] == [
+        ["| promp", "2", "1", "0.0 M"],
+        ["| promp, continued", "1", "4", "0.0 M"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "algorithm", "points"),
     [
