@@ -62,7 +62,7 @@ class Plot:
             height = self._bottom + below
         self._size = (width, height)
         if x_names is None:
-            x_ticks = x.ticks(max(2, width // 80), whole=x_counts)
+            x_ticks = x.ticks(max(2, width // 60), whole=x_counts)
             x_names = list(zip(x_ticks, tick_labels(x_ticks), strict=True))
         self._axes = [*self._y_axis(y_ticks, y_texts, y_label), *self._x_axis(x_names, x_label)]
         self._marks: list[Markup] = []

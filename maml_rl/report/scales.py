@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+# Of the labels of ticks: unit, its letter, and the largest tick from which it is used.
+_UNITS = ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,12 @@ def _multiples(span: Span, step: float) -> list[float]:
 
 
 def tick_labels(ticks: Iterable[float]) -> list[str]:
-    """Return labels with enough digits to distinguish the ticks: 20,000 becomes 20k."""
+    """Return labels with enough digits to distinguish the ticks: 20,000 becomes 20k, and 5,000,000 5M."""
     ticks = list(ticks)
     step = min((abs(b - a) for a, b in pairwise(ticks)), default=abs(ticks[0]) if ticks else 1.0)
     largest = max((abs(tick) for tick in ticks), default=0.0)
     unit, suffix = next(
-        ((unit, suffix) for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if largest >= 10 * unit), (1.0, "")
+        ((unit, suffix) for unit, suffix, least in _UNITS if largest >= least), (1.0, "")
     )
     digits = next((digits for digits in range(12) if _is_whole(step / unit * 10**digits)), 12)
     return [_signed(tick / unit, digits) + (suffix if tick else "") for tick in ticks]
