@@ -139,7 +139,7 @@ def base_config(name: str) -> Config:
     family, method = SUITE.families.get(family_name), SUITE.methods.get(method_name)
     if family is None or method is None:
         raise ConfigError(
-            f"{name} is no training of the suite; give {_OF_SUITE}FAMILY/METHOD with a family of "
+            f"{name} is not a training of the suite; give {_OF_SUITE}FAMILY/METHOD with a family of "
             f"{', '.join(SUITE.families)} and a method of {', '.join(SUITE.methods)}"
         )
     return method.config(family, seed=0)

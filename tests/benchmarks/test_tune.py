@@ -68,7 +68,7 @@ def test_settings_of_the_suite_are_searched_as_they_are_trained() -> None:
     assert config.env_name == "SparsePointGoal-v0"
     assert config.meta_batch_size == 400
     assert config.algorithm_settings["hidden-size"] == 64
-    with pytest.raises(ConfigError, match="suite:sparse-point-goal/trpo is no training of the suite; give suite:"):
+    with pytest.raises(ConfigError, match="suite:sparse-point-goal/trpo is not a training of the suite; give suite:"):
         tune.base_config("suite:sparse-point-goal/trpo")
 
 
