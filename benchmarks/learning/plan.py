@@ -91,14 +91,9 @@ class Method:
         of_maml = ROOT / "configs" / "maml" / family.config
         own = of_maml if self.configs == "maml" else ROOT / "configs" / self.configs / of_maml.name
         config = load_config(own) if own.is_file() else load_config(of_maml).override({"algorithm": self.configs})
-        return config.override(
-            {
-                **family.changes,
-                **self.changes,
-                **family.algorithm_changes.get(self.name, family.algorithm_changes.get(config.algorithm, {})),
-            },
-            _ORIGIN,
-        )
+        config = config.override({**family.changes, **self.changes}, _ORIGIN)
+        own_changes = family.algorithm_changes.get(self.name, family.algorithm_changes.get(config.algorithm, {}))
+        return config.override(dict(own_changes), _ORIGIN)
 
 
 def env_steps_of(config: Config) -> int:

@@ -70,9 +70,7 @@ def tick_labels(ticks: Iterable[float]) -> list[str]:
     ticks = list(ticks)
     step = min((abs(b - a) for a, b in pairwise(ticks)), default=abs(ticks[0]) if ticks else 1.0)
     largest = max((abs(tick) for tick in ticks), default=0.0)
-    unit, suffix = next(
-        ((unit, suffix) for unit, suffix, least in _UNITS if largest >= least), (1.0, "")
-    )
+    unit, suffix = next(((unit, suffix) for unit, suffix, least in _UNITS if largest >= least), (1.0, ""))
     digits = next((digits for digits in range(12) if _is_whole(step / unit * 10**digits)), 12)
     return [_signed(tick / unit, digits) + (suffix if tick else "") for tick in ticks]
 
