@@ -1,6 +1,7 @@
 """The search over settings: the value of a trial, its early end, and resuming from the CSV file."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 
 from benchmarks import tune
+from benchmarks.suite import SUITE
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.errors import ConfigError
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import config_of
 
+PAGE = SUITE.page
 # One task with 2 x 2 episodes of 4 steps.
 STEPS = 2 * 2 * 4
 TINY = {"env_name": "TabularMDP-v0", "meta_batch_size": 1, "fast_batch_size": 2, "max_episode_steps": 4}
@@ -89,6 +92,28 @@ def test_own_values_of_a_config_are_a_trial_where_they_are_in_the_space(space: A
     config = tune.changed(load_config(find_config(CONFIG)), {"max-kl": 0.01, "hidden-sizes": [64, 64]})
     own = tune.own_values(config, distributions)
     assert own == (None if values is None else dict(zip(distributions, values, strict=True)))
+
+
+ROWS = re.findall(
+    r"\]\((results/tuning/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text()
+)
+
+
+def test_every_search_is_on_the_page_of_the_suite() -> None:
+    assert {PAGE.parent / path for path, *_ in ROWS} == set((PAGE.parent / "results" / "tuning").glob("*.csv"))
+
+
+@pytest.mark.parametrize(("path", "trials", "first", "best"), ROWS)
+def test_committed_search_is_as_the_page_says(path: str, trials: str, first: str, best: str) -> None:
+    with (PAGE.parent / path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    values = [float(row["value"]) for row in rows if row["state"] == "complete"]
+    assert (len(rows), f"{float(rows[0]['value']):.1f}", f"{max(values):.1f}") == (
+        int(trials),
+        first.strip(),
+        best.strip(),
+    )
+    assert {int(row["seed"]) for row in rows}.isdisjoint({0, 1, 2})
 
 
 CONFIG = "2d-navigation"
