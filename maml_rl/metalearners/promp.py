@@ -20,7 +20,8 @@ class ProMP(AdamLearner):
     """Low-variance curvature in the inner loop, a clipped objective after it, and a penalty on divergence before it.
 
     The coefficient of the penalty, one for each inner step, is adapted as in PPO: halved when the divergence is below
-    two thirds of its target, doubled when it is above one and a half of it.
+    two thirds of its target, doubled when it is above one and a half of it. It is never below its first value: halved
+    at hundreds of meta-updates, it would be nothing when the divergence grows, and take as many to come back.
 
     Source: Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
@@ -29,7 +30,8 @@ class ProMP(AdamLearner):
         """Settings of ProMP."""
 
         inner_kl_penalty: Annotated[
-            float, Field(ge=0, description="first coefficient of the penalty on the divergence before adaptation")
+            float,
+            Field(ge=0, description="first and least coefficient of the penalty on the divergence before adaptation"),
         ] = 5e-4
         adaptive_inner_kl: Annotated[bool, Field(description="adapt the coefficient to the target")] = True
         target_inner_kl: Annotated[Positive, Field(description="divergence that the coefficient is adapted to")] = 0.01
@@ -57,7 +59,7 @@ class ProMP(AdamLearner):
             for step, coefficient in enumerate(self._coefficients):
                 measured = metrics[f"inner_kl/step_{step}"]
                 factor = 0.5 if measured < target / 1.5 else 2.0 if measured > target * 1.5 else 1.0
-                self._coefficients[step] = coefficient * factor
+                self._coefficients[step] = max(coefficient * factor, self.settings.inner_kl_penalty)
         return metrics | {f"inner_kl/coefficient_{step}": value for step, value in enumerate(self._coefficients)}
 
     def state_dict(self) -> State:

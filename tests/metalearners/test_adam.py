@@ -154,7 +154,8 @@ def test_penalty_is_doubled_above_its_target_halved_below_and_kept() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
     batch = Batch([*train, valid])
     for target, factor in ((1e9, 0.5), (1e-12, 2.0)):
-        learner = make_learner("promp", policy, inner_kl_penalty=0.5, target_inner_kl=target)
+        learner = make_learner("promp", policy, inner_kl_penalty=0.125, target_inner_kl=target)
+        learner.load_state_dict(learner.state_dict() | {"inner_kl_coefficients": [0.5, 0.5]})
         metrics = learner.update(batch)
         assert [metrics[f"inner_kl/coefficient_{step}"] for step in range(2)] == [0.5 * factor] * 2
         resumed = make_learner("promp", policy)
@@ -164,6 +165,14 @@ def test_penalty_is_doubled_above_its_target_halved_below_and_kept() -> None:
     assert fixed.update(batch)["inner_kl/coefficient_1"] == 0.5
     with pytest.raises(ValueError, match="coefficients for 2 inner steps, and num-steps is 1"):
         ProMP(policy).load_state_dict(fixed.state_dict())
+
+
+def test_penalty_is_never_below_its_first_coefficient() -> None:
+    policy, train, valid = make_problem("normal", 2, RAGGED)
+    learner = make_learner("promp", policy, inner_kl_penalty=0.5, target_inner_kl=1e9)
+    for _ in range(2):
+        metrics = learner.update(Batch([*train, valid]))
+        assert [metrics[f"inner_kl/coefficient_{step}"] for step in range(2)] == [0.5, 0.5]
 
 
 def test_objective_that_is_not_finite_leaves_the_parameters_as_they_are() -> None:
