@@ -1,7 +1,9 @@
 """Plans of trainings: methods on families, each with a config of this package."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,13 @@ class Method:
             },
             _ORIGIN,
         )
+
+    def settings(self, family: Family) -> str:
+        """Return a digest of what the trainings of a family have set, except for their seeds and lengths."""
+        config = self._changed(family).override({"seed": 0, "num-batches": 1}, _ORIGIN)
+        # Without defaults, so that a new setting of the package changes nothing here.
+        content = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def _changed(self, family: Family) -> Config:
         of_maml = ROOT / "configs" / "maml" / family.config

@@ -14,7 +14,7 @@ from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.runs.atomic_files import replace_file
 
 Values = NDArray[np.float64]
-_FIRST = ("seed", "iteration", "env_steps", "sample_seconds", "update_seconds", "version", "digest")
+_FIRST = ("seed", "iteration", "env_steps", "sample_seconds", "update_seconds", "version", "digest", "settings")
 _RETURN, _TASKS = "return_", "task_returns_"
 _SUCCESS, _TASK_SUCCESSES = "success_", "task_successes_"
 SUCCESS = "success"
@@ -34,6 +34,7 @@ class Row:
         task_returns: (N, K + 1) mean return on each held-out task after 0 ... K steps.
         task_successes: (N, K + 1) the same for the success rate; None where the family has no success.
         digest: SHA-256 of all episodes of the last batch before it; a repetition of the training has the same.
+        settings: digest of the training's settings, see `Method.settings`; empty where it was not recorded.
     """
 
     seed: int
@@ -45,6 +46,7 @@ class Row:
     task_returns: Values
     task_successes: Values | None = None
     digest: str = ""
+    settings: str = ""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -93,6 +95,7 @@ def read_rows(path: Path) -> list[Row]:
                 task_returns=returns,
                 task_successes=successes,
                 digest=cells.get("digest", ""),
+                settings=cells.get("settings", ""),
             )
         )
     return sorted(rows, key=lambda row: row.key)
@@ -116,7 +119,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     writer.writerow([*_FIRST, *(f"{prefix}{step}" for prefix in prefixes for step in range(steps))])
     for row in rows:
         cells = [row.seed, row.iteration, row.env_steps, f"{row.sample_seconds:.3f}", f"{row.update_seconds:.3f}"]
-        cells += [row.version, row.digest, *_cells(row.task_returns, 2)]
+        cells += [row.version, row.digest, row.settings, *_cells(row.task_returns, 2)]
         cells += _cells(row.task_successes, 4) if row.task_successes is not None else []
         writer.writerow(cells)
     path.parent.mkdir(parents=True, exist_ok=True)

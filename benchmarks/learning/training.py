@@ -80,14 +80,26 @@ class Job:
         return self._is_over(self.rows())
 
     def publish(self, row: Row) -> None:
-        """Write a row of the run; the CSV file receives the run's rows unless it has those of a longer training."""
+        """Write a row of the run; the CSV file receives the run's rows unless it has those of a longer training.
+
+        With them it loses the rows of all trainings with other settings.
+        """
         rows = [*(each for each in read_rows(self.run_csv) if each.key != row.key), row]
         write_rows(self.run_csv, rows)
-        if row.env_steps >= max((each.env_steps for each in self._published()), default=0):
-            write_rows(self.csv, [*(each for each in read_rows(self.csv) if each.seed != self.seed), *rows])
+        alike, different = self._by_settings()
+        replaced = [each for each in alike if each.seed == self.seed] + different
+        if row.env_steps >= max((each.env_steps for each in replaced), default=0):
+            write_rows(self.csv, [*(each for each in alike if each.seed != self.seed), *rows])
 
     def _published(self) -> list[Row]:
-        return [row for row in read_rows(self.csv) if row.seed == self.seed]
+        return [row for row in self._by_settings()[0] if row.seed == self.seed]
+
+    def _by_settings(self) -> tuple[list[Row], list[Row]]:
+        """Return the rows of the CSV file with the plan's settings, or with unknown ones, and those with others."""
+        alike, different = list[Row](), list[Row]()
+        for row in read_rows(self.csv):
+            (alike if row.settings in ("", self.method.settings(self.family)) else different).append(row)
+        return alike, different
 
     def _is_over(self, rows: list[Row]) -> bool:
         """Return whether rows are those of a whole training, or of one that has passed its final threshold."""
@@ -142,6 +154,7 @@ class Job:
             task_returns=np.round(returns, 2),
             task_successes=successes,
             digest=metrics[-1]["digest"] if metrics else "",
+            settings=self.method.settings(self.family),
         )
         self.publish(row)
         return True

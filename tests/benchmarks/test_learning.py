@@ -57,6 +57,39 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     return plan, folder
 
 
+def test_rows_of_other_settings_are_replaced_together_by_a_training_that_is_as_long(tmp_path: Path) -> None:
+    (job, _), csv = tiny_jobs(tmp_path, replace(FAMILY, steps=32 * 8, evaluations=4)), tmp_path / "promp.csv"
+    settings = job.method.settings(job.family)
+    others = [replace(row(seed, 3, 1, 1), settings="other") for seed in (0, 1)]
+    alike = [replace(row(2, 8, 1, 1), settings=settings), row(3, 8, 1, 1)]
+    write_rows(csv, [*others, *alike])
+    job.publish(row(0, 2, 5, 5))
+    assert [each.key for each in read_rows(csv)] == [(0, 3), (1, 3), (2, 8), (3, 8)]
+    job.publish(replace(row(0, 4, 5, 5), settings=settings))
+    assert [each.key for each in read_rows(csv)] == [(0, 2), (0, 4), (2, 8), (3, 8)]
+    assert [each.settings for each in read_rows(csv)] == ["", settings, settings, ""]
+    write_rows(csv, [replace(row(0, 8, 1, 1), settings="other")])
+    assert not job.is_over()
+
+
+def test_settings_differ_where_a_training_would_and_not_by_its_seed_or_length() -> None:
+    method = Method("promp", "promp", {"fast-lr": 0.2})
+    settings = method.settings(FAMILY)
+    assert settings == method.settings(replace(FAMILY, name="other", steps=10**9, evaluations=3))
+    assert settings == replace(method, changes={"fast-lr": 0.2, "gamma": 0.99}).settings(FAMILY)
+    assert settings != replace(method, changes={"fast-lr": 0.3}).settings(FAMILY)
+    assert settings != method.settings(replace(FAMILY, algorithm_changes={"promp": {"gamma": 0.5}}))
+
+
+def test_plans_with_the_same_csv_files_have_the_same_settings() -> None:
+    shared = [name for name in COMPARISON.families if name in SUITE.families]
+    assert shared == ["2d-navigation", "halfcheetah-dir"]
+    for name in shared:
+        for method in COMPARISON.methods.keys() & SUITE.methods.keys():
+            found = {plan.methods[method].settings(plan.families[name]) for plan in (COMPARISON, SUITE)}
+            assert len(found) == 1, (name, method)
+
+
 @pytest.mark.slow
 def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path], tmp_path: Path) -> None:
     plan, folder = done
@@ -74,6 +107,7 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
     np.testing.assert_allclose(rows[-1].task_returns, returns, atol=6e-3)
     assert rows[-1].env_steps == 3 * 2 * 2 * 2 * 4
     assert rows[-1].digest == read_metrics(tmp_path / "run" / METRICS)[-1]["digest"]
+    assert rows[-1].settings == plan.methods["promp"].settings(FAMILY)
 
 
 @pytest.mark.slow
