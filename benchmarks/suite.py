@@ -23,9 +23,6 @@ from benchmarks.learning.plan import (
     named,
 )
 
-# Those of trainings from before the search.
-_RL2_CONTROL_UNTUNED = {"learning-rate": 1e-3, "num-epochs": 8, "entropy-coefficient": 0.01}
-
 
 # The settings with which HalfCheetahDir learns fastest; a whole training of a family with physics then takes minutes.
 def _as_halfcheetah_dir(tuned: Mapping[str, Mapping[str, Any]] | None = None, /, **env_kwargs: float) -> dict[str, Any]:
@@ -39,7 +36,7 @@ def _as_halfcheetah_dir(tuned: Mapping[str, Mapping[str, Any]] | None = None, /,
         "changes": {"meta-batch-size": 20, "fast-batch-size": 10, "fast-lr": 0.5},
         "algorithm_changes": {
             "maml-trpo": {"max-kl": 0.03},
-            "promp": {"algorithm-settings": {"learning-rate": 3e-3}},
+            "promp": {"algorithm-settings": {"learning-rate": 1.2e-3}},
             "rl2": RL2_OF_400_EPISODES,
             "rl2-control": {"env-kwargs": env_kwargs},
             **(tuned or {}),
@@ -53,12 +50,10 @@ def _at_horizon_200(**env_kwargs: float) -> dict[str, Any]:
     # Like RL2, learners with a belief or a replay have noise as large as the actuators' range.
     own = {"env-kwargs": env_kwargs}
     scaled = {"env-kwargs": {**env_kwargs, "normalization_scale": 10.0}}
-    rl2_control = {**own, "algorithm-settings": _RL2_CONTROL_UNTUNED}
     return {
         "changes": {**plain["changes"], **scaled, "max-episode-steps": 200},
         "algorithm_changes": {
             **plain["algorithm_changes"],
-            "rl2-control": rl2_control,
             "varibad": own,
             "pearl": own,
         },
@@ -102,7 +97,7 @@ FAMILIES = (
         "Walker2D with random parameters, horizon 200",
         "walker2d-rand-params.yaml",
         5_000_000,
-        **_as_halfcheetah_dir({"rl2-control": {"env-kwargs": {}, "algorithm-settings": _RL2_CONTROL_UNTUNED}}),
+        **_as_halfcheetah_dir(),
     ),
 )
 # An evaluation takes a fifth of the steps of a training.
