@@ -187,6 +187,13 @@ def tables(plan: Plan, family: Family) -> str:
         parts.append(_group_table(shown, groups))
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
+    earlier = [
+        name
+        for name, rows in finals.items()
+        if {row.settings for row in rows} - {"", plan.methods[name].settings(family)}
+    ]
+    if earlier:
+        parts.append(f"Trained with earlier settings than those of the plan: {_listed(earlier)}.")
     parts.append(_sources(plan, family, list(found)))
     return "\n\n".join(parts)
 

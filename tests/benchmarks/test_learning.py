@@ -287,6 +287,7 @@ def test_trainings_that_went_on_have_a_line_of_their_own(tmp_path: Path) -> None
     for name, of_method in rows.items():
         write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
     family = replace(FAMILY, steps=1000)
+    assert "earlier settings" not in page.tables(plan, family)
     found = page.rows_of(plan, family)
     assert {name: [each.key for each in rows] for name, rows in page.continued_rows(found).items()} == {
         "promp": [(0, 4)]
@@ -296,6 +297,8 @@ def test_trainings_that_went_on_have_a_line_of_their_own(tmp_path: Path) -> None
         ["| promp", "2", "1", "0.0 M"],
         ["| promp, continued", "1", "4", "0.0 M"],
     ]
+    write_rows(plan.folder(FAMILY) / "pretrain.csv", [replace(each, settings="other") for each in rows["pretrain"]])
+    assert "\n\nTrained with earlier settings than those of the plan: pretrain.\n\n" in page.tables(plan, family)
 
 
 @pytest.mark.parametrize(
