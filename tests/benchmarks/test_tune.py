@@ -95,12 +95,12 @@ def test_own_values_of_a_config_are_a_trial_where_they_are_in_the_space(space: A
 
 
 ROWS = re.findall(
-    r"\]\((results/tuning/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text()
+    r"\]\((results/tune/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text()
 )
 
 
 def test_every_search_is_on_the_page_of_the_suite() -> None:
-    assert {PAGE.parent / path for path, *_ in ROWS} == set((PAGE.parent / "results" / "tuning").glob("*.csv"))
+    assert {PAGE.parent / path for path, *_ in ROWS} == set((PAGE.parent / "results" / "tune").glob("*.csv"))
 
 
 @pytest.mark.parametrize(("path", "trials", "first", "best"), ROWS)
