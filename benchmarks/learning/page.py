@@ -91,15 +91,32 @@ def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     return finals
 
 
-def continued_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Return the last rows of the trainings that went on when others of their method had ended, by method."""
-    continued = {}
+def with_continued(found: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+    """Return the rows of each line of a table: of a method, and after it of those of its trainings that went on."""
+    lines = {}
     for name, ended in final_rows(found).items():
-        last = max(row.iteration for row in found[name])
-        longest = [row for row in found[name] if row.iteration == last]
-        if ended[0].env_steps < _ALIKE * longest[0].env_steps:
-            continued[name] = longest
-    return continued
+        lines[name] = found[name]
+        longest = max(found[name], key=lambda row: row.iteration)
+        if ended[0].env_steps < _ALIKE * longest.env_steps:
+            seeds = {row.seed for row in found[name] if row.iteration == longest.iteration}
+            lines[name + _CONTINUED] = [row for row in found[name] if row.seed in seeds]
+    return lines
+
+
+def at_equal_steps(one: Sequence[Row], other: Sequence[Row]) -> tuple[list[Row], list[Row]] | None:
+    """Return the last rows of two methods that have about as many environment steps.
+
+    One that is not trained is compared as it is. None if a method was not evaluated where the other one ended.
+    """
+    both = {"one": one, "other": other}
+    finals = final_rows(both)
+    if all(rows[0].iteration > 0 for rows in finals.values()):
+        limit = min(_steps(rows) for rows in finals.values()) / _ALIKE
+        within = {name: [row for row in rows if row.env_steps <= limit] for name, rows in both.items()}
+        finals = final_rows({name: rows for name, rows in within.items() if rows})
+        if len(finals) < len(both) or any(rows[0].iteration == 0 for rows in finals.values()):
+            return None
+    return finals["one"], finals["other"]
 
 
 def adapted(rows: Sequence[Row]) -> list[Evaluation]:
@@ -117,8 +134,12 @@ def ranked(finals: Mapping[str, Sequence[Row]]) -> list[str]:
     return sorted(middles, key=lambda name: -middles[name])
 
 
-def leader(finals: Mapping[str, Sequence[Row]]) -> str:
-    """Return which method is best, with its intervals, in one or two sentences. A single training is no evidence."""
+def leader(found: Mapping[str, Sequence[Row]]) -> str:
+    """Return which method is best, with its intervals, in a few sentences. A single training is no evidence.
+
+    The best is the one with the highest return at its end; it is compared with each other at equal environment steps.
+    """
+    finals = final_rows(found)
     names = ranked(finals)
     if not names:
         return "No algorithm was trained yet."
@@ -129,38 +150,64 @@ def leader(finals: Mapping[str, Sequence[Row]]) -> str:
     if len(several) < 2:
         return f"**No statement is possible**: it needs several trainings of at least two algorithms.{caution}"
     best, *others = several
-    value, low, high = pooled_intervals(adapted(finals[best]), interquartile_mean)[-1]
-    differences = {name: difference_interval(adapted(finals[best]), adapted(finals[name])) for name in others}
+    pairs = {name: pair for name in others if (pair := at_equal_steps(found[best], found[name])) is not None}
+    differences = {name: difference_interval(adapted(one), adapted(other)) for name, (one, other) in pairs.items()}
     behind = [name for name, (_, least, _) in differences.items() if least > 0.0]
-    close = [name for name in others if name not in behind]
-    middle = _with_interval(value, low, high)
-    if close:
+    above = [name for name, (*_, most) in differences.items() if most < 0.0]
+    close = [name for name, (_, least, most) in differences.items() if least <= 0.0 <= most]
+    unknown = [name for name in differences if name not in behind + above + close]
+    middle = _with_interval(*pooled_intervals(adapted(finals[best]), interquartile_mean)[-1])
+    if above or close or unknown:
         sentences = [
             f"**No algorithm is ahead of all others.** {best} has the highest interquartile mean, {middle}.",
-            f"The 95 % interval of the difference to {_listed(close)} includes 0"
-            + (f", and that to {_listed(behind)} does not." if behind else "."),
+            "At equal environment steps, "
+            + "; ".join(
+                f"the 95 % interval of its difference to {_listed(which)} {where}"
+                for which, where in (
+                    (close, "includes 0"),
+                    (above, "is below 0"),
+                    (behind, "is above 0"),
+                    (unknown, "cannot be computed"),
+                )
+                if which
+            )
+            + ".",
         ]
     else:
-        gap = _with_interval(*differences[others[0]])
+        gaps = [f"of {name} by {_with_interval(*gap)} ({_at(pairs[name])})" for name, gap in differences.items()]
         sentences = [
-            f"**{best} is ahead.** Its interquartile mean is {middle}, and its mean is above that of {others[0]}, the "
-            f"next, by {gap}."
+            f"**{best} is ahead.** Its interquartile mean is {middle}. At equal environment steps, its mean is above "
+            f"that {_listed(gaps)}."
         ]
     if PRETRAIN.name in finals and finals[PRETRAIN.name][0].iteration > 0:
-        chance = _in_percent(improvement_interval(adapted(finals[best]), adapted(finals[PRETRAIN.name])))
-        sentences.append(f"It is above `{PRETRAIN.name}` in {chance} of all comparisons of a training on a task.")
+        pair = at_equal_steps(found[best], found[PRETRAIN.name])
+        if pair is not None:
+            chance = _in_percent(improvement_interval(*map(adapted, pair)))
+            sentences.append(
+                f"It is above `{PRETRAIN.name}` in {chance} of all comparisons of a training on a task ({_at(pair)})."
+            )
     return " ".join(sentences) + caution
+
+
+def _at(pair: tuple[Sequence[Row], Sequence[Row]]) -> str:
+    """Return at how many environment steps two methods are compared."""
+    return _millions(max(_steps(rows) for rows in pair))
 
 
 def _shorter(finals: Mapping[str, Sequence[Row]]) -> str:
     """Return a sentence about algorithms that were trained for fewer environment steps than others, if some were."""
-    steps = {name: float(np.mean([row.env_steps for row in rows])) for name, rows in finals.items()}
+    steps = {name: _steps(rows) for name, rows in finals.items()}
     longest = max(steps, key=lambda name: steps[name])
     shorter = [f"{name} ({_millions(steps[name])})" for name in steps if steps[name] < _ALIKE * steps[longest]]
     if not shorter:
         return ""
     verb, most = "was" if len(shorter) == 1 else "were", f"{longest} ({_millions(steps[longest])})"
     return f" {_listed(shorter)} {verb} trained for fewer environment steps than {most}."
+
+
+def _steps(rows: Sequence[Row]) -> float:
+    """Return the mean of the environment steps."""
+    return float(np.mean([row.env_steps for row in rows]))
 
 
 def _millions(steps: float) -> str:
@@ -177,14 +224,14 @@ def tables(plan: Plan, family: Family) -> str:
     if not found:
         return "No results yet."
     finals = final_rows(found)
-    parts = [leader(finals)]
+    parts = [leader(found)]
     if highlighted := _highlighted(found, minutes=False):
         words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
         parts.append(f"![{words}](images/{chart_of(plan, family).name})")
-    shown = _with_continued(finals, continued_rows(found))
-    parts.append(_final_table(shown, family))
+    lines = with_continued(found)
+    parts.append(_final_table(lines, family))
     if len(groups := _groups(plan, family)) <= _MOST_GROUPS:
-        parts.append(_group_table(shown, groups))
+        parts.append(_group_table(final_rows(lines), groups))
     if family.threshold is not None:
         parts.append(_threshold_table(found, family.threshold))
     earlier = [
@@ -207,17 +254,8 @@ def _sources(plan: Plan, family: Family, names: Sequence[str]) -> str:
     return f"Every evaluation: {_listed(links)}. The held-out tasks: [SHA-256 `{digest[:16]}`]({at}/tasks.json)."
 
 
-def _with_continued(finals: Mapping[str, list[Row]], continued: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Return the rows of each line of a table: of every method, and after it of those of its trainings that went on."""
-    lines = {}
-    for name, rows in finals.items():
-        lines[name] = rows
-        if name in continued:
-            lines[name + _CONTINUED] = continued[name]
-    return lines
-
-
-def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
+def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
+    finals = final_rows(found)
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
     # Before the pretraining has begun there is nothing to report.
     compared = [name for name in (PRETRAIN.name, TRPO.name) if name in finals and finals[name][0].iteration > 0]
@@ -233,7 +271,7 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
             name,
             str(len(rows)),
             str(rows[0].iteration),
-            _millions(float(np.mean([row.env_steps for row in rows]))),
+            _millions(_steps(rows)),
         ]
         cells += [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
         rates = [_in_percent(rate) for rate in pooled_intervals(adapted(rows), info=SUCCESS)] if name in succeed else []
@@ -243,8 +281,8 @@ def _final_table(finals: Mapping[str, Sequence[Row]], family: Family) -> str:
             # Trainings that went on are compared with each other, where there are some of both.
             goes_on = name.endswith(_CONTINUED) and other + _CONTINUED in finals
             with_whom = other + _CONTINUED if goes_on else other
-            chance = improvement_interval(adapted(rows), adapted(finals[with_whom])) if with_whom != name else None
-            cells.append("" if chance is None else _in_percent(chance))
+            pair = at_equal_steps(found[name], found[with_whom]) if with_whom != name else None
+            cells.append("" if pair is None else _in_percent(improvement_interval(*map(adapted, pair))))
         lines.append(f"| {' | '.join(cells)} |")
     # The scope of several seeds comes first.
     scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()})
@@ -288,7 +326,7 @@ def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:
         if not trainings or rows[0].task_returns.shape[1] <= _STEP:
             continue
         reached = passing_rows(trainings, threshold)
-        steps = _millions(float(np.mean([row.env_steps for row in reached]))) if reached else ""
+        steps = _millions(_steps(reached)) if reached else ""
         minutes = f"{np.mean([row.minutes for row in reached]):.1f}" if reached else ""
         lines.append(f"| {name} | {len(trainings)} | {len(reached)} | {steps} | {minutes} |")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """The runner of trainings, its CSV files, and the pages that are made from them."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -289,8 +290,10 @@ def test_trainings_that_went_on_have_a_line_of_their_own(tmp_path: Path) -> None
     family = replace(FAMILY, steps=1000)
     assert "earlier settings" not in page.tables(plan, family)
     found = page.rows_of(plan, family)
-    assert {name: [each.key for each in rows] for name, rows in page.continued_rows(found).items()} == {
-        "promp": [(0, 4)]
+    assert {name: [each.key for each in rows] for name, rows in page.with_continued(found).items()} == {
+        "promp": [each.key for each in found["promp"]],
+        "promp, continued": [(0, 0), (0, 1), (0, 4)],
+        "pretrain": [each.key for each in found["pretrain"]],
     }
     lines = page.tables(plan, family).splitlines()
     assert [line.split(" | ")[:4] for line in lines if line.startswith("| promp")][:2] == [
@@ -342,15 +345,42 @@ def test_sentence_names_the_best_method_where_the_intervals_separate_it() -> Non
     finals = {"a": trainings(1.0, 1.1, 1.2), "b": trainings(3.0, 3.1, 3.2), "pretrain": trainings(-9.0, -9.1, -9.2)}
     sentence = page.leader(finals)
     assert sentence.startswith("**b is ahead.** Its interquartile mean is 3.1 [")
-    assert "above that of a, the next, by 2.0 [1." in sentence
-    assert sentence.endswith("It is above `pretrain` in 100 % of all comparisons of a training on a task.")
+    assert re.search(
+        r"At equal environment steps, its mean is above that of a by 2\.0 \[1\.\d, 2\.\d\] \(0\.0 M\)\.", sentence
+    )
+    assert sentence.endswith("It is above `pretrain` in 100 % of all comparisons of a training on a task (0.0 M).")
 
 
 def test_sentence_names_no_best_method_where_an_interval_includes_zero() -> None:
     finals = {"a": trainings(0.0, 2.0, 4.0), "b": trainings(1.0, 2.0, 3.5), "c": trainings(-50.0, -50.0, -51.0)}
     sentence = page.leader(finals)
     assert sentence.startswith("**No algorithm is ahead of all others.** b has the highest interquartile mean, 2.2 [")
-    assert "The 95 % interval of the difference to a includes 0, and that to c does not." in sentence
+    assert (
+        "At equal environment steps, the 95 % interval of its difference to a includes 0; the 95 % interval of its "
+        "difference to c is above 0."
+    ) in sentence
+
+
+def test_methods_are_compared_at_equal_environment_steps() -> None:
+    def rows(*returns: float) -> list[Row]:
+        """Evaluations of three trainings at 0, 100, 200 ... environment steps."""
+        noise = np.random.default_rng(len(returns)).normal(size=(20, 2))
+        return [
+            replace(row(seed, number, 0.0, 0.0), task_returns=np.add(noise, [value - 1.0, value + 0.01 * seed]))
+            for seed in (0, 1, 2)
+            for number, value in enumerate(returns)
+        ]
+
+    found = {"far": rows(0.0, 1.0, 5.0, 9.0), "near": rows(0.0, 3.0), "pretrain": rows(0.0, 0.0, 0.0)}
+    one, other = page.at_equal_steps(found["far"], found["near"]) or ([], [])
+    assert [[each.key for each in rows] for rows in (one, other)] == [[(0, 1), (1, 1), (2, 1)]] * 2
+    sentence = page.leader(found)
+    assert sentence.startswith("**No algorithm is ahead of all others.** far has the highest interquartile mean, ")
+    assert "At equal environment steps, the 95 % interval of its difference to near is below 0." in sentence
+    # A method that is not trained, and one that was never evaluated where the other one ended.
+    random = [row(seed, 0, 0.0, 0.0) for seed in (0, 1, 2)]
+    assert page.at_equal_steps(found["far"], random) == (found["far"][3::4], random)
+    assert page.at_equal_steps(found["near"], [row(seed, n, 0.0, 0.0) for seed in (0, 1, 2) for n in (0, 9)]) is None
 
 
 def test_sentence_names_those_that_were_trained_for_fewer_environment_steps() -> None:

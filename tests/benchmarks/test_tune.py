@@ -94,9 +94,7 @@ def test_own_values_of_a_config_are_a_trial_where_they_are_in_the_space(space: A
     assert own == (None if values is None else dict(zip(distributions, values, strict=True)))
 
 
-ROWS = re.findall(
-    r"\]\((results/tune/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text()
-)
+ROWS = re.findall(r"\]\((results/tune/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text())
 
 
 def test_every_search_is_on_the_page_of_the_suite() -> None:
