@@ -155,23 +155,14 @@ def leader(found: Mapping[str, Sequence[Row]]) -> str:
     behind = [name for name, (_, least, _) in differences.items() if least > 0.0]
     above = [name for name, (*_, most) in differences.items() if most < 0.0]
     close = [name for name, (_, least, most) in differences.items() if least <= 0.0 <= most]
-    unknown = [name for name in differences if name not in behind + above + close]
+    unknown = [name for name in others if name not in behind + above + close]
     middle = _with_interval(*pooled_intervals(adapted(finals[best]), interquartile_mean)[-1])
     if above or close or unknown:
+        wheres = {"includes 0": close, "is below 0": above, "is above 0": behind, "cannot be computed": unknown}
+        parts = [f"to {_listed(which)} {where}" for where, which in wheres.items() if which]
         sentences = [
             f"**No algorithm is ahead of all others.** {best} has the highest interquartile mean, {middle}.",
-            "At equal environment steps, "
-            + "; ".join(
-                f"the 95 % interval of its difference to {_listed(which)} {where}"
-                for which, where in (
-                    (close, "includes 0"),
-                    (above, "is below 0"),
-                    (behind, "is above 0"),
-                    (unknown, "cannot be computed"),
-                )
-                if which
-            )
-            + ".",
+            f"At equal environment steps, the 95 % interval of its difference {', that '.join(parts)}.",
         ]
     else:
         gaps = [f"of {name} by {_with_interval(*gap)} ({_at(pairs[name])})" for name, gap in differences.items()]
