@@ -105,9 +105,11 @@ class Plot:
                 )
 
     def label(self, x: float, y: float, text: str, css: str) -> None:
-        """Write a word to the left of a point, above it."""
+        """Write a word above a point: to its left, or to its right where the left has no room for it."""
         ((across, down),) = self._points([x], [y])
-        place = {"x": f"{across - 2:.1f}", "y": f"{down - 4:.1f}", "text_anchor": "end"}
+        fits = across - self._left > _CHARACTER * len(text)
+        at, anchor = (across - 2.0, "end") if fits else (across + 2.0, "start")
+        place = {"x": f"{at:.1f}", "y": f"{down - 4:.1f}", "text_anchor": anchor}
         self._marks.append(element("text", text, class_=css, **place))
 
     def key(self, entries: Sequence[tuple[str, str]]) -> None:

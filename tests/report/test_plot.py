@@ -94,3 +94,10 @@ def test_interval_reaches_from_low_to_high() -> None:
     path = marks(plot, "interval")[0].get("d", "")
     bottom, top = (dot.get("cy", "") for dot in marks(plot, "dot"))
     assert f"{bottom}V{top}" in path
+
+
+def test_label_is_on_the_side_of_its_point_that_has_room_for_it() -> None:
+    plot = unit_plot()
+    for x in (0.1, 0.9):
+        plot.label(x, 0.5, "pretrain", "rest")
+    assert [mark.get("text-anchor") for mark in marks(plot, "rest")] == ["start", "end"]
