@@ -52,11 +52,7 @@ def _at_horizon_200(**env_kwargs: float) -> dict[str, Any]:
     scaled = {"env-kwargs": {**env_kwargs, "normalization_scale": 10.0}}
     return {
         "changes": {**plain["changes"], **scaled, "max-episode-steps": 200},
-        "algorithm_changes": {
-            **plain["algorithm_changes"],
-            "varibad": own,
-            "pearl": own,
-        },
+        "algorithm_changes": {**plain["algorithm_changes"], "varibad": own, "pearl": own},
     }
 
 
@@ -183,8 +179,7 @@ _WITH_A_BELIEF_OR_A_REPLAY = (_VARIBAD, _PEARL)
 
 def _trained_on(family: Family) -> Family:
     """Return the family with the methods that are trained on it. Control has the settings of RL2 that suit it."""
-    without_control = family.name in ("2d-navigation", "sparse-point-goal", "tabular-mdp")
-    left_out = _RL2_CONTROL if without_control else _RL2
+    left_out = _RL2_CONTROL if family.name in ("2d-navigation", "sparse-point-goal", "tabular-mdp") else _RL2
     methods = [method for method in (*_ON_POLICY, *_REFERENCES) if method != left_out]
     if family in AT_HORIZON_200:
         methods += _WITH_A_BELIEF_OR_A_REPLAY

@@ -96,9 +96,11 @@ class Job:
 
     def _by_settings(self) -> tuple[list[Row], list[Row]]:
         """Return the rows of the CSV file with the plan's settings, or with unknown ones, and those with others."""
+        # The digest needs the config, which is read from its file.
+        of_plan = {"", self.method.settings(self.family)}
         alike, different = list[Row](), list[Row]()
         for row in read_rows(self.csv):
-            (alike if row.settings in ("", self.method.settings(self.family)) else different).append(row)
+            (alike if row.settings in of_plan else different).append(row)
         return alike, different
 
     def _is_over(self, rows: list[Row]) -> bool:
