@@ -15,7 +15,8 @@ from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
     improvement_interval,
-    interval_scope,
+    interval_cautions,
+    intervals_cover,
     pooled_intervals,
 )
 from maml_rl.experiment.statistics import interquartile_mean
@@ -275,11 +276,13 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
             pair = at_equal_steps(found[name], found[with_whom]) if with_whom != name else None
             cells.append("" if pair is None else _in_percent(improvement_interval(*map(adapted, pair))))
         lines.append(f"| {' | '.join(cells)} |")
-    # The scope of several seeds comes first.
-    scopes = sorted({interval_scope([row.evaluation() for row in rows]) for rows in finals.values()})
-    scope = "; where there is one seed, ".join(scopes)
+    measured = {name: [row.evaluation() for row in rows] for name, rows in finals.items()}
+    # What intervals of several seeds cover comes first.
+    scope = "; where there is one seed, ".join(sorted({intervals_cover(each) for each in measured.values()}))
+    cautions = [f"{name}: {each}." for name, rows in measured.items() for each in interval_cautions(rows)]
     whole = f"A whole training has {family.steps / 1e6:g} M environment steps."
-    return "\n".join(lines) + f"\n\n{whole} Brackets hold 95 % intervals: {scope}."
+    note = " ".join([whole, f"Brackets hold 95 % intervals: {scope}.", *cautions])
+    return "\n".join(lines) + f"\n\n{note}"
 
 
 def _groups(plan: Plan, family: Family) -> dict[str, list[int]]:

@@ -18,6 +18,8 @@ _FIRST = ("seed", "iteration", "env_steps", "sample_seconds", "update_seconds", 
 _RETURN, _TASKS = "return_", "task_returns_"
 _SUCCESS, _TASK_SUCCESSES = "success_", "task_successes_"
 SUCCESS = "success"
+# Rates have four digits, which tell shares of fewer episodes apart.
+_MOST_EPISODES, _ROUNDING = 100, 6e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,21 @@ class Row:
         """
         tasks = [{"number": index} for index in range(len(self.task_returns))]
         kept = slice(None if steps is None else steps + 1)
-        rates = {} if self.task_successes is None else {SUCCESS: self.task_successes}
-        returns, *infos = (each[:, kept, None].astype(np.float32) for each in (self.task_returns, *rates.values()))
-        return Evaluation("", self.seed, tasks, (), returns, infos=dict(zip(rates, infos, strict=True)))
+        returns, infos = self.task_returns[:, kept, None].astype(np.float32), {}
+        if self.task_successes is not None:
+            # Episodes with these rates: the interval of a rate needs to know that each succeeds or fails.
+            count = _fewest_episodes(self.task_successes)
+            succeed = np.arange(count) < np.round(self.task_successes[:, kept, None] * count)
+            returns, infos = np.repeat(returns, count, axis=2), {SUCCESS: succeed.astype(np.float32)}
+        return Evaluation("", self.seed, tasks, (), returns, infos=infos)
+
+
+def _fewest_episodes(rates: Values) -> int:
+    """Return the least number of episodes for which all of the rates, of four digits, are shares of successes."""
+    for count in range(1, _MOST_EPISODES):
+        if np.abs(rates * count - np.round(rates * count)).max() < _ROUNDING * count:
+            return count
+    return _MOST_EPISODES
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -538,10 +538,10 @@ def _without_each_repetition(
 
 def interval_scope(evaluations: Sequence[Evaluation]) -> str:
     """Return a few words about what the intervals of `pooled_intervals` cover, and a caution where they are off."""
-    return "; ".join([_scope(evaluations), *_caution(evaluations)])
+    return "; ".join([intervals_cover(evaluations), *interval_cautions(evaluations)])
 
 
-def _caution(evaluations: Sequence[Evaluation]) -> list[str]:
+def interval_cautions(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return why there is no interval, or why it covers the truth in fewer cases than 95 %; of drawn tasks."""
     if _fixed(evaluations) or not _share_tasks(evaluations):
         return []
@@ -557,7 +557,8 @@ def _caution(evaluations: Sequence[Evaluation]) -> list[str]:
     return []
 
 
-def _scope(evaluations: Sequence[Evaluation]) -> str:
+def intervals_cover(evaluations: Sequence[Evaluation]) -> str:
+    """Return what the intervals of `pooled_intervals` are for."""
     tasks = "these very tasks" if _fixed(evaluations) else "the family"
     if len(evaluations) > 1:
         return f"the intervals are for the algorithm on {tasks}, and include the seeds of training"

@@ -17,7 +17,7 @@ from benchmarks.learning.results import Row, first_passing, read_rows, write_row
 from benchmarks.learning.training import Job, turns
 from benchmarks.suite import SUITE
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.evaluate import evaluate, pooled_intervals
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of
@@ -199,6 +199,37 @@ def test_success_rates_are_kept_and_shown_where_a_family_has_them(tmp_path: Path
     assert "| 5 % [" in next(line for line in table if line.startswith("| promp"))
     assert "| 75 % [" in next(line for line in table if line.startswith("| promp"))
     assert next(line for line in table if line.startswith("| pretrain")).endswith("|  |  |  |")
+
+
+def test_intervals_of_success_are_those_of_a_rate() -> None:
+    rates, ones = np.array([[0.0, 1.0]] * 18 + [[0.3, 0.9]] * 2), np.ones((20, 2))
+    evaluations = [replace(row(0, 3, 1, 1, tasks=20), task_successes=each).evaluation() for each in (rates, ones)]
+    once, all_of_them = (pooled_intervals([each], info="success")[1] for each in evaluations)
+    assert once[0] == pytest.approx(0.99)
+    assert 0.9 < once[1] < once[0] < once[2] < 1.0
+    # Wilson's closed form for 20 successes of 20.
+    z = 1.959964
+    np.testing.assert_allclose(all_of_them, [1.0, 1.0 / (1.0 + z**2 / 20), 1.0], atol=1e-5)
+
+
+def test_rates_of_episodes_become_as_many_episodes_as_they_need_at_least() -> None:
+    for count in (1, 3, 10, 60):
+        rates = np.round(np.arange(count + 1) / count, 4)[:, None]
+        evaluation = replace(row(0, 3, 1, tasks=count + 1), task_successes=rates).evaluation()
+        assert evaluation.infos["success"].shape == evaluation.returns.shape == (count + 1, 1, count)
+        np.testing.assert_allclose(evaluation.task_returns("success"), rates, atol=5e-5)
+
+
+def test_a_caution_names_the_method_that_it_is_about(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    skewed = np.repeat(np.exp(2.0 * np.random.default_rng(2).normal(size=(60, 1))), 2, axis=1)
+    for name, returns in (("promp", skewed), ("pretrain", np.linspace([0.0, 0.0], [1.0, 1.0], 60))):
+        rows = [replace(row(seed, 3, 1, 1), task_returns=returns) for seed in range(2 if name == "promp" else 1)]
+        write_rows(plan.folder(FAMILY) / f"{name}.csv", rows)
+    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(60)])
+    text = page.tables(plan, replace(FAMILY, steps=1000))
+    assert text.count("where there is one seed, ") == 1
+    assert text.count("skewed") == text.count("promp: with returns this skewed") == 1
 
 
 def test_threshold_is_reached_by_two_evaluations_in_a_row() -> None:
@@ -448,6 +479,6 @@ def test_few_different_tasks_are_shown_one_by_one(tmp_path: Path) -> None:
     seeds = [Row(seed, 3, 96, 1.0, 1.0, "1", returns + seed) for seed in (0, 1)]
     write_rows(plan.folder(FAMILY) / "promp.csv", seeds)
     save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": sign} for sign in (1, -1, 1)])
-    text = page.tables(plan, FAMILY)
+    text = page.tables(plan, replace(FAMILY, steps=1000))
     assert "| | direction -1 | direction 1 | mean |" in text
     assert "| promp | 50.5 | 20.5 | 35.5 |" in text
