@@ -1,14 +1,16 @@
 """The command line of every plan of trainings."""
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.learning.page import Draw, Tables, draw_charts, draw_curves, tables, write_page
-from benchmarks.learning.plan import Plan
+from benchmarks.learning.plan import Family, Plan
 from benchmarks.learning.training import Job, run_jobs
 from maml_rl.arguments import suggest
 from maml_rl.cli.console import Parser
+from maml_rl.envs import FAMILIES
 
 
 def run(
@@ -29,7 +31,7 @@ def run(
     parser.add_argument("--train", action="store_true", help="first train and evaluate what the CSV files lack")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop training after so many; resumable")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="folder of the runs")
-    parser.add_argument("--families", nargs="+", metavar="NAME", default=list(plan.families), help="only these")
+    parser.add_argument("--families", nargs="+", metavar="NAME", default=[], help="only these")
     parser.add_argument("--methods", nargs="+", metavar="NAME", default=[], help="instead of those of a family")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="only these")
     parser.add_argument("--num-workers", type=int, help="worker processes; one for each core if not given")
@@ -39,10 +41,28 @@ def run(
             if name not in known:
                 parser.error(f"--{what} has no {name!r}{suggest(name, list(known))}")
     if options.train:
+        missing = _missing(plan)
+        for name, extra in missing.items():
+            remedy = f"{name} needs the extra {extra}; docs/families.md says how to install it"
+            if name in options.families:
+                parser.error(f"--families: {remedy}")
+            if not options.families:
+                print(f"left out: {remedy}")
+        options.families = options.families or [name for name in plan.families if name not in missing]
         run_jobs(_jobs(plan, options), options.minutes)
     write_page(plan, tables)
     charts = draw_charts(plan, draw)
     print("\n".join(f"written: {path}" for path in (plan.page, *charts)))
+
+
+def _missing(plan: Plan) -> dict[str, str]:
+    """Return the families that cannot be made here, and the extra that each of them needs."""
+    extras = {name: FAMILIES[_env_name(plan, family)].extra for name, family in plan.families.items()}
+    return {name: extra for name, extra in extras.items() if extra and importlib.util.find_spec(extra) is None}
+
+
+def _env_name(plan: Plan, family: Family) -> str:
+    return next(iter(plan.methods.values())).config(family, 0).env_name
 
 
 def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:

@@ -274,6 +274,26 @@ def test_published_rows_are_replaced_by_those_of_an_equally_long_training(tmp_pa
     assert not list(turns([job]))
 
 
+def test_families_that_need_a_missing_extra_are_left_out_or_refused_where_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Job] = []
+    monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
+    monkeypatch.setattr("benchmarks.learning.command.importlib.util.find_spec", lambda name: None)
+    plan = tiny_plan(tmp_path)
+    arm = replace(FAMILY, name="arm", changes={**TINY, "env-name": "MetaWorld/ML1-push-v3"})
+    plan = replace(plan, families=named(FAMILY, arm), seeds=dict.fromkeys(("navigation", "arm"), (0,)))
+    run(plan, ["--train"])
+    assert {job.family.name for job in seen} == {"navigation"}
+    remedy = "arm needs the extra metaworld; docs/families.md says how to install it"
+    assert f"left out: {remedy}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run(plan, ["--train", "--families", "arm"])
+    assert f"--families: {remedy}" in capsys.readouterr().err
+    run(plan, ["--train", "--families", "navigation"])
+    assert "left out" not in capsys.readouterr().out
+
+
 def test_family_may_name_the_methods_that_are_trained_on_it_unless_others_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_every_experiment_has_a_config() -> None:
         "halfcheetah-dir-2x200",
         "halfcheetah-vel-2x100",
         "halfcheetah-vel-2x200",
+        "ml1-push",
     )
     memories += ("halfcheetah-vel-fixed", "pixel-navigation", "tabular-mdp-n10-transformer")
     others |= {f"rl2/{family}.yaml" for family in memories}

@@ -25,13 +25,17 @@ from maml_rl.experiment.statistics import student_quantile
 from maml_rl.experiment.train import train
 from maml_rl.experiment.zoo import EVALUATION, MOST_BYTES, add_to_zoo, folder_size, returns_digest
 from maml_rl.runs.system import describe_system
+from tests.envs.contract import marks
 from tests.small_runs import config_of
 
+FAMILY_OF = {name: load_config(folder / "config.json").env_name for name, folder in zoo().items()}
 # Physics would take these tests half a minute.
 FAST = [
-    name
-    for name, folder in zoo().items()
-    if "mujoco" not in FAMILIES[load_config(folder / "config.json").env_name].module
+    name for name, env_id in FAMILY_OF.items() if "mujoco" not in FAMILIES[env_id].module and not FAMILIES[env_id].extra
+]
+# A policy can be loaded where its family can be made.
+LOADABLE = [
+    pytest.param(name, marks=marks(env_id) if FAMILIES[env_id].extra else []) for name, env_id in FAMILY_OF.items()
 ]
 
 
@@ -59,7 +63,7 @@ def test_command_of_a_policy_names_no_folder_of_the_machine_that_trained_it(name
     assert not [word for word in words if Path(word).is_absolute()]
 
 
-@pytest.mark.parametrize("name", list(zoo()))
+@pytest.mark.parametrize("name", LOADABLE)
 def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
     policy = load_policy(f"zoo:{name}")
     assert all(bool(param.isfinite().all()) for param in policy.parameters())
