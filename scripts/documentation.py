@@ -118,17 +118,23 @@ def with_rows(markdown: str, docs: Path = DOCS) -> str:
 
     def to_table(match: re.Match[str]) -> str:
         name, page = match.groups()
-        lines: list[str] = []
-        for title, text in _SECTION.findall((docs / page).read_text(encoding="utf-8")):
+        found: list[dict[str, str]] = []
+        for section, text in _SECTION.findall((docs / page).read_text(encoding="utf-8")):
             table = _TABLE.search(text)
             rows = [row for row in table[2].splitlines() if row.startswith(f"| {name} |")] if table else []
             if table and rows:
-                columns = table[1].count("|") - 2
-                lines = lines or [table[1].replace("| |", "| family |", 1), "|---|" + "---:|" * columns]
-                lines.append(rows[0].replace(name, title, 1))
-        if not lines:
+                titles, cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (table[1], rows[0]))
+                found.append(dict(zip(["family", *titles[1:]], [section, *cells[1:]], strict=True)))
+        if not found:
             LOG.warning(f"{page} has no row of {name}")
-        return "\n".join(lines)
+            return ""
+        # Tables may have different columns.
+        titles = list(dict.fromkeys(title for row in found for title in row))
+        lines = [[row.get(title, "") for title in titles] for row in found]
+        return "\n".join(
+            [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+            + [f"| {' | '.join(cells)} |" for cells in lines]
+        )
 
     return _ROWS.sub(to_table, markdown)
 

@@ -264,6 +264,17 @@ def test_rows_of_a_name_come_from_the_first_table_of_every_section(
     assert "page.md has no row of c" in caplog.text
 
 
+def test_rows_of_tables_with_different_columns_stay_under_their_titles(documentation: Any, tmp_path: Path) -> None:
+    table = "## {}\n\n| | k=0 | {} |\n|---|---:|---:|\n| a | {} | {} % |\n\n"
+    (tmp_path / "page.md").write_text(table.format("One", "above", 1, 2) + table.format("Two", "success", 3, 4))
+    assert documentation.with_rows("<!-- rows of a in page.md -->\n", tmp_path).splitlines() == [
+        "| family | k=0 | above | success |",
+        "|---|---:|---:|---:|",
+        "| One | 1 | 2 % |  |",
+        "| Two | 3 |  | 4 % |",
+    ]
+
+
 def test_numbers_do_not_wrap(documentation: Any) -> None:
     unbroken = documentation.with_unbroken_numbers
     assert unbroken("<p>takes 4.1 s, [-1.5, 2], 40 %</p>") == "<p>takes 4.1\xa0s, [-1.5,\xa02], 40\xa0%</p>"
