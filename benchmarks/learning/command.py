@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.learning.page import Draw, Tables, draw_charts, draw_curves, tables, write_page
-from benchmarks.learning.plan import Family, Plan
+from benchmarks.learning.plan import Plan
 from benchmarks.learning.training import Job, run_jobs
 from maml_rl.arguments import suggest
 from maml_rl.cli.console import Parser
@@ -41,28 +41,25 @@ def run(
             if name not in known:
                 parser.error(f"--{what} has no {name!r}{suggest(name, list(known))}")
     if options.train:
-        missing = _missing(plan)
+        asked = options.families
+        missing = _missing(plan, asked or list(plan.families))
         for name, extra in missing.items():
             remedy = f"{name} needs the extra {extra}; docs/families.md says how to install it"
-            if name in options.families:
+            if asked:
                 parser.error(f"--families: {remedy}")
-            if not options.families:
-                print(f"left out: {remedy}")
-        options.families = options.families or [name for name in plan.families if name not in missing]
+            print(f"left out: {remedy}")
+        options.families = asked or [name for name in plan.families if name not in missing]
         run_jobs(_jobs(plan, options), options.minutes)
     write_page(plan, tables)
     charts = draw_charts(plan, draw)
     print("\n".join(f"written: {path}" for path in (plan.page, *charts)))
 
 
-def _missing(plan: Plan) -> dict[str, str]:
-    """Return the families that cannot be made here, and the extra that each of them needs."""
-    extras = {name: FAMILIES[_env_name(plan, family)].extra for name, family in plan.families.items()}
+def _missing(plan: Plan, names: Sequence[str]) -> dict[str, str]:
+    """Return which of the families cannot be made here, and the extra that each of them needs."""
+    method = next(iter(plan.methods.values()))
+    extras = {name: FAMILIES[method.config(plan.families[name], 0).env_name].extra for name in names}
     return {name: extra for name, extra in extras.items() if extra and importlib.util.find_spec(extra) is None}
-
-
-def _env_name(plan: Plan, family: Family) -> str:
-    return next(iter(plan.methods.values())).config(family, 0).env_name
 
 
 def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:
