@@ -1,6 +1,7 @@
 """An environment that dies, hangs or raises an error at a given place, in the processes of the tests of sampling."""
 
 import ctypes
+import gc
 import itertools
 import json
 import os
@@ -129,6 +130,9 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
 
     def _raise_huge(self) -> None:
         raise RuntimeError("x" * 50_000_000)
+
+    def _collect(self) -> None:
+        gc.collect()
 
     def _work(self) -> None:
         """Take one third of the `step_timeout` of the tests of deadlines."""

@@ -17,6 +17,8 @@ from gymnasium import spaces
 from maml_rl.envs import Retry
 
 HORIZON = 6
+# Ends the calls that never return, after the tests: threads cannot be killed, and some tests fork this process.
+OVER = threading.Event()
 # Latencies and faults are drawn from the operating system: no sampled value may depend on them.
 _CHANCE = random.SystemRandom()
 
@@ -93,7 +95,7 @@ class SlowEnv(gymnasium.Env[Any, Any]):
             (self._marker / f"{what}-{_CHANCE.randrange(2**60)}").touch()
 
     def _never_return(self) -> None:
-        threading.Event().wait()
+        OVER.wait()
 
 
 class AwaitedEnv(SlowEnv):

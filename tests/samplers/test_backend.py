@@ -20,7 +20,8 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.placement import Placement
 from maml_rl.seeding import PhaseStreams
 
-pytestmark = pytest.mark.timeout(60)
+# Longer than `step_timeout`, whose error shows where a child hangs.
+pytestmark = pytest.mark.timeout(90)
 
 # Forked children share the torch of this process, and so start at once.
 BACKENDS: dict[str, dict[str, Any]] = {

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import torch
 from gymnasium import spaces
-from slow_env import HORIZON, AwaitedEnv, FixedThreadEnv, SlowEnv, WaitingEnv
+from slow_env import HORIZON, OVER, AwaitedEnv, FixedThreadEnv, SlowEnv, WaitingEnv
 
 from maml_rl import MultiTaskSampler
 from maml_rl.config.config import Config
@@ -51,6 +52,18 @@ def digests(env: Any, policy: Policy | None = None, **options: Any) -> tuple[lis
                 }
             found.append(sampler.rollout(sampler.sample_tasks(TASKS), params).digest())
         return found, sampler.retries
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_thread_left() -> Iterator[None]:
+    OVER.clear()
+    before = threading.active_count()
+    yield
+    OVER.set()
+    until = time.monotonic() + 5.0
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
 
 
 @pytest.fixture(scope="module")

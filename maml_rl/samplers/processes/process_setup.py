@@ -2,6 +2,7 @@
 
 import faulthandler
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -36,6 +37,9 @@ class ChildEnds(NamedTuple):
 
 def enter_child(ends: ChildEnds) -> None:
     """Set up this process, just started, as a child; the caller has blocked SIGINT around the start."""
+    # What it was forked with is the parent's: garbage of the parent, once collected here, would delete the parent's
+    # files or wait for its threads. Nor does a collection write to pages that both share.
+    gc.freeze()
     # A process group of its own: Ctrl-C in a terminal does not reach it, and helpers of the environment end with it.
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)

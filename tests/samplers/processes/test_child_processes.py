@@ -1,5 +1,6 @@
 """Children as processes: their start, their end, their helper processes, and their imports."""
 
+import gc
 import os
 import signal
 import threading
@@ -57,6 +58,26 @@ def test_helpers_of_an_environment_end_with_it(tmp_path: Path) -> None:
         assert len(helpers) == NUM_SLOTS
     pids = [int(pid) for pid in pid_file.read_text().split()]
     assert are_gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds=2.0)
+
+
+def test_garbage_of_the_parent_is_not_collected_in_a_forked_child(tmp_path: Path) -> None:
+    class Unreachable:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    gc.disable()
+    try:
+        Unreachable()
+        with make_parallel(fault="collect", place=1, marker=str(tmp_path / "collected")) as vector_env:
+            play(vector_env)
+    finally:
+        gc.enable()
+    assert (tmp_path / "collected").exists()
+    gc.collect()
+    assert {path.name for path in tmp_path.iterdir()} == {"collected", str(os.getpid())}
 
 
 @pytest.mark.slow
