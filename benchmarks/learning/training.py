@@ -70,10 +70,11 @@ class Job:
     def rows(self) -> list[Row]:
         """Return the rows that exist: the published ones of a whole training, else those of the run.
 
-        A published training that is incomplete starts again if its run is missing.
+        A published training that is incomplete starts again if its run is missing. Rows with other settings do not
+        count, and `train` refuses to continue their run.
         """
-        published = self._published()
-        return published if self._is_over(published) else read_rows(self.run_csv)
+        published = [row for row in self._by_settings(self.csv)[0] if row.seed == self.seed]
+        return published if self._is_over(published) else self._by_settings(self.run_csv)[0]
 
     def is_over(self) -> bool:
         """Return whether nothing is left to do."""
@@ -84,22 +85,19 @@ class Job:
 
         With them it loses the rows of all trainings with other settings.
         """
-        rows = [*(each for each in read_rows(self.run_csv) if each.key != row.key), row]
+        rows = [*(each for each in self._by_settings(self.run_csv)[0] if each.key != row.key), row]
         write_rows(self.run_csv, rows)
-        alike, different = self._by_settings()
+        alike, different = self._by_settings(self.csv)
         replaced = [each for each in alike if each.seed == self.seed] + different
         if row.env_steps >= max((each.env_steps for each in replaced), default=0):
             write_rows(self.csv, [*(each for each in alike if each.seed != self.seed), *rows])
 
-    def _published(self) -> list[Row]:
-        return [row for row in self._by_settings()[0] if row.seed == self.seed]
-
-    def _by_settings(self) -> tuple[list[Row], list[Row]]:
-        """Return the rows of the CSV file with the plan's settings, or with unknown ones, and those with others."""
+    def _by_settings(self, csv: Path) -> tuple[list[Row], list[Row]]:
+        """Return the rows of a CSV file with the plan's settings, or with unknown ones, and those with others."""
         # The digest needs the config, which is read from its file.
         of_plan = {"", self.method.settings(self.family)}
         alike, different = list[Row](), list[Row]()
-        for row in read_rows(self.csv):
+        for row in read_rows(csv):
             (alike if row.settings in of_plan else different).append(row)
         return alike, different
 

@@ -14,8 +14,9 @@ from benchmarks.learning import page
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON, Family, Method, Plan, named
 from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
-from benchmarks.learning.training import Job, turns
+from benchmarks.learning.training import Job, run_jobs, turns
 from benchmarks.suite import SUITE
+from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate, pooled_intervals
 from maml_rl.experiment.load_policy import load_policy
@@ -71,6 +72,16 @@ def test_rows_of_other_settings_are_replaced_together_by_a_training_that_is_as_l
     assert [each.settings for each in read_rows(csv)] == ["", settings, settings, ""]
     write_rows(csv, [replace(row(0, 8, 1, 1), settings="other")])
     assert not job.is_over()
+
+
+def test_run_with_other_settings_is_neither_taken_for_that_of_the_plan_nor_continued(tmp_path: Path) -> None:
+    (job, _) = tiny_jobs(tmp_path, FAMILY)
+    run_jobs([job], 5.0)
+    assert job.is_over()
+    other = replace(job, method=replace(job.method, changes={"fast-lr": 0.3}))
+    assert [point for _, point in turns([other])] == other.points()
+    with pytest.raises(ConfigError, match=r"seed-0.*fast-lr"):
+        run_jobs([other], 5.0)
 
 
 def test_settings_differ_where_a_training_would_and_not_by_its_seed_or_length() -> None:
