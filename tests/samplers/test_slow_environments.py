@@ -57,13 +57,13 @@ def digests(env: Any, policy: Policy | None = None, **options: Any) -> tuple[lis
 @pytest.fixture(scope="module", autouse=True)
 def no_thread_left() -> Iterator[None]:
     OVER.clear()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     yield
     OVER.set()
-    until = time.monotonic() + 5.0
-    while threading.active_count() > before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(5.0)
+    assert not [thread for thread in started if thread.is_alive()]
 
 
 @pytest.fixture(scope="module")
