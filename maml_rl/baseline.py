@@ -297,7 +297,7 @@ def _features(vectors: Tensor, steps: Tensor, real: Tensor) -> Tensor:
 
 
 def _solve(features: Tensor, targets: Tensor, count: Tensor, reg_coeff: float) -> Tensor:
-    """Solve the normal equations of every task.
+    """Solve the ridge regression of every task, by as many equations as it has features or steps, whichever are fewer.
 
     Args:
         features: (M, N, F), zero on padding.
@@ -308,18 +308,28 @@ def _solve(features: Tensor, targets: Tensor, count: Tensor, reg_coeff: float) -
     Returns:
         (M, F) finite weights.
     """
-    gram = torch.bmm(features.mT, features)
-    moments = torch.bmm(features.mT, targets.unsqueeze(-1))
-    scale = (gram.diagonal(dim1=-2, dim2=-1) / count.clamp(min=1.0).unsqueeze(-1)).sqrt().unsqueeze(-1)
+    fewer_steps = features.shape[1] < features.shape[2]
+    if fewer_steps:
+        squares, moments = features.square().sum(1), targets.unsqueeze(-1)
+    else:
+        gram, moments = torch.bmm(features.mT, features), torch.bmm(features.mT, targets.unsqueeze(-1))
+        squares = gram.diagonal(dim1=-2, dim2=-1)
+    scale = (squares / count.clamp(min=1.0).unsqueeze(-1)).sqrt().unsqueeze(-1)
     scale = torch.where(scale > 0.0, scale, 1.0)
-    gram, moments = gram / (scale * scale.mT), moments / scale
+    if fewer_steps:
+        # The weights are a sum of the steps' features, X'a with (XX' + ridge) a = y: the same as (X'X + ridge) w = X'y.
+        features = features / scale.mT
+        gram = torch.bmm(features, features.mT)
+    else:
+        gram, moments = gram / (scale * scale.mT), moments / scale
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     ridge = gram.new_full((len(gram), 1, 1), reg_coeff)
-    weights = torch.zeros_like(moments)
+    weights = features.new_zeros((len(features), features.shape[2], 1))
     unsolved = torch.ones(len(gram), dtype=torch.bool, device=gram.device)
     for _ in range(_MAX_RAISES):
         factor, failed = torch.linalg.cholesky_ex(gram + ridge * identity)
-        solution = torch.cholesky_solve(moments, factor) / scale
+        solution = torch.cholesky_solve(moments, factor)
+        solution = (torch.bmm(features.mT, solution) if fewer_steps else solution) / scale
         solved = unsolved & (failed == 0) & torch.isfinite(solution).all(dim=-2).squeeze(-1)
         weights = torch.where(solved[:, None, None], solution, weights)
         unsolved = unsolved & ~solved

@@ -67,6 +67,48 @@ def test_values_equal_least_squares_on_the_real_steps_of_each_task():
             np.testing.assert_allclose(final_values[task, episode].numpy(), final[0], rtol=1e-4, atol=1e-4)
 
 
+def wide(num_empty: int = 0) -> TaskEpisodes:
+    """Episodes of two tasks with 26 and 30 steps, and empty ones; a context is among the 40 entries of observations."""
+    generator = np.random.default_rng(0)
+    contexts = np.broadcast_to(generator.random((2, 1, 1, 30)), (2, 10, 3 + num_empty, 30))
+    observations = np.concatenate((generator.normal(size=(*contexts.shape[:3], 10)), contexts), axis=-1)
+    lengths = np.pad([[10, 6, 10], [10, 10, 10]], ((0, 0), (0, num_empty)))
+    real = np.arange(10)[None, :, None] < lengths[:, None, :]
+    ends, rewards = np.ones(lengths.shape, bool), np.where(real, generator.random(real.shape), 0.0)
+    observations = np.where(real[..., None], observations, 0.0)
+    return TaskEpisodes(
+        observations, np.zeros(real.shape), rewards, lengths, ~ends, ends, observations[:, 0], gamma=0.9
+    )
+
+
+def test_fit_with_fewer_steps_than_features_is_the_ridge_regression_too():
+    episodes = wide()
+    baseline = LinearFeatureBaseline(40, reg_coeff=1e-2).fit(episodes)
+    values = baseline(episodes).numpy()
+    assert baseline.feature_size > episodes.mask[0].numel()
+    for task in range(2):
+        real = episodes.mask[task].numpy() > 0
+        steps = np.broadcast_to(np.arange(10)[:, None], real.shape)[real]
+        features = design(episodes.observations[task].numpy()[real], steps)
+        # The ridge is on features of unit root mean square; augmented rows make a least-squares problem of it.
+        features /= np.sqrt((features**2).mean(0)).clip(min=1e-30)
+        rows = np.concatenate((features, 0.1 * np.eye(features.shape[1])))
+        targets = np.concatenate((episodes.returns[task].numpy()[real], np.zeros(features.shape[1])))
+        weights = np.linalg.lstsq(rows, targets, rcond=None)[0]
+        np.testing.assert_allclose(values[task][real], features @ weights, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("reg_coeff", [1e-5, 1e-2])
+def test_fit_is_the_same_with_fewer_steps_than_features_and_with_more(reg_coeff):
+    few, many = wide(), wide(num_empty=10)
+    many.observations[:, :, :3], many.rewards[:, :, :3] = few.observations, few.rewards
+    many.final_observations[:, :3] = few.final_observations
+    one, other = (LinearFeatureBaseline(40, reg_coeff).fit(episodes) for episodes in (few, many))
+    assert few.mask[0].numel() < one.feature_size <= many.mask[0].numel()
+    torch.testing.assert_close(other(many)[:, :, :3], one(few), rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(other.final_values(many)[:, :3], one.final_values(few), rtol=0.0, atol=1e-5)
+
+
 def test_padded_steps_never_enter_the_fit():
     episodes = make([[4, 9], [7, 2]])
     clean = LinearFeatureBaseline(3).fit(episodes)(episodes).clone()
