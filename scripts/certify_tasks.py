@@ -90,7 +90,7 @@ _BENCHMARKS: dict[str, tuple[str, str, dict[str, Any], int, int, int | str, int]
         10,
     ),
     "ant-dir-v1": (
-        "All directions of the plane, after 20 episodes of 100 steps.",
+        "Forward and backward, after 20 episodes of 100 steps.",
         "AntDir-v5",
         _CHEETAH,
         100,
