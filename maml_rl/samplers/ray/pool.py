@@ -10,7 +10,7 @@ import itertools
 import logging
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from time import monotonic
@@ -385,7 +385,7 @@ class RayPool:
                 owned.worker = None
         for depth in range(_IN_FLIGHT):
             for actor in ready:
-                if self._waiting and len(actor.calls) == depth:
+                if self._waiting and _takes(actor.calls, depth, self._waiting[0]):
                     actor.give(self._waiting.popleft())
         slow = self._slow_units()
         for actor in ready:
@@ -518,6 +518,15 @@ class RayPool:
             piece.losses = list(unit.losses)
             self._open.add(piece)
             self._waiting.append(piece)
+
+
+def _takes(calls: Collection[Call], depth: int, unit: Unit) -> bool:
+    """Return whether an actor with these calls takes a unit when actors have `depth` of them.
+
+    A unit that has lost an actor has the next one to itself: an actor that dies in one call may take the reply to the
+    call before with it, which then seems to be the cause.
+    """
+    return len(calls) == depth and not (depth and (unit.losses or any(call.unit.losses for call in calls)))
 
 
 def _place(unit: Unit, reply: Raised) -> str:

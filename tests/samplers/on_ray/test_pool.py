@@ -299,6 +299,30 @@ def test_assigning_units_polls_each_actor_a_few_times_for_any_number_of_units(
     assert looks(800) < 12
 
 
+def test_unit_whose_reply_was_lost_with_an_actor_is_not_taken_for_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, _ = pool_of({"1": 1}, monkeypatch)
+    pool._hire(1)
+    harmless, deadly = Unit("harmless", ()), Unit("deadly", ())
+    pool._open, pool._waiting = {harmless, deadly}, deque([harmless, deadly])
+    given = []
+    with pytest.raises(ChildEnvError, match="2 Ray actors were lost in deadly"):
+        for _ in range(4):
+            (actor,) = pool._actors
+            introduce(pool, actor, "1")
+            pool._assign()
+            units = [call.unit for call in actor.calls]
+            given.append([unit.method for unit in units])
+            if deadly in units:
+                pool._lose(actor, "was lost, with its reply to the call before")
+            else:
+                actor.take_call()
+                pool._open.discard(harmless)
+                pool._actors.remove(actor)
+                pool._refill()
+    assert given[0] == ["harmless", "deadly"]
+    assert ["harmless"] in given
+
+
 # The choice of the cluster.
 
 
