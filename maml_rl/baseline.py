@@ -308,28 +308,23 @@ def _solve(features: Tensor, targets: Tensor, count: Tensor, reg_coeff: float) -
     Returns:
         (M, F) finite weights.
     """
-    fewer_steps = features.shape[1] < features.shape[2]
-    if fewer_steps:
-        squares, moments = features.square().sum(1), targets.unsqueeze(-1)
-    else:
-        gram, moments = torch.bmm(features.mT, features), torch.bmm(features.mT, targets.unsqueeze(-1))
-        squares = gram.diagonal(dim1=-2, dim2=-1)
-    scale = (squares / count.clamp(min=1.0).unsqueeze(-1)).sqrt().unsqueeze(-1)
-    scale = torch.where(scale > 0.0, scale, 1.0)
-    if fewer_steps:
+    if features.shape[1] < features.shape[2]:
+        scale = _root_mean_square(features.square().sum(1), count)
         # The weights are a sum of the steps' features, X'a with (XX' + ridge) a = y: the same as (X'X + ridge) w = X'y.
         features = features / scale.mT
-        gram = torch.bmm(features, features.mT)
+        gram, moments, basis = torch.bmm(features, features.mT), targets.unsqueeze(-1), features.mT
     else:
+        gram, moments, basis = torch.bmm(features.mT, features), torch.bmm(features.mT, targets.unsqueeze(-1)), None
+        scale = _root_mean_square(gram.diagonal(dim1=-2, dim2=-1), count)
         gram, moments = gram / (scale * scale.mT), moments / scale
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     ridge = gram.new_full((len(gram), 1, 1), reg_coeff)
-    weights = features.new_zeros((len(features), features.shape[2], 1))
+    weights = torch.zeros_like(scale)
     unsolved = torch.ones(len(gram), dtype=torch.bool, device=gram.device)
     for _ in range(_MAX_RAISES):
         factor, failed = torch.linalg.cholesky_ex(gram + ridge * identity)
         solution = torch.cholesky_solve(moments, factor)
-        solution = (torch.bmm(features.mT, solution) if fewer_steps else solution) / scale
+        solution = (solution if basis is None else torch.bmm(basis, solution)) / scale
         solved = unsolved & (failed == 0) & torch.isfinite(solution).all(dim=-2).squeeze(-1)
         weights = torch.where(solved[:, None, None], solution, weights)
         unsolved = unsolved & ~solved
@@ -337,6 +332,12 @@ def _solve(features: Tensor, targets: Tensor, count: Tensor, reg_coeff: float) -
             break
         ridge = torch.where(unsolved[:, None, None], (10.0 * ridge).clamp(min=_FIRST_RAISE), ridge)
     return weights.squeeze(-1)
+
+
+def _root_mean_square(squares: Tensor, count: Tensor) -> Tensor:
+    """Return that of features with these sums of squares (M, F), (M, F, 1); 1 where it is zero."""
+    scale = (squares / count.clamp(min=1.0).unsqueeze(-1)).sqrt().unsqueeze(-1)
+    return torch.where(scale > 0.0, scale, 1.0)
 
 
 def __dir__() -> list[str]:

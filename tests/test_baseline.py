@@ -21,7 +21,8 @@ def make(lengths: Any, observations: Any = None, rewards: Any = None, seed: int 
     steps = int(counts.max())
     grid = (len(counts), steps, counts.shape[1])
     real = np.arange(steps)[None, :, None] < counts[:, None, :]
-    drawn = generator.normal(size=(*grid, 3)) if observations is None else np.broadcast_to(observations, (*grid, 3))
+    size = 3 if observations is None else observations.shape[-1]
+    drawn = generator.normal(size=(*grid, 3)) if observations is None else np.broadcast_to(observations, (*grid, size))
     paid = generator.normal(size=grid) if rewards is None else np.broadcast_to(rewards, grid)
     everywhere = np.ones(counts.shape, bool)
     return TaskEpisodes(
@@ -31,7 +32,7 @@ def make(lengths: Any, observations: Any = None, rewards: Any = None, seed: int 
         counts,
         ends.get("terminated", ~everywhere),
         ends.get("truncated", everywhere),
-        generator.normal(size=(*counts.shape, 3)),
+        generator.normal(size=(*counts.shape, size)),
         gamma=0.9,
     )
 
@@ -67,18 +68,11 @@ def test_values_equal_least_squares_on_the_real_steps_of_each_task():
             np.testing.assert_allclose(final_values[task, episode].numpy(), final[0], rtol=1e-4, atol=1e-4)
 
 
-def wide(num_empty: int = 0) -> TaskEpisodes:
-    """Episodes of two tasks with 26 and 30 steps, and empty ones; a context is among the 40 entries of observations."""
-    generator = np.random.default_rng(0)
-    contexts = np.broadcast_to(generator.random((2, 1, 1, 30)), (2, 10, 3 + num_empty, 30))
-    observations = np.concatenate((generator.normal(size=(*contexts.shape[:3], 10)), contexts), axis=-1)
-    lengths = np.pad([[10, 6, 10], [10, 10, 10]], ((0, 0), (0, num_empty)))
-    real = np.arange(10)[None, :, None] < lengths[:, None, :]
-    ends, rewards = np.ones(lengths.shape, bool), np.where(real, generator.random(real.shape), 0.0)
-    observations = np.where(real[..., None], observations, 0.0)
-    return TaskEpisodes(
-        observations, np.zeros(real.shape), rewards, lengths, ~ends, ends, observations[:, 0], gamma=0.9
-    )
+def wide() -> TaskEpisodes:
+    """Episodes of two tasks with 26 and 30 steps; of the 40 entries of observations, 30 are the same in all of them."""
+    observations = np.random.default_rng(0).normal(size=(2, 10, 3, 40))
+    observations[..., 10:] = observations[:, :1, :1, 10:]
+    return make([[10, 6, 10], [10, 10, 10]], observations)
 
 
 def test_fit_with_fewer_steps_than_features_is_the_ridge_regression_too():
@@ -100,8 +94,10 @@ def test_fit_with_fewer_steps_than_features_is_the_ridge_regression_too():
 
 @pytest.mark.parametrize("reg_coeff", [1e-5, 1e-2])
 def test_fit_is_the_same_with_fewer_steps_than_features_and_with_more(reg_coeff):
-    few, many = wide(), wide(num_empty=10)
-    many.observations[:, :, :3], many.rewards[:, :, :3] = few.observations, few.rewards
+    few = wide()
+    empty = [(0, 0), (0, 0), (0, 10)]
+    lengths, rewards = np.pad(few.lengths, empty[1:]), np.pad(few.rewards, empty)
+    many = make(lengths, np.pad(few.observations, [*empty, (0, 0)]), rewards)
     many.final_observations[:, :3] = few.final_observations
     one, other = (LinearFeatureBaseline(40, reg_coeff).fit(episodes) for episodes in (few, many))
     assert few.mask[0].numel() < one.feature_size <= many.mask[0].numel()
