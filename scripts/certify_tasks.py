@@ -95,8 +95,8 @@ _BENCHMARKS: dict[str, tuple[str, str, dict[str, Any], int, int, int | str, int]
         _CHEETAH,
         100,
         20,
-        40,
-        3,
+        "all",
+        10,
     ),
     "walker2d-rand-params-v1": (
         "Dynamics parameters of a walker, after 20 episodes of 200 steps.",
