@@ -61,8 +61,8 @@ _TUNED_FOR_VELOCITIES = {
     "maml-trpo": {"max-kl": 0.08, "fast-lr": 0.25},
     **{name: {"max-kl": 0.03} for name in (PRETRAIN.name, ORACLE.name, RANDOM.name)},
 }
-# Found likewise on AntDir. Where its noise is as large as the actuators' range, as on other families, an ant falls before
-# it can learn to walk, so RL2 has the unit of actions of the other methods here.
+# Found likewise on AntDir. With noise as large as the actuators' range, as RL2 has on other families, ants fall before
+# they can learn to walk; so here its unit of actions is that of the other methods.
 _TUNED_FOR_ANTS = {"rl2-control": {"algorithm-settings": {"learning-rate": 8e-4}}}
 _STEP_OF_NAVIGATION = {"promp": {"algorithm-settings": {"learning-rate": 1e-2}}}
 FAMILIES = (
