@@ -89,6 +89,7 @@ def test_every_experiment_has_a_config() -> None:
     others |= {"ad/dark-room.yaml", "ad/bandit-k5-n10.yaml", "dpt/bandit-k5-n100.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10")
     memories += (
+        "ant-dir-2x100",
         "gridnavi",
         "gridnavi-large-batch",
         "halfcheetah-dir-2x200",
