@@ -280,7 +280,7 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
     # What intervals of several seeds cover comes first.
     scope = "; where there is one seed, ".join(sorted({intervals_cover(each) for each in measured.values()}))
     cautions = [f"{name}: {each}." for name, rows in measured.items() for each in interval_cautions(rows)]
-    whole = f"A whole training has {family.steps / 1e6:g} M environment steps."
+    whole = f"A whole training has {family.steps / 1e6:g} M environment steps, or fewer where episodes end early."
     note = " ".join([whole, f"Brackets hold 95 % intervals: {scope}.", *cautions])
     return "\n".join(lines) + f"\n\n{note}"
 
