@@ -18,13 +18,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from benchmarks.suite import SUITE
 from maml_rl import __version__
 from maml_rl.cli.console import Parser
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
+from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
@@ -85,7 +85,7 @@ def search(options: argparse.Namespace) -> None:
     import optuna
 
     config = base_config(options.config)
-    fixed = {key: yaml.safe_load(text) for key, text in map(_pair, options.set)}
+    fixed = {key: parse_value(text, f"--set {key}") for key, text in map(_pair, options.set)}
     config = changed(config, {**fixed, "seed": options.seed})
     space = {key: distribution_of(key, text) for key, text in map(_pair, options.search)}
     # All values are checked before anything is trained.
@@ -98,11 +98,15 @@ def search(options: argparse.Namespace) -> None:
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
     )
     study.add_trials(read_trials(options.csv, space))
+    # Optuna counts a trial that waits, too.
+    remaining = options.trials - len(study.trials)
     own = own_values(config, space)
     if own is not None and not study.trials:
         study.enqueue_trial(own)
     deadline = monotonic() + 60.0 * options.minutes
-    while len(study.trials) < options.trials and monotonic() < deadline:
+    for _ in range(remaining):
+        if monotonic() >= deadline:
+            break
         trial = study.ask(space)
         began = monotonic()
 
@@ -110,7 +114,7 @@ def search(options: argparse.Namespace) -> None:
             trial.report(value, rung)
             return bool(trial.should_prune())
 
-        values = {key: yaml.safe_load(x) if isinstance(x, str) else x for key, x in trial.params.items()}
+        values = {key: parse_value(x, key) if isinstance(x, str) else x for key, x in trial.params.items()}
         folder, state = options.runs / str(trial.number), optuna.trial.TrialState.PRUNED
         try:
             value, steps = train_trial(changed(config, values), folder, options.env_steps, options.num_workers, ends)
@@ -237,7 +241,7 @@ def read_trials(path: Path, space: Mapping[str, "BaseDistribution"]) -> list["Fr
         params = {
             key: row[key]
             if isinstance(each, optuna.distributions.CategoricalDistribution)
-            else yaml.safe_load(row[key])
+            else parse_value(row[key], str(path))
             for key, each in space.items()
         }
         trials.append(
@@ -306,7 +310,7 @@ def _extremes(distribution: "BaseDistribution") -> list[Any]:
     """Return all choices, or the lowest and the highest number."""
     choices = getattr(distribution, "choices", None)
     if choices is not None:
-        return [yaml.safe_load(choice) for choice in choices]
+        return [parse_value(choice, "--search") for choice in choices]
     return [getattr(distribution, bound) for bound in ("low", "high")]
 
 

@@ -161,6 +161,16 @@ def test_search_finds_the_best_ends_bad_trials_and_continues_from_its_file(
     assert seeds == {7000}
 
 
+def test_numbers_may_have_an_exponent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(tune, "train_trial", judge)
+    space = ("fast-lr=1e-2|1e-1", "max-kl=1e-05:1.0001e-05")
+    first = search(tmp_path / "trials.csv", 1, space, "--set", "fast-lr=1e-2", "max-kl=1e-05")
+    assert first[0]["max-kl"] == "1e-05"
+    again = search(tmp_path / "trials.csv", 2, space, "--set", "fast-lr=1e-2", "max-kl=1e-05")
+    assert again[0] == first[0]
+
+
 @pytest.mark.parametrize(
     ("space", "further", "message"),
     [
