@@ -64,6 +64,27 @@ _TUNED_FOR_VELOCITIES = {
 # Found likewise on AntDir. With noise as large as the actuators' range, as RL2 has on other families, ants fall before
 # they can learn to walk; so here its unit of actions is that of the other methods.
 _TUNED_FOR_ANTS = {"rl2-control": {"algorithm-settings": {"learning-rate": 8e-4}}}
+# A memory that can hold what each action of a state gave: that of rl2/tabular-mdp-n10-transformer. Step size, number of
+# trials and weight of the entropy were searched with another seed.
+_TUNED_FOR_PROCESSES = {
+    "rl2": {
+        "gae-lambda": 0.5,
+        "meta-batch-size": 200,
+        "algorithm-settings": {
+            "cell": "transformer",
+            "context": 20,
+            "num-layers": 2,
+            "num-heads": 4,
+            "token-shift": True,
+            "value": "head",
+            "value-lambda": 1.0,
+            "reward-prediction-coefficient": 2.0,
+            "num-epochs": 3,
+            "learning-rate": 1.1e-3,
+            "entropy-coefficient": 0.005,
+        },
+    }
+}
 _STEP_OF_NAVIGATION = {"promp": {"algorithm-settings": {"learning-rate": 1e-2}}}
 FAMILIES = (
     replace(NAVIGATION, steps=10_000_000),
@@ -90,7 +111,13 @@ FAMILIES = (
         **_as_halfcheetah_dir(_TUNED_FOR_VELOCITIES, low=0.0, high=2.0),
     ),
     Family("ant-dir", "AntDir, horizon 100", "ant-dir.yaml", 10_000_000, **_as_halfcheetah_dir(_TUNED_FOR_ANTS)),
-    Family("tabular-mdp", "Tabular MDPs", "tabular-mdp.yaml", 20_000_000, algorithm_changes=_STEP_OF_NAVIGATION),
+    Family(
+        "tabular-mdp",
+        "Tabular MDPs",
+        "tabular-mdp.yaml",
+        20_000_000,
+        algorithm_changes={**_STEP_OF_NAVIGATION, **_TUNED_FOR_PROCESSES},
+    ),
     Family(
         "walker2d-rand-params",
         "Walker2D with random parameters, horizon 200",
