@@ -23,6 +23,7 @@ import maml_rl
 from benchmarks import published, time_to_result
 from benchmarks.learning.page import chart_of
 from benchmarks.learning.plan import COMPARISON
+from benchmarks.learning.results import read_rows
 from benchmarks.suite import SUITE
 from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
@@ -249,6 +250,21 @@ def test_every_chart_is_drawn_by_a_command_on_a_page() -> None:
         command = chart.name in others or (chart.suffix == ".png" and "scripts.picture_report" in others)
         assert shown, chart.name
         assert chart.name in drawn or command, chart.name
+
+
+def test_returns_of_single_trainings_are_those_of_their_csv_files() -> None:
+    checked = 0
+    for section in PAGES["notes/recurrent-memory.md"].split("\n## "):
+        for method, mark, *shown in re.findall(
+            r"^\| ([\w-]+) \| ([\d.]+) M \| (.*?) \| (.*?) \| (.*?) \|$", section, re.MULTILINE
+        ):
+            (family,) = re.findall(r"--families (\S+) --methods", section)
+            rows = read_rows(DOCS / "results" / family / f"{method}.csv")
+            for seed, value in enumerate(shown):
+                at = [row for row in rows if row.seed == seed and 0.95e6 < row.env_steps / float(mark) < 1.05e6]
+                assert value.strip() == (f"{at[-1].returns()[1]:.1f}" if at else ""), (family, method, mark, seed)
+                checked += bool(at)
+    assert checked > 100
 
 
 def test_rows_of_a_name_come_from_the_first_table_of_every_section(
