@@ -8,7 +8,16 @@ import pytest
 from benchmarks import published, suite, time_to_result
 from benchmarks.learning.plan import Family, Method, Plan, env_steps_of, named
 from benchmarks.learning.results import Row, write_rows
+from maml_rl.config import load_config
+from maml_rl.config.catalog import find_config
+from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners.registry import algorithm_of
+from tests.envs.contract import marks
+
+FAMILIES = [
+    pytest.param(family, id=family.name, marks=marks(suite.SUITE.methods["maml-trpo"].config(family, 0).env_name))
+    for family in suite.SUITE.families.values()
+]
 
 
 @pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN, published.PLAN], ids=lambda plan: plan.page.stem)
@@ -16,6 +25,22 @@ def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
     for family in plan.families.values():
         for name in family.methods or plan.methods:
             algorithm_of(plan.methods[name].config(family, 3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_training_of_a_family_can_be_made(family: Family) -> None:
+    for name in family.methods:
+        make_experiment(suite.SUITE.methods[name].config(family, 0))
+
+
+@pytest.mark.parametrize("name", ["varibad", "pearl"])
+def test_learners_of_experience_have_the_settings_of_a_config_for_the_family(name: str) -> None:
+    for family in ("halfcheetah-dir", "halfcheetah-vel"):
+        shipped = load_config(find_config(f"{name}/{family}"))
+        planned = suite.SUITE.methods[name].config(suite.SUITE.families[f"{family}-2x200"], 0)
+        assert planned.algorithm_settings == shipped.algorithm_settings
+        assert planned.hidden_sizes == shipped.hidden_sizes
+        assert planned.num_steps == shipped.num_steps
 
 
 def test_every_family_has_the_settings_of_rl2_that_suit_it() -> None:
