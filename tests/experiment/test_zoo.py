@@ -21,7 +21,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment import zoo as zoo_module
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.statistics import student_quantile
+from maml_rl.experiment.statistics import ENOUGH_TASKS, student_quantile
 from maml_rl.experiment.train import train
 from maml_rl.experiment.zoo import EVALUATION, MOST_BYTES, add_to_zoo, folder_size, returns_digest
 from maml_rl.runs.system import describe_system
@@ -76,9 +76,9 @@ def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
     if not np.any(gains.mean(axis=0) > reach):
         # Only a policy that acts on what it observed can adapt within its first episode, to above random actions.
         assert found["columns"] == "episode"
-        # Fewer tasks than usual, since those of Meta-World take long, but enough for an interval.
+        # No more tasks than an interval needs, since those of Meta-World take long.
         experiment = make_experiment(load_config(zoo()[name] / "config.json"))
-        initial = evaluate(experiment, meta_batch_size=20, num_workers=0)
+        initial = evaluate(experiment, meta_batch_size=ENOUGH_TASKS, num_workers=0)
         # Equal returns, as of a sparse reward that is never found, have no interval.
         unadapted = initial.intervals()[0, 0 if np.ptp(initial.task_returns()) == 0.0 else 2]
         assert intervals_of(found)[0][1] > unadapted
