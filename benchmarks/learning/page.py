@@ -65,10 +65,11 @@ def write_page(plan: Plan, tables: Tables) -> None:
 
 
 def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
-    """Return the rows of all methods that have any, by name; another plan may have trained them for longer."""
+    """Return the rows of the family's methods that have any, by name; another plan may have trained them for longer."""
     found = {
         name: [row for row in read_rows(plan.folder(family) / f"{name}.csv") if row.env_steps <= family.steps]
         for name in plan.methods
+        if not family.methods or name in family.methods
     }
     return {name: rows for name, rows in found.items() if rows}
 

@@ -29,7 +29,7 @@ class Family:
         algorithm_changes: of the config, by the name of the method or, where it is missing, of the algorithm.
         test_changes: of the config, in evaluations.
         ends_at_threshold: whether a training ends where it has passed the threshold.
-        methods: the names of those that are trained here unless others are asked for; if empty, all of a plan's.
+        methods: the names of those that are on the page, and trained here unless others are asked for; if empty, all.
     """
 
     name: str

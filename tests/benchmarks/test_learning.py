@@ -393,6 +393,14 @@ def test_rows_beyond_the_length_of_the_plan_are_not_shown(tmp_path: Path) -> Non
     assert [each.iteration for each in page.rows_of(plan, replace(FAMILY, steps=100))["promp"]] == [0, 1]
 
 
+def test_page_shows_the_methods_of_the_family_alone(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    for name in ("promp", "random"):
+        write_rows(plan.folder(FAMILY) / f"{name}.csv", [row(0, 0, -3, -2)])
+    assert list(page.rows_of(plan, FAMILY)) == ["promp", "random"]
+    assert list(page.rows_of(plan, replace(FAMILY, methods=("random",)))) == ["random"]
+
+
 def trainings(*means: float, spread: float = 0.1) -> list[Row]:
     """Return rows of one training for each mean, on thirty tasks."""
     random = np.random.default_rng(0)
