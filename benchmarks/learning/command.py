@@ -67,7 +67,7 @@ def _jobs(plan: Plan, options: argparse.Namespace) -> list[Job]:
     return [
         Job(family, plan.methods[method], seed, options.runs, plan.folder(family), options.num_workers)
         for family in (plan.families[name] for name in options.families)
-        for method in options.methods or family.methods or plan.methods
+        for method in options.methods or plan.methods_of(family)
         for seed in plan.seeds[family.name]
         if seed in (options.seeds or plan.seeds[family.name])
     ]

@@ -69,7 +69,7 @@ def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
     found = {
         name: [row for row in read_rows(plan.folder(family) / f"{name}.csv") if row.env_steps <= family.steps]
         for name in plan.methods
-        if not family.methods or name in family.methods
+        if name in plan.methods_of(family)
     }
     return {name: rows for name, rows in found.items() if rows}
 

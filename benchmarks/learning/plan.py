@@ -1,7 +1,7 @@
 """Plans of trainings: methods on families, each with a config of this package."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -132,6 +132,10 @@ class Plan:
     def folder(self, family: Family) -> Path:
         """Return where the tasks and the CSV files of a family are."""
         return self.page.parent / "results" / family.name
+
+    def methods_of(self, family: Family) -> Sequence[str]:
+        """Return the names of the methods that are on the page of a family and trained on it."""
+        return family.methods or tuple(self.methods)
 
 
 def named(*entries: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ FAMILIES = [
 @pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN, published.PLAN], ids=lambda plan: plan.page.stem)
 def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
     for family in plan.families.values():
-        for name in family.methods or plan.methods:
+        for name in plan.methods_of(family):
             algorithm_of(plan.methods[name].config(family, 3))
 
 
