@@ -143,9 +143,10 @@ def _test(options: argparse.Namespace) -> None:
         raise ConfigError(f"{config.algorithm} does not adapt in steps; leave out --num-steps")
     if rules is not None:
         rules.check(experiment, num_steps)
+    meta_updates = 0
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
-        experiment.restore(options.checkpoint, config_path.parent)
+        meta_updates = experiment.restore(options.checkpoint, config_path.parent)
     # A restored experiment has the tasks that it was trained on.
     tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
     if rules is not None:
@@ -182,7 +183,7 @@ def _test(options: argparse.Namespace) -> None:
     if rules is not None and trained:
         print(f"the nearest of the {len(trained)} training tasks is {nearest(rules.tasks(), trained):.3g} away")
     if rules is not None and options.submit is not None:
-        entrant = identity(config, config_path.parent, options.checkpoint, experiment.policy)
+        entrant = identity(config, config_path.parent, experiment.policy, meta_updates)
         command = _command(options, str(options.name or entrant["name"]))
         if options.policy_name is not None:
             entrant["name"] = options.policy_name

@@ -138,8 +138,8 @@ class Experiment:
         rule = self.metalearner.rule
         return None if rule is None else rule.replace(halve=self.config.halve_step_size)
 
-    def restore(self, checkpoint: str | Path | int, run: Path) -> None:
-        """Load the trained parameters.
+    def restore(self, checkpoint: str | Path | int, run: Path) -> int:
+        """Load the trained parameters, and return after how many meta-updates they are.
 
         Args:
             checkpoint: see `find_checkpoint`.
@@ -151,6 +151,7 @@ class Experiment:
         path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
         restore(saved, self.metalearner, self.config.algorithm, path)
         self.take_fixed_tasks(run)
+        return saved.iteration
 
     def take_fixed_tasks(self, run: Path) -> None:
         """Give the task distribution the sets of tasks that a run has drawn once, if it has any.

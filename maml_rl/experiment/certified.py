@@ -27,8 +27,7 @@ from maml_rl.experiment.evaluate import Evaluation, evaluate_trials
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy
 from maml_rl.runs.atomic_files import replace_file
-from maml_rl.runs.checkpoint import find_checkpoint
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, load_system
+from maml_rl.runs.run_folder import CONFIG, load_system
 from maml_rl.runs.system import package_versions, without_folders
 from maml_rl.task_distributions.task_files import read_tasks
 
@@ -301,14 +300,14 @@ def read_submission(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def identity(config: Config, folder: Path, checkpoint: str | Path | int, policy: torch.nn.Module) -> dict[str, Any]:
-    """Return the identity of a trained policy: names, digests of config and parameters, meta-updates, training command.
+def identity(config: Config, folder: Path, policy: torch.nn.Module, meta_updates: int) -> dict[str, Any]:
+    """Return the identity of a policy: names, digests of config and parameters, meta-updates, training command.
 
     Args:
         config: of the run.
         folder: of the run.
-        checkpoint: which; see `load_policy`.
         policy: as it was loaded.
+        meta_updates: after how many; 0 for parameters that are not trained.
     """
     digest = hashlib.sha256()
     for name, tensor in policy.state_dict().items():
@@ -318,12 +317,11 @@ def identity(config: Config, folder: Path, checkpoint: str | Path | int, policy:
         "name": folder.name,
         "algorithm": config.algorithm if config.method == "maml" else config.method,
         "parameters-sha256": digest.hexdigest(),
+        "meta-updates": meta_updates,
     }
     if (folder / CONFIG).is_file():
         found["config-sha256"] = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
-        _, saved = find_checkpoint(checkpoint, folder / CHECKPOINTS)
-        found["meta-updates"] = saved.iteration
-    if command := load_system(folder).get("command"):
+    if meta_updates and (command := load_system(folder).get("command")):
         found["trained-by"] = without_folders(command)
     return found
 

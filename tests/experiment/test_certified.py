@@ -182,6 +182,21 @@ def test_run_is_measured_and_its_result_appears_in_the_table(
     assert page.read_text().endswith("below\n")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_policy_of_a_run_that_is_not_trained_can_be_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=2)
+    monkeypatch.setattr(certified, "benchmarks", lambda: {small.name: small})
+    config = {"env-name": "Bandit-K5-v0", "env-kwargs": {"pulls": 10}, "max-episode-steps": 10, "observe-last": True}
+    trials = {"algorithm": "rl2", "fast-batch-size": 1, "num-batches": 1}
+    train(config_of().override({**config, **trials}), tmp_path / "run", num_workers=0)
+    for checkpoint, meta_updates in (("initial", 0), ("last", 1)):
+        result = tmp_path / f"{checkpoint}.json"
+        command = ["test", str(tmp_path / "run"), "--checkpoint", checkpoint, "--num-workers", "0"]
+        assert main([*command, "--benchmark", small.name, "--submit", str(result)]) == 0
+        assert read_submission(result)["policy"]["meta-updates"] == meta_updates
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -308,7 +323,7 @@ def test_table_has_the_command_that_trains_a_policy_before_the_one_that_measures
     monkeypatch.setattr("sys.argv", ["train.py", "2d-navigation", "--output-folder", str(tmp_path / "mine")])
     config = config_of(num_batches=1)
     policy = train(config, tmp_path / "mine", num_workers=0)
-    entrant = identity(config, tmp_path / "mine", "last", policy)
+    entrant = identity(config, tmp_path / "mine", policy, 1)
     assert (entrant["name"], entrant["meta-updates"]) == ("mine", 1)
     rules = replace(BENCHMARKS["bandit-k5-n10-v1"], repetitions=3)
     content = submission(rules, measure(CountsPulls(), rules), policy=entrant, command="maml-rl test mine")
