@@ -65,13 +65,16 @@ def test_every_part_is_a_job_of_a_workflow() -> None:
         assert re.search(rf"^#   {part}\b", script, re.MULTILINE), f"the head of .ci/run does not describe {part}"
 
 
-def run_parts(folder: Path, *names: str, failing: str = "none") -> tuple[int, list[str], str]:
-    """Run parts with a `make` that only records its calls; return the exit code, the calls, and standard error."""
+def run_parts(folder: Path, *names: str, failing: str = "none", **variables: str) -> tuple[int, list[str], str]:
+    """Run parts with a `make` that only records its calls; return the exit code, the calls, and standard error.
+
+    The environment of the last call is then in the file log.env.
+    """
     log = folder / "log"
     log.write_text("")
     programs = {
         ".ci/run": (ROOT / ".ci" / "run").read_text(encoding="utf-8"),
-        "bin/make": '#!/bin/sh\necho "$MAML_RL_NO_SKIPS $*" >> "$LOG"\n[ "$1" != "$FAILING" ]\n',
+        "bin/make": f'#!/bin/sh\necho "$MAML_RL_NO_SKIPS $*" >> {log}\nenv > {log}.env\n[ "$1" != {failing} ]\n',
         "scripts/install-system-packages": "#!/bin/sh\n",
         # No other Python is found: one is that of .venv, and the others do not start.
         ".venv/bin/python": '#!/bin/sh\n[ "$1" != -c ] || exec /usr/bin/python3 "$@"\n',
@@ -84,7 +87,7 @@ def run_parts(folder: Path, *names: str, failing: str = "none") -> tuple[int, li
         path.write_text(text)
         path.chmod(0o755)
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    environment = {"PATH": path, "PYENV_ROOT": str(folder), "LOG": str(log), "FAILING": failing}
+    environment = {"PATH": path, "PYENV_ROOT": str(folder), **variables}
     ended = subprocess.run([".ci/run", *names], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
     return ended.returncode, log.read_text().splitlines(), ended.stderr
 
@@ -97,15 +100,40 @@ def test_parts_run_in_the_given_order_and_refuse_skips(tmp_path: Path) -> None:
         "1 test-ray ARGS=--durations=15",
         "1 test-metaworld ARGS=--durations=15",
         "1 test ARGS=--durations=15",
-        *("1 install", "1 test-nightly"),
+        *("1 install", "1 test-nightly", "1 test-fast"),
     ]
+
+
+def test_commands_run_in_the_environment_of_a_new_machine(tmp_path: Path) -> None:
+    of_machine = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8", "PIP_CERT": "a file", "CI": "yes"}
+    code, asked, _ = run_parts(tmp_path, "style", **of_machine, HOME="home")
+    lines = (tmp_path / "log.env").read_text().splitlines()
+    seen = dict(line.split("=", 1) for line in lines if not line.startswith(("PWD=", "SHLVL=", "_=")))
+    assert (code, asked) == (0, ["1 lint types"])
+    assert seen.pop("PATH").startswith(str(tmp_path))
+    of_pip = {"PIP_CERT": "a file", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    assert seen == {"HOME": "home", "CI": "yes", "MAML_RL_NO_SKIPS": "1", **of_pip}
+
+
+def test_fast_tests_run_once_more_in_another_locale_and_width(tmp_path: Path) -> None:
+    code, asked, _ = run_parts(tmp_path, "pythons", LANG="C.UTF-8")
+    assert (code, asked) == (0, ["1 test-fast"])
+    assert {"LANG=C", "COLUMNS=80"} <= set((tmp_path / "log.env").read_text().splitlines())
 
 
 def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> None:
     code, asked, _ = run_parts(tmp_path)
     assert code == 0
     targets = [line.split()[1] for line in asked if "--num-batches" not in line]
-    assert sorted(targets) == ["install", "install-metaworld", "lint", "test", "test-metaworld", "test-ray"]
+    assert sorted(targets) == [
+        "install",
+        "install-metaworld",
+        "lint",
+        "test",
+        "test-fast",
+        "test-metaworld",
+        "test-ray",
+    ]
     # Everything is set up before the first test.
     assert set(targets[:2]) == {"install", "install-metaworld"}
     assert targets.index("test-ray") < targets.index("test-metaworld")

@@ -172,7 +172,6 @@ def run_command(
             # Now rather than at the end of the interpreter, where an error could not be caught.
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
     except KeyboardInterrupt as interrupt:
         # Nothing can be written to a closed terminal.
@@ -191,7 +190,18 @@ def run_command(
             where += "; make room there, and try again"
         print(f"{parser.prog}: error: {_printable(f'{error.strerror or error}{where}')}", file=sys.stderr)
         return FAILED
+    finally:
+        _drop_unwritable()
     return 0
+
+
+def _drop_unwritable() -> None:
+    """Drop what a closed terminal or pipe has not taken: Python would try once more at its end, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_closed_streams() -> None:

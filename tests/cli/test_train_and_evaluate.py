@@ -665,12 +665,15 @@ def test_run_whose_terminal_is_closed_is_saved(tmp_path: Path, config: Path) -> 
     options = ["--config", str(config), "--num-workers", "1", "--num-batches", "100000", "--checkpoint-every", "100000"]
     terminal, inside = os.openpty()
     command = [sys.executable, str(ROOT / "train.py"), *options]
+    # Python keeps what the terminal did not take, and tries again to write it at the end.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
         [sys.executable, "-c", IN_TERMINAL, *command],
         stdin=inside,
         stdout=inside,
         stderr=inside,
         cwd=tmp_path,
+        env=buffered,
         start_new_session=True,
     ) as process:
         os.close(inside)
