@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import Attempt, Attempts, CallRules, Retry, carry_out, is_async, pause_visibly
 from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env
+from maml_rl.envs.infos import collect_infos
 from maml_rl.envs.meta_env import (
     InfoKind,
     MetaVectorEnv,
@@ -88,7 +89,8 @@ class SerialVectorEnv(MetaVectorEnv):
         self._begin: list[Callable[[], Any]] = [env.reset for env in self.envs]
         self._ready = False
         self._sent: NDArray[Any] | None = None
-        self._env_infos: dict[str, Any] = {}
+        # What the last reset or step returned, unread: a phase reads only the infos that are declared.
+        self._last_infos: dict[int, Any] = {}
 
     def _make_envs(self, make_env: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None:
         for slot in range(self.num_envs):
@@ -203,7 +205,7 @@ class SerialVectorEnv(MetaVectorEnv):
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
     ) -> None:
         start = perf_counter()
-        self._sent, self._env_infos = None, {}
+        self._sent, self._last_infos = None, {}
         for slot in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             self.current_slots[0] = slot
             begin = self._begin_with(slot, seeds[slot], options)
@@ -231,7 +233,7 @@ class SerialVectorEnv(MetaVectorEnv):
         buffers.restarted[slot] = restarted
         for values in buffers.infos.values():
             values[slot] = np.nan
-        self._env_infos = self._add_info(self._env_infos, info, slot)
+        self._keep_info(slot, info)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
@@ -251,7 +253,7 @@ class SerialVectorEnv(MetaVectorEnv):
         actions, self._sent = self._sent, None
         buffers = self.buffers
         buffers.rewards[:], buffers.restarted[:] = 0.0, False
-        self._env_infos = {}
+        self._last_infos = {}
         for slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)).tolist():
             self.current_slots[0] = slot
             step = partial(self.envs[slot].step, self._action(actions[slot]))
@@ -273,8 +275,8 @@ class SerialVectorEnv(MetaVectorEnv):
         terminated = self._flag(slot, "terminated", terminated)
         truncated = self._flag(slot, "truncated", truncated)
         buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
-        self._write_infos(slot, info, over=terminated or truncated)
-        self._env_infos = self._add_info(self._env_infos, info, slot)
+        self._write_infos(slot, info, terminated=terminated, truncated=truncated)
+        self._keep_info(slot, info)
 
     def _write_observation(self, slot: int, observation: Any) -> None:
         observations = self.buffers.observations
@@ -301,19 +303,30 @@ class SerialVectorEnv(MetaVectorEnv):
         except (TypeError, ValueError):
             raise TypeError(f"{self.envs[slot]} returned {name}={value!r}; return True or False") from None
 
-    def _write_infos(self, slot: int, info: Mapping[str, Any], *, over: bool) -> None:
+    def _write_infos(self, slot: int, info: Any, *, terminated: bool, truncated: bool) -> None:
+        """Write the infos that are declared; a phase reads no others."""
         for name, kind in self.recorded_infos.items():
-            value = info.get(name)
-            if value is None and kind == "episode" and not over:
+            value = info.get(name) if isinstance(info, Mapping) else None
+            if value is None and kind == "episode" and not (terminated or (truncated and not self._cut_short(slot))):
+                self.buffers.infos[name][slot] = np.nan
                 continue
             number = np.asarray(value)
             if number.size != 1 or number.dtype.kind not in "biuf":
                 when = "step" if kind == "step" else "episode's end"
+                has = f"the info has {sorted(map(str, info))}" if isinstance(info, Mapping) else f"the info is {info!r}"
                 raise TypeError(
                     f"{self.envs[slot]} declares {name!r} in recorded_infos, so its info must have that number at "
-                    f"every {when}; got {value!r}, the info has {sorted(info)}"
+                    f"every {when}; got {value!r}, {has}"
                 )
             self.buffers.infos[name][slot] = number.item()
+
+    def _cut_short(self, slot: int) -> bool:
+        """Return whether the episode of a slot has reached the time limit of a wrapper, which knows no infos."""
+        return any((limit._elapsed_steps or 0) >= limit._max_episode_steps for limit in _time_limits(self.envs[slot]))
+
+    def _keep_info(self, slot: int, info: Any) -> None:
+        """Keep an info, unread, for the public `reset` and `step`; other slots may share the dict."""
+        self._last_infos[slot] = info.copy() if type(info) is dict else info
 
     def _action(self, action: Any) -> Any:
         """Return the policy's output as an element of the action space: clipped where that has bounds."""
@@ -327,7 +340,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return np.asarray(action, space.dtype)
 
     def _infos(self) -> dict[str, Any]:
-        return self._env_infos
+        return collect_infos(self._last_infos, self.num_envs)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return the picture of each environment, or None without a render mode."""
@@ -368,9 +381,11 @@ def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
 
 def time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     """Return the smallest limit of the `TimeLimit` wrappers around an environment."""
-    limits = []
+    return min((limit._max_episode_steps for limit in _time_limits(env)), default=None)
+
+
+def _time_limits(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.wrappers.TimeLimit[Any, Any]]:
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.TimeLimit):
-            limits.append(env._max_episode_steps)
+            yield env
         env = env.env
-    return min(limits, default=None)

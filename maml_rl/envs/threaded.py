@@ -115,7 +115,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
     ) -> None:
         self._settle()
-        self._env_infos = {}
+        self._last_infos = {}
         slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         for slot in slots:
             self._start_reset(slot, seeds[slot], options)
@@ -149,7 +149,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if not self._awaited:
             raise RuntimeError("no step was started; call step_send first")
         wanted = self._awaited if indices is None else set(indices)
-        self._env_infos = {}
+        self._last_infos = {}
         if timeout is None:
             self._wait_for(wanted - self._unread)
         elif not wanted & self._unread:

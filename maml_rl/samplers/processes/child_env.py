@@ -3,6 +3,7 @@
 import pickle
 import socket
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -109,7 +110,7 @@ class ChildEnv:
             case Reset(seeds=seeds, options=options):
                 self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
             case SendInfos():
-                return Infos(generation, self._env._infos())
+                return Infos(generation, _what_can_be_sent(self._env._infos()))
             case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
                 return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
             case Load(interpreter=interpreter, recipe=recipe):
@@ -157,6 +158,17 @@ class ChildEnv:
         if slot >= 0:
             return slot
         return 0 if len(self._tasks or range(self._env.num_envs)) == 1 else None
+
+
+def _what_can_be_sent(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return the infos without those that cannot be pickled, such as locks and connections."""
+    sent = {}
+    for name, values in infos.items():
+        # An object's own __reduce__ may raise anything.
+        with suppress(Exception):
+            pickle.dumps(values)
+            sent[name] = values
+    return sent
 
 
 def run_child(ends: ChildEnds) -> NoReturn:

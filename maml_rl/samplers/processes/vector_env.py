@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules
+from maml_rl.envs.infos import join_infos
 from maml_rl.envs.make_env import env_id, steps_in_threads
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
@@ -349,7 +350,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         commands = [SendInfos(self._pool.generation)] * self.num_workers
         replies = self._pool.ask(range(self.num_workers), self._step_timeout, commands)
         infos = [reply.infos for reply in replies if isinstance(reply, Infos)]
-        return _join_infos(infos, [part.stop - part.start for part in self.parts])
+        return join_infos(infos, [part.stop - part.start for part in self.parts])
 
 
 def _end(pool: WorkerPool, memory: int) -> None:
@@ -374,26 +375,3 @@ def split_slots(num_envs: int, num_workers: int, granularity: int = 1) -> tuple[
     num_workers = min(num_workers, pieces)
     bounds = [pieces * index // num_workers * granularity for index in range(num_workers + 1)]
     return tuple(slice(start, stop) for start, stop in pairwise(bounds))
-
-
-def _join_infos(infos: Sequence[dict[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
-    """Return the workers' infos over all slots; where a worker lacks an entry, it is zero.
-
-    Args:
-        infos: of each worker, arrays over its slots or dicts of such.
-        lengths: slots of each worker.
-    """
-    joined: dict[str, Any] = {}
-    for name in dict.fromkeys(name for info in infos for name in info):
-        values = [info.get(name) for info in infos]
-        example = next(value for value in values if value is not None)
-        if isinstance(example, dict):
-            joined[name] = _join_infos([value or {} for value in values], lengths)
-        else:
-            joined[name] = np.concatenate(
-                [
-                    np.zeros((length, *example.shape[1:]), example.dtype) if value is None else value
-                    for value, length in zip(values, lengths, strict=True)
-                ]
-            )
-    return joined

@@ -178,3 +178,68 @@ def test_ends_of_a_batched_family_that_are_not_flags_are_refused() -> None:
     env.reset(seed=0)
     with pytest.raises(TypeError, match=r"terminated must be True or False, got array\(\[nan, nan\]\)"):
         env.step(np.zeros(2, np.int64))
+
+
+class CutEnv(LampEnv):
+    """Never ends by itself; once it has told a success, and at the horizon it tells none."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, _, _, info = super().step(action)
+        info.pop("success", None)
+        return observation, reward, False, False, info | ({"success": 1.0} if self.now == 2 else {})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("placement", [*PLACEMENTS, "threads"])
+def test_episode_info_that_a_time_limit_cuts_off_is_nan(placement: str) -> None:
+    options = PLACEMENTS.get(placement, {"num_workers": 0, "stepping": "threads"})
+    episodes = sample(CutEnv, **options)
+    assert episodes.lengths.unique().tolist() == [HORIZON]
+    assert episodes.infos["success"].isnan().all()
+    assert (episodes.infos["clock"][:, -1] == 10.0 * HORIZON).all()
+
+
+def test_episode_info_that_an_environment_forgets_when_it_truncates_itself_is_an_error() -> None:
+    class TruncatesItself(CutEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            *results, info = super().step(action)
+            return *results[:3], self.now == 3, info
+
+    with pytest.raises(ChildEnvError, match="must have that number at every episode's end; got None"):
+        sample(TruncatesItself, num_workers=0)
+
+
+class FickleLampEnv(LampEnv):
+    """Among its infos are some that no array holds; `reset` has none at all."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0], None
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *results, info = super().step(action)
+        kinds: list[Any] = [None, 1.5, "text", 2**70, {"inner": 1}, np.zeros(self.now)]
+        return *results, info | {"fickle": kinds[self.now % len(kinds)]}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("placement", [*PLACEMENTS, "threads"])
+def test_infos_that_are_not_declared_are_not_read(placement: str) -> None:
+    options = PLACEMENTS.get(placement, {"num_workers": 0, "stepping": "threads"})
+    expected = sample(num_workers=0, slots_per_task=options.get("slots_per_task"))
+    assert sample(FickleLampEnv, **options).digest() == expected.digest()
+
+
+@pytest.mark.parametrize("none", [None, 3, "text"])
+def test_info_that_is_no_dict_is_an_error_only_where_one_is_declared(none: Any) -> None:
+    class NoInfoEnv(LampEnv):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            *results, _ = super().step(action)
+            return *results, none
+
+    with pytest.raises(ChildEnvError, match=f"'clock' in recorded_infos, .*; got None, the info is {none!r}"):
+        sample(NoInfoEnv, num_workers=0)
+
+    class PlainEnv(NoInfoEnv):
+        recorded_infos: RecordedInfos = {}  # noqa: RUF012
+
+    assert sample(PlainEnv, num_workers=0).infos == {}
