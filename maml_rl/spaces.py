@@ -18,6 +18,7 @@ Space = spaces.Space[Any]
 
 # The types that arrays may have: those that torch computes with.
 _DTYPES = frozenset(["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"])
+_FEW = 32
 _ARRAYS = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 _PARTS = "Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these"
 
@@ -49,6 +50,74 @@ def is_image(space: Space) -> TypeGuard[spaces.Box]:
     )
 
 
+class ArrayElements:
+    """The elements of a space of arrays, by shape, type and value.
+
+    Whole numbers must be within their bounds: stored with fewer bits, others would become different numbers. Floats may
+    be beyond the bounds of their Box, which many environments give only roughly.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete or MultiBinary.
+
+    Raises:
+        TypeError: If it is none of these, or torch does not compute with its type.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space, (self._shape, self._dtype) = space, array_layout(space)
+        self._limits = None if self._dtype.kind == "f" else _limits(space)
+        # Where every number of the type is an element, as in images, none has to be looked at.
+        self._takes_all = self._dtype.kind == "b"
+        if self._limits is not None and self._dtype.kind in "iu":
+            info = np.iinfo(self._dtype)
+            self._takes_all = bool(np.all(self._limits[0] == info.min) and np.all(self._limits[1] == info.max))
+
+    def array(self, value: Any, path: Sequence[Any] = (), what: str = "an observation") -> NDArray[Any]:
+        """Return an element as an array, perhaps the same one, that can be stored as the type of the space.
+
+        Args:
+            value: the element.
+            path: keys and indices that lead to it, for messages.
+            what: it is, for messages.
+
+        Raises:
+            ValueError: If it is not in the space; the message continues after "returned".
+        """
+        array = np.asarray(value)
+        where = f" at {_name(path)}" if path else ""
+        # A plain assignment would broadcast a smaller array, and truncate floats to bytes.
+        if array.shape != self._shape or not np.can_cast(array.dtype, self._dtype, "same_kind"):
+            raise ValueError(
+                f"{what} of shape {array.shape} and dtype {array.dtype}{where}; its space is {self._space}"
+            )
+        if self._limits is None or (self._takes_all and array.dtype == self._dtype):
+            return array
+        low, high = self._limits
+        if isinstance(low, int) and array.size:
+            # Python's own minimum of few numbers takes a fraction of the time.
+            numbers = array.ravel().tolist() if array.size <= _FEW else [array.min(), array.max()]
+            if low <= min(numbers) and max(numbers) <= high:
+                return array
+        if (outside := (array < low) | (array > high)).any():
+            index = tuple(np.argwhere(outside)[0].tolist())
+            at = f"{where or ' at '}{list(index)}" if index else where
+            raise ValueError(f"{what} with {array[index]}{at}, outside of its space {self._space}")
+        return array
+
+
+def _limits(space: Space) -> tuple[Any, Any]:
+    """Return the least and the largest element of a space of whole numbers, as two numbers if all entries agree."""
+    if isinstance(space, spaces.Box):
+        low, high = space.low, space.high
+    elif isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    else:
+        low = np.asarray(space.start)  # type: ignore[attr-defined]
+        high = low + (np.reshape(category_counts(space), low.shape) - 1)
+    uniform = low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all()
+    return (low.flat[0].item(), high.flat[0].item()) if uniform else (low, high)
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One array of an observation.
@@ -57,34 +126,24 @@ class _Part:
         path: keys and indices that lead to it.
         space: of it.
         place: its entries in the vector.
-        shape: of the array.
-        dtype: of the array.
+        elements: of the space.
     """
 
     path: tuple[Any, ...]
     space: spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     place: slice
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    elements: ArrayElements
 
     def write(self, observation: Any, vector: NDArray[Any]) -> None:
         """Write the part of an observation into the vector of the whole."""
-        value = _value_at(observation, self.path)
-        array, out = np.asarray(value), vector[self.place]
-        if not fits(array, self.shape, self.dtype):
-            raise ValueError(
-                f"an observation of shape {array.shape} and dtype {array.dtype} at {_name(self.path)}; its space is "
-                f"{self.space}"
-            )
+        array = self.elements.array(_value_at(observation, self.path), self.path)
+        out = vector[self.place]
         if isinstance(self.space, spaces.Box | spaces.MultiBinary):
             out[:] = array.ravel()
             return
         counts = np.array(category_counts(self.space))
-        chosen = (array - self.space.start).ravel()
-        if ((chosen < 0) | (chosen >= counts)).any():
-            raise ValueError(f"an observation {value!r} outside of its space {self.space}")
         out[:] = 0
-        out[counts.cumsum() - counts + chosen] = 1
+        out[counts.cumsum() - counts + (array - self.space.start).ravel()] = 1
 
 
 class ObservationFlattener:
@@ -107,7 +166,7 @@ class ObservationFlattener:
                 where = f" at {_name(path)}" if path else ""
                 raise TypeError(f"unsupported space {part}{where}: expected {_PARTS}")
             size = spaces.flatdim(part)
-            self._parts.append(_Part(path, part, slice(start, start + size), *array_layout(part)))
+            self._parts.append(_Part(path, part, slice(start, start + size), ArrayElements(part)))
             start += size
         if not self._parts:
             raise TypeError(f"unsupported space {space}: it has no parts")
@@ -151,37 +210,36 @@ class _Field:
         path: keys and indices that lead to it.
         space: of it.
         place: its bytes in the row.
+        elements: of the space; None for texts.
     """
 
     path: tuple[Any, ...]
     space: Space
     place: slice
+    elements: ArrayElements | None
 
     def write(self, value: Any, row: NDArray[Any]) -> None:
         """Write the part of an element `value` into the row of the whole."""
         value, out = _value_at(value, self.path), row[self.place]
-        if isinstance(self.space, spaces.Text):
+        if self.elements is None:
+            assert isinstance(self.space, spaces.Text)
             if fault := _text_fault(self.space, value):
                 raise ValueError(f"{fault}{self._where()}")
             encoded = value.encode()
             out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
             out[len(encoded) :] = 0
             return
-        array, (shape, dtype) = np.asarray(value), array_layout(self.space)
-        if not fits(array, shape, dtype):
-            raise ValueError(
-                f"an array of shape {array.shape} and dtype {array.dtype}{self._where()}; its space is {self.space}"
-            )
-        array = array.astype(dtype)
+        array = self.elements.array(value, self.path, "an array").astype(self.space.dtype)
         # Nobody sees the numbers among the bytes later.
-        if dtype.kind == "f" and not np.isfinite(array).all():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"numbers that are not finite{self._where()}: {array}")
         out[:] = np.frombuffer(array.tobytes(), np.uint8)
 
     def read(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Return the part of each of `rows` (N, D), (N, ...)."""
-        own = np.ascontiguousarray(rows[:, self.place])
-        if not isinstance(self.space, spaces.Text):
+        """Return the part of each of `rows` (N, D), (N, ...), the caller's own."""
+        # Even of one row, whose bytes may be in memory that others overwrite.
+        own = rows[:, self.place].copy()
+        if self.elements is not None:
             shape, dtype = array_layout(self.space)
             return own.view(dtype).reshape(len(rows), *shape)
         texts = np.full(len(rows), None, object)
@@ -212,8 +270,9 @@ class PackedSpace(spaces.Box):
     def __init__(self, own: Space) -> None:
         fields, start = [], 0
         for path, part in _leaves(own, ()):
+            is_text = isinstance(part, spaces.Text)
             size = _text_bytes(part) if isinstance(part, spaces.Text) else _array_bytes(part)
-            fields.append(_Field(path, part, slice(start, start + size)))
+            fields.append(_Field(path, part, slice(start, start + size), None if is_text else ArrayElements(part)))
             start += size
         self.own, self._fields = own, tuple(fields)
         super().__init__(0, 255, (start,), np.uint8)
@@ -351,14 +410,6 @@ def flat_observation_space(space: Space) -> Space:
     require_numbers("the package", space)
     flattener = flattener_for(space)
     return space if flattener is None else flattener.flat_space
-
-
-def fits(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Return whether an array may be written where one of this shape and type is expected.
-
-    A plain assignment would broadcast a smaller array, and truncate floats to bytes.
-    """
-    return array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind")
 
 
 def _leaves(space: Space, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space]]:

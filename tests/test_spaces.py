@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.spaces import ObservationFlattener, array_layout, flat_observation_space, is_image
+from maml_rl.spaces import ObservationFlattener, PackedSpace, array_layout, flat_observation_space, is_image
 from tests.envs.third_party import DictEnv
 
 NESTED = spaces.Dict(
@@ -115,7 +115,7 @@ def test_slots_show_their_observations_as_one_vector_without_loss() -> None:
     [
         ({"place": np.zeros(1)}, r"shape \(1,\) and dtype float64 at \['place'\]; its space is Box"),
         ({"parts": None}, r"without \['parts'\]\[0\]"),
-        ({"parts": (2, np.zeros(2, np.int8), np.zeros(2, np.int64))}, r"2 outside of its space Discrete"),
+        ({"parts": (2, np.zeros(2, np.int8), np.zeros(2, np.int64))}, r"2 at .*, outside of its space Discrete"),
         ({"parts": (0.5, np.zeros(2, np.int8), np.zeros(2, np.int64))}, r"dtype float64 at \['parts'\]\[0\]"),
     ],
 )
@@ -126,3 +126,24 @@ def test_observation_whose_part_does_not_fit_is_refused(changed: dict[str, Any],
 
     with pytest.raises(ValueError, match=f"returned an observation.*{message}"):
         SerialVectorEnv(Wrong).reset(seed=0)
+
+
+def test_element_of_a_row_of_bytes_is_the_callers_own() -> None:
+    space = PackedSpace(spaces.Dict({"number": spaces.Box(-9.0, 9.0, (2,), np.float64), "word": spaces.Text(3)}))
+    row = np.zeros(space.shape, np.uint8)
+    space.write({"number": np.array([1.0, 2.0]), "word": "a"}, row)
+    element = space.element(row)
+    row[:] = 0
+    assert element["number"].tolist() == [1.0, 2.0]
+    # All bytes of one row, too: there is nothing beside them to leave out.
+    space = PackedSpace(spaces.Box(0, 255, (2,), np.uint8))
+    row = np.array([3, 4], np.uint8)
+    element = space.element(row)
+    row[:] = 0
+    assert element.tolist() == [3, 4]
+
+
+def test_number_outside_of_its_space_beside_text_is_refused() -> None:
+    space = PackedSpace(spaces.Dict({"word": spaces.Text(3), "symbol": spaces.Discrete(3)}))
+    with pytest.raises(ValueError, match=r"3 at \['symbol'\], outside of its space Discrete"):
+        space.write({"word": "a", "symbol": 3}, np.zeros(space.shape, np.uint8))

@@ -13,10 +13,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from maml_rl.envs.meta_env import check_flags
+from maml_rl.envs.meta_env import Task, check_flags, own_task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ConfigError, explain
-from maml_rl.spaces import flattener_for, packed
+from maml_rl.spaces import ArrayElements, flattener_for, packed
 
 _DUTIES = {
     "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",
@@ -129,8 +129,8 @@ def check_meta_env(
     """Check that `env` fulfills the contract of a task family.
 
     It steps the environment a few times. Gymnasium's own rules are checked by `gymnasium.utils.env_checker.check_env`.
-    It warns where `reset_task` does not refuse malformed tasks by a ValueError, and where no reward differs between
-    tasks, which may be right where rewards are sparse.
+    It warns where `reset_task` does not refuse malformed tasks by a ValueError, where the environment changes the task
+    that it was given, and where no reward differs between tasks, which may be right where rewards are sparse.
 
     Args:
         env: one environment, not a vector.
@@ -145,7 +145,12 @@ def check_meta_env(
     """
     require_meta_env(env)
     states = _global_random_states()
-    sample_tasks, reset_task = find_method(env, "sample_tasks"), find_method(env, "reset_task")
+    sample_tasks, given_to = find_method(env, "sample_tasks"), find_method(env, "reset_task")
+
+    def reset_task(task: Task) -> None:
+        # As in the sampler: the environment may change its task.
+        given_to(own_task(task))
+
     try:
         _episode(env, seed)
     except AssertionError:
@@ -160,7 +165,7 @@ def check_meta_env(
     if make_another is None and spec is not None:
         make_another = partial(gymnasium.make, spec)
     if make_another is not None:
-        _check_task_before_reset(make_another(), tasks[0])
+        _check_task_before_reset(make_another(), own_task(tasks[0]))
     for task in tasks:
         reset_task(task)
         first = _episode(env, seed)
@@ -168,6 +173,7 @@ def check_meta_env(
         env.reset(seed=seed + 1)
         env.reset()
         _expect(_same(first, _episode(env, seed)), "a task must survive reset: only reset_task may change it")
+    _check_leaves_task_unchanged(env, given_to, own_task(tasks[0]), seed)
     _check_tasks_differ(env, reset_task, tasks, seed)
     _check_refuses_malformed(env, reset_task, tasks[0], seed)
     _expect(
@@ -301,6 +307,22 @@ def _check_tasks_differ(
     )
 
 
+def _check_leaves_task_unchanged(
+    env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], task: Task, seed: int
+) -> None:
+    """Warn where an environment changes the task that it was given, which other environments may have, too."""
+    before = own_task(task)
+    reset_task(task)
+    _episode(env, seed)
+    if changed := sorted(name for name in before if name not in task or not _same(before[name], task[name])):
+        warnings.warn(
+            f"the environment changes the entry {changed[0]!r} of the task that it was given; the sampler gives every "
+            "slot a copy of its own, but in other code all environments with this task change: copy it in reset_task, "
+            f"as in self.{changed[0]} = np.array(task[{changed[0]!r}])",
+            stacklevel=3,
+        )
+
+
 def _check_refuses_malformed(
     env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], task: dict[str, Any], seed: int
 ) -> None:
@@ -355,10 +377,13 @@ def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> lis
 def _as_array(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
     """Return a copy of an observation as the sampler sees it."""
     flattener = flattener_for(env.observation_space)
-    if flattener is None:
-        return np.array(observation)
-    vector = np.empty(flattener.flat_space.shape, flattener.flat_space.dtype)
-    flattener.write(observation, vector)
+    try:
+        if flattener is None:
+            return np.array(ArrayElements(env.observation_space).array(observation))
+        vector = np.empty(flattener.flat_space.shape, flattener.flat_space.dtype)
+        flattener.write(observation, vector)
+    except ValueError as error:
+        raise AssertionError(f"{type(env.unwrapped).__name__} returned {error}") from error
     return vector
 
 

@@ -6,6 +6,7 @@ arrays.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.task_space import Task as Task
 from maml_rl.envs.task_space import TaskSpace
+from maml_rl.errors import TaskError, explain
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.spaces import array_layout
 
@@ -104,6 +106,26 @@ class SlotCounts:
     def __str__(self) -> str:
         slowest = f", slot {self.slowest} for {self.seconds:.1f} s" if self.slowest >= 0 else ""
         return f"{self.waiting} slots wait{slowest}, {self.acting} act, {self.done} done"
+
+
+def own_task(task: Task) -> Task:
+    """Return a copy of a task that shares nothing with it, for code that may change it.
+
+    Raises:
+        TaskError: If it is not a dict, or an entry cannot be copied; the message names it.
+    """
+    if not isinstance(task, Mapping):
+        raise TaskError(f"a task is a dict of numbers and arrays, got {task!r}")
+    own = {}
+    for name, value in task.items():
+        try:
+            own[name] = copy.deepcopy(value)
+        # An object's own methods may raise anything.
+        except Exception as error:
+            raise TaskError(
+                f"the entry {name!r} of a task cannot be copied ({explain(error)}); a task holds numbers and arrays"
+            ) from error
+    return own
 
 
 def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:

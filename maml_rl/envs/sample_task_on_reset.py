@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from maml_rl.envs.checking import find_method
-from maml_rl.envs.meta_env import MetaVectorEnv, Task, read_reset_mask
+from maml_rl.envs.meta_env import MetaVectorEnv, Task, own_task, read_reset_mask
 
 
 class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -38,8 +38,8 @@ class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructor
         if seed is not None:
             # Tasks are drawn from the generator that this seeds; the start of the episode is drawn after them.
             self.env.reset(seed=seed, options=options)
-        (self.task,) = self._sample_tasks(1)
-        self._reset_task(self.task)
+        self.task = own_task(*self._sample_tasks(1))
+        self._reset_task(own_task(self.task))
         observation, info = self.env.reset(options=options)
         return observation, {"task": self.task, **info}
 

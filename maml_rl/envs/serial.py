@@ -26,11 +26,12 @@ from maml_rl.envs.meta_env import (
     Task,
     check_flags,
     check_recorded_infos,
+    own_task,
     read_reset_mask,
     slot_seeds,
 )
 from maml_rl.errors import ChildEnvError, TaskError, UsersCode, explain
-from maml_rl.spaces import PackedSpace, fits, flattener_for, packed
+from maml_rl.spaces import ArrayElements, PackedSpace, flattener_for, packed
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class SerialVectorEnv(MetaVectorEnv):
         first = self.envs[0]
         self._flattener = flattener_for(first.observation_space)
         flat = first.observation_space if self._flattener is None else self._flattener.flat_space
+        self._elements = ArrayElements(flat)
         self.single_observation_space, self.single_action_space = flat, packed(first.action_space)
         self.observation_space = batch_space(flat, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -159,7 +161,7 @@ class SerialVectorEnv(MetaVectorEnv):
                     f"{name} of {self.envs[0]} drew {task!r}; a task is a dict of numbers and arrays, as "
                     f"{{'task': {task!r}}}"
                 )
-        return tasks
+        return [own_task(task) for task in tasks]
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; errors of its `reset_task` pass through."""
@@ -168,7 +170,7 @@ class SerialVectorEnv(MetaVectorEnv):
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self.current_slots[0] = slot
             self._attempts.retries[slot] = 0
-            self._carry_out(slot, self._attempts.of(slot, partial(reset_task, task)))
+            self._carry_out(slot, self._attempts.of(slot, partial(give, reset_task, task)))
 
     def _carry_out(self, slot: int, attempt: Attempt) -> tuple[bool, Any]:
         def mark(pausing: bool) -> None:
@@ -280,19 +282,13 @@ class SerialVectorEnv(MetaVectorEnv):
 
     def _write_observation(self, slot: int, observation: Any) -> None:
         observations = self.buffers.observations
-        if self._flattener is not None:
-            try:
+        try:
+            if self._flattener is None:
+                observations[slot] = self._elements.array(observation)
+            else:
                 self._flattener.write(observation, observations[slot])
-            except ValueError as error:
-                raise ValueError(f"{self.envs[slot]} returned {error}") from error
-            return
-        array = np.asarray(observation)
-        if not fits(array, observations.shape[1:], observations.dtype):
-            raise ValueError(
-                f"{self.envs[slot]} returned an observation of shape {array.shape} and dtype {array.dtype}; "
-                f"its space is {self.single_observation_space}"
-            )
-        observations[slot] = array
+        except ValueError as error:
+            raise ValueError(f"{self.envs[slot]} returned {error}") from error
 
     def _flag(self, slot: int, name: str, value: Any) -> bool:
         if isinstance(value, bool | np.bool_):
@@ -329,7 +325,10 @@ class SerialVectorEnv(MetaVectorEnv):
         self._last_infos[slot] = info.copy() if type(info) is dict else info
 
     def _action(self, action: Any) -> Any:
-        """Return the policy's output as an element of the action space: clipped where that has bounds."""
+        """Return the policy's output as an element of the action space, clipped where that has bounds.
+
+        It is the environment's own: an action may be in memory that the next step overwrites.
+        """
         space = self.single_action_space
         if isinstance(space, PackedSpace):
             return space.element(action)
@@ -337,7 +336,7 @@ class SerialVectorEnv(MetaVectorEnv):
             return np.minimum(np.maximum(action, space.low), space.high).astype(space.dtype)
         if isinstance(space, spaces.Discrete):
             return np.int64(action)
-        return np.asarray(action, space.dtype)
+        return np.array(action, space.dtype)
 
     def _infos(self) -> dict[str, Any]:
         return collect_infos(self._last_infos, self.num_envs)
@@ -360,6 +359,11 @@ class SerialVectorEnv(MetaVectorEnv):
                     env.close()
             except ChildEnvError as error:
                 logger.warning("slot %d, %s: close() raises %s", slot, env, error)
+
+
+def give(reset_task: Callable[[Task], Any], task: Task) -> Any:
+    """Give an environment a task of its own, at every attempt."""
+    return reset_task(own_task(task))
 
 
 def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import LOOK_SECONDS, CallHangsError, CallRules, SideBySide, is_async, without_wrappers
 from maml_rl.envs.meta_env import SlotCounts, Task
-from maml_rl.envs.serial import SerialVectorEnv, time_limit
+from maml_rl.envs.serial import SerialVectorEnv, give, time_limit
 from maml_rl.errors import TaskError
 
 # Seconds that calls may still take when the slots are closed.
@@ -105,7 +105,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._settle()
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self._attempts.retries[slot] = 0
-            attempt = self._attempts.of(slot, partial(reset_task, task))
+            attempt = self._attempts.of(slot, partial(give, reset_task, task))
             self._calls.start(slot, attempt, awaited=iscoroutinefunction(reset_task))
         while self._calls.outstanding:
             for slot, outcome in self._results(inf):
@@ -140,7 +140,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if buffers.terminated[index] or buffers.truncated[index]:
             self._unread.add(index)
             return
-        step = partial(self.envs[index].step, self._action(np.array(actions[0])))
+        step = partial(self.envs[index].step, self._action(actions[0]))
         attempt = self._attempts.of(index, step, self._begin[index])
         self._calls.start(index, attempt, awaited=self._is_async[index])
 

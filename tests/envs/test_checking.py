@@ -283,3 +283,53 @@ def test_end_of_an_episode_that_is_not_a_flag_is_refused(flag: Any) -> None:
 
     with pytest.raises(AssertionError, match=r"terminated must be True or False, got .* at step 1"):
         check_meta_env(Unclear())
+
+
+class MovesItsGoal(WalkEnv):
+    """Keeps the array of its task, and changes it."""
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"goal": self.np_random.uniform(size=1)} for _ in range(num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if set(task) != {"goal"}:
+            raise ValueError("expected the entry 'goal' alone")
+        self.goal = task["goal"]
+        self.start = self.goal.copy()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if hasattr(self, "start"):
+            self.goal[:] = self.start
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        if hasattr(self, "goal"):
+            self.goal += 0.5
+            return observation, float(self.goal[0]), *rest
+        return observation, 0.0, *rest
+
+
+class TakesItsTaskApart(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        slope = task.pop("slope", None)
+        if slope is None or task:
+            raise ValueError("expected the entry 'slope' alone")
+        self.slope = slope
+
+
+@pytest.mark.parametrize(("make_env", "entry"), [(MovesItsGoal, "goal"), (TakesItsTaskApart, "slope")])
+def test_environment_that_changes_its_task_is_noted(make_env: Any, entry: str) -> None:
+    with pytest.warns(UserWarning, match=f"changes the entry '{entry}' of the task that it was given"):
+        check_meta_env(make_env())
+
+
+def test_observation_outside_of_its_space_by_value_fails_the_check() -> None:
+    class Wraps(WalkEnv):
+        observation_space = spaces.Box(-128, 127, (1,), np.int8)
+
+        def observe(self) -> Any:
+            return np.array([100 + 20 * self.steps])
+
+    with pytest.raises(AssertionError, match=r"Wraps returned an observation with 140 at \[0\], outside of its space"):
+        check_meta_env(Wraps())

@@ -1,0 +1,232 @@
+"""The seam to other people's code: it is given copies, and what it returns is checked by value before it is stored."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import MamlRLError
+from tests.envs.third_party import WalkEnv
+
+PLACES: dict[str, dict[str, Any]] = {
+    "in process": {"num_workers": 0},
+    "acting workers": {"num_workers": 2, "inference": "worker"},
+    "central": {"num_workers": 2, "inference": "central"},
+    "groups": {"num_workers": 2, "inference": "central", "num_groups": 2},
+    "partial waits": {"num_workers": 2, "inference": "central", "recv_timeout": 1.0},
+    "threads": {"num_workers": 2, "stepping": "threads"},
+    "waves": {"num_workers": 0, "slots_per_task": 2},
+}
+every_place = pytest.mark.parametrize("place", PLACES)
+pytestmark = pytest.mark.timeout(60)
+
+
+class KeepsActions(gymnasium.Env[Any, Any]):
+    """Pays for the change of the action, of which it keeps what it was given."""
+
+    observation_space: spaces.Space[Any] = spaces.Box(-9.0, 9.0, (2,), np.float32)
+    action_space: spaces.Space[Any] = spaces.MultiDiscrete([5, 5])
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"price": float(price)} for price in self.np_random.uniform(1.0, 2.0, num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.price = task["price"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.last: Any = None
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        before, self.last = action if self.last is None else self.last, action
+        change = np.abs(np.subtract(action, before, dtype=np.float64)).sum()
+        return np.zeros(2, np.float32), -self.price * float(change), False, False, {}
+
+
+class KeepsSwitches(KeepsActions):
+    action_space = spaces.MultiBinary(3)
+
+
+class KeepsForces(KeepsActions):
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class KeepsTask(KeepsActions):
+    """Moves its goal, whose array is the one in the task."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.goal, self.start = np.zeros(1), np.zeros(1)
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"goal": self.np_random.normal(size=1)} for _ in range(num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.goal = task["goal"]
+        self.start = self.goal.copy()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.goal[:] = self.start
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.goal += 0.5
+        return np.zeros(2, np.float32), float((self.goal - self.start)[0]), False, False, {}
+
+
+class TakesTaskApart(KeepsActions):
+    action_space = spaces.Discrete(2)
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.price = task.pop("price")
+
+
+def sampled(make_env: Any, num_tasks: int = 3, **options: Any) -> TaskEpisodes:
+    policy = get_policy_for_env(make_env(), (4,), "tanh")
+    settings = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, "start_method": "fork", **options}
+    if settings.get("num_workers") == 0:
+        del settings["start_method"]
+    with MultiTaskSampler(make_env, policy=policy, **settings) as sampler:
+        tasks = sampler.sample_tasks(num_tasks)
+        given = copy.deepcopy(tasks)
+        episodes = sampler.rollout(tasks)
+    for task, before in zip(tasks, given, strict=True):
+        assert task.keys() == before.keys()
+        assert all(np.array_equal(task[name], before[name]) for name in task)
+    return episodes
+
+
+def rewards_of_a_plain_loop(make_env: Any, episodes: TaskEpisodes) -> Any:
+    """Take the recorded actions, one environment an episode."""
+    rewards = np.zeros(episodes.rewards.shape, np.float32)
+    for number, task in enumerate(episodes.tasks):
+        for episode in range(rewards.shape[2]):
+            env = make_env()
+            env.reset_task(copy.deepcopy(task))
+            env.reset()
+            for step in range(rewards.shape[1]):
+                action = episodes.actions[number, step, episode].numpy().copy()
+                if isinstance(env.action_space, spaces.Box):
+                    action = np.clip(action, env.action_space.low, env.action_space.high)
+                rewards[number, step, episode] = env.step(action)[1]
+    return rewards
+
+
+@every_place
+@pytest.mark.parametrize("make_env", [KeepsActions, KeepsSwitches, KeepsForces])
+def test_environment_that_keeps_its_action_gets_the_rewards_of_a_plain_loop(make_env: Any, place: str) -> None:
+    episodes = sampled(make_env, **PLACES[place])
+    assert episodes.rewards.any()
+    np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
+
+
+@pytest.mark.parametrize("make_env", [KeepsActions, KeepsSwitches, KeepsForces])
+def test_environment_that_keeps_its_action_with_fewer_tasks_than_workers(make_env: Any) -> None:
+    episodes = sampled(make_env, num_tasks=1, num_workers=2)
+    assert episodes.rewards.any()
+    np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
+
+
+@every_place
+@pytest.mark.parametrize("make_env", [KeepsTask, TakesTaskApart])
+def test_environment_that_changes_its_task_changes_only_its_own(make_env: Any, place: str) -> None:
+    episodes = sampled(make_env, **PLACES[place])
+    np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
+
+
+class Reuses(KeepsTask):
+    """Draws every task into the same array."""
+
+    drawn = np.zeros(1)
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        tasks = []
+        for _ in range(num_tasks):
+            self.drawn[:] = self.np_random.normal()
+            tasks.append({"goal": self.drawn})
+        return tasks
+
+
+def test_family_that_draws_into_one_array_does_not_change_the_tasks_drawn_before() -> None:
+    policy = get_policy_for_env(Reuses(), (4,))
+    with MultiTaskSampler(Reuses, policy=policy, seed=0, num_workers=0, max_episode_steps=2) as sampler:
+        before = sampler.sample_tasks(2)
+        kept = copy.deepcopy(before)
+        sampler.sample_tasks(2)
+    assert [task["goal"].tolist() for task in before] == [task["goal"].tolist() for task in kept]
+
+
+class Observes(WalkEnv):
+    """Observes something of its space, and at the third step `wrong`."""
+
+    def __init__(self, space: spaces.Space[Any], right: Any, wrong: Any) -> None:
+        super().__init__()
+        self.observation_space, self.right, self.wrong = space, right, wrong
+
+    def observe(self) -> Any:
+        return self.wrong if self.steps == 3 else self.right
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, False, info
+
+
+OUTSIDE: dict[str, tuple[spaces.Space[Any], Any, Any, str]] = {
+    "int64 in int8": (
+        spaces.Box(-128, 127, (3,), np.int8),
+        np.zeros(3, np.int64),
+        [-153, 1000, -467],
+        r"-153 at \[0\]",
+    ),
+    "int64 in int32": (
+        spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32),
+        np.zeros(2, np.int32),
+        np.array([0, 2**31]),
+        r"2147483648 at \[1\]",
+    ),
+    "symbol in an image": (
+        spaces.Box(0, 10, (2, 2, 3), np.uint8),
+        np.zeros((2, 2, 3), np.uint8),
+        np.full((2, 2, 3), 11, np.uint8),
+        r"11 at \[0, 0, 0\]",
+    ),
+    "bounds of each entry": (
+        spaces.Box(np.array([0, 5]), np.array([3, 9]), dtype=np.int64),
+        np.array([0, 5]),
+        np.array([5, 5]),
+        r"5 at \[0\]",
+    ),
+    "symbol too large": (spaces.Discrete(3), 2, 7, "with 7, outside of its space Discrete"),
+    "negative symbol": (spaces.Discrete(3), np.int64(0), -1, "with -1, outside of its space Discrete"),
+    "symbol below the start": (spaces.Discrete(3, start=1), 3, 0, "with 0, outside of its space Discrete"),
+    "several symbols": (spaces.MultiDiscrete([3, 2]), np.array([2, 1]), np.array([1, 2]), r"2 at \[1\]"),
+    "switch": (spaces.MultiBinary(2), np.ones(2, np.int8), np.array([0, 2], np.int8), r"2 at \[1\]"),
+    "within a dict": (
+        spaces.Dict({"a": spaces.Tuple((spaces.Box(-5, 5, (2,), np.int8),))}),
+        {"a": (np.zeros(2, np.int8),)},
+        {"a": (np.array([0, 300]),)},
+        r"300 at \['a'\]\[0\]\[1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("place", ["in process", "central", "threads"])
+def test_observation_outside_of_its_space_by_value_is_refused_at_its_step(kind: str, place: str) -> None:
+    space, right, wrong, message = OUTSIDE[kind]
+    make_env = partial(Observes, space, right, wrong)
+    policy = get_policy_for_env(make_env(), (4,))
+    options = {**PLACES[place], **({} if place == "in process" else {"start_method": "fork"})}
+    with MultiTaskSampler(make_env, policy=policy, batch_size=2, seed=0, max_episode_steps=5, **options) as sampler:
+        tasks = sampler.sample_tasks(2)
+        with pytest.raises(MamlRLError, match=f"(?s)slot 0 with the task .*{message}") as caught:
+            sampler.rollout(tasks)
+    assert "step 2" in str(caught.value) or "step 3" in str(caught.value)
