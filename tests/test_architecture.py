@@ -36,6 +36,7 @@ ROOMS = (
     "checksums",
     "spaces",
     "machine",
+    "named_modules",
     "arguments",
     "errors",
 )

@@ -74,9 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         known = list(COMMANDS)
         parser.error(f"there is no command {name!r}{suggest(name, known)} The commands are {', '.join(known)}")
-    # As `python -m` does: families in modules of the current folder are found, also by workers.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     return COMMANDS[name].run(arguments[1:], f"maml-rl {name}")
 
 
@@ -306,12 +303,12 @@ def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
     import gymnasium
 
     from maml_rl.envs.calls import Awaited, is_async
-    from maml_rl.envs.registration import find_spec, import_named
+    from maml_rl.envs.registration import find_spec, import_module_of
 
     module, _, attribute = name.rpartition(":")
     make: Callable[..., Any]
     with UsersCode(lambda error: ConfigError(f"{name} cannot be made: {explain(error)}")):
-        found = getattr(import_named(module, name), attribute, None) if module else None
+        found = getattr(import_module_of(module, name), attribute, None) if module else None
         make = found if callable(found) else lambda **arguments: gymnasium.make(find_spec(name).id, **arguments)
         env = make(**kwargs)
     if not isinstance(env, gymnasium.Env):
@@ -346,7 +343,7 @@ def run_benchmark(arguments: Sequence[str], prog: str) -> int:
     paths = [str(_BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
-        return subprocess.call([sys.executable, "-m", f"benchmarks.{name}", *arguments[1:]], env=environment)
+        return subprocess.call([sys.executable, "-P", "-m", f"benchmarks.{name}", *arguments[1:]], env=environment)
     except KeyboardInterrupt:
         return 130
 

@@ -4,7 +4,6 @@ import difflib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from maml_rl.errors import UsersCode, explain
+from maml_rl.named_modules import import_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     imported = None
     if module:
-        imported = import_named(module, env_id)
+        imported = import_module_of(module, env_id)
     if name not in gymnasium.registry and callable(getattr(imported, name, None)):
         raise ValueError(
             f"{env_id!r} is not an id but something that makes an environment; pass it itself, or give it an id in "
@@ -161,7 +161,7 @@ def _newer_version(env_id: str) -> str | None:
     return None
 
 
-def import_named(module: str, name: str) -> ModuleType:
+def import_module_of(module: str, name: str) -> ModuleType:
     """Import the module that the name of an environment begins with.
 
     Raises:
@@ -172,4 +172,4 @@ def import_named(module: str, name: str) -> ModuleType:
     file = "/" in module or module.endswith(".py")
     hint = "; give the name of the module, not of its file" if file else ""
     with UsersCode(lambda error: ValueError(f"cannot import the module of {name!r}: {explain(error)}{hint}")):
-        return import_module(module)
+        return import_named(module)

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
+from maml_rl.named_modules import import_named
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import conv_output_size, fitting_conv_layers
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -436,7 +436,7 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
     module, _, name = config.policy.partition(":")
     message = f"{config.policy} makes no policy for {config.env_name}"
     with UsersCode(lambda error: config.error(f"{message}: {explain(error)}", "policy")):
-        make = getattr(import_module(module), name)
+        make = getattr(import_named(module), name)
         spaces = env.single_observation_space, env.single_action_space
         with seeded_torch(config.seed):
             policy = as_policy(make(*spaces))

@@ -1,12 +1,12 @@
 """The names of the algorithms, and the settings in a config for the one that it names."""
 
-from importlib import import_module
 from typing import Any
 
 from maml_rl.arguments import suggest
 from maml_rl.config import Config, SettingsModel
 from maml_rl.errors import UsersCode, explain
 from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.named_modules import import_named
 
 # By name: a class, or its "module:Class", so that an algorithm is imported when it is used.
 _REGISTRY: dict[str, type[MetaLearner] | str] = {}
@@ -46,7 +46,7 @@ def find_metalearner(name: str) -> type[MetaLearner]:
         if not attribute:
             raise ValueError(f"unknown algorithm {name!r}{suggest(name, algorithms())}")
         with UsersCode(lambda error: _not_imported(name, error)):
-            imported = import_module(module)
+            imported = import_named(module)
         try:
             found = getattr(imported, attribute)
         except AttributeError:

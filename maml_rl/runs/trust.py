@@ -16,11 +16,11 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from maml_rl.config.config import Config
+from maml_rl.named_modules import find_named
 from maml_rl.runs.atomic_files import replace_file
 
 _PACKAGE = "maml_rl"
@@ -117,7 +117,7 @@ def _places(package: str) -> list[Path]:
         folders, file = getattr(loaded, "__path__", None), getattr(loaded, "__file__", None)
     else:
         try:
-            spec = find_spec(package) if package else None
+            spec = find_named(package) if package else None
         except (ImportError, ValueError):
             spec = None
         if spec is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -18,6 +17,7 @@ from maml_rl.envs.calls import CallRules
 from maml_rl.envs.make_env import EnvMaker, check_stepping, env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.named_modules import import_named
 from maml_rl.samplers.describing import describe_env, describe_task
 from maml_rl.samplers.importing import find_unimportable, main_is_importable
 
@@ -88,7 +88,7 @@ class Recipe:
             # Modules register their ids themselves, and Gymnasium would warn about an existing registration.
             for place in (env_id(self.env), self.spec.entry_point):
                 if isinstance(place, str) and ":" in place:
-                    import_module(place.partition(":")[0])
+                    import_named(place.partition(":")[0])
             gymnasium.registry.setdefault(self.spec.id, self.spec)
         return make_vector_env(
             self.env,

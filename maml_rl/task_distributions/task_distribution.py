@@ -8,7 +8,6 @@ after a run is resumed.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -19,6 +18,7 @@ from maml_rl.config import SettingsModel
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import UsersCode, explain
+from maml_rl.named_modules import import_named
 
 # Purpose of drawn tasks: validation chooses something, such as a checkpoint, and must not see the tasks of the test.
 TaskSplit = Literal["training", "validation", "test"]
@@ -186,7 +186,7 @@ def find_task_distribution(name: str) -> type[TaskDistribution]:
             raise ValueError(f"unknown task distribution {name!r}{suggest(name, task_distributions())}")
         return _REGISTRY[name]
     with UsersCode(lambda error: ValueError(f"cannot import the task distribution {name!r} ({explain(error)})")):
-        found = getattr(import_module(module), attribute)
+        found = getattr(import_named(module), attribute)
     if not (isinstance(found, type) and issubclass(found, TaskDistribution)):
         raise ValueError(f"{name!r} is not a task distribution; make it a subclass of TaskDistribution")
     return found

@@ -57,7 +57,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder, with a module that reports its execution, and with which the user has not trained."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "evil.py").write_text(EVIL)
     yield tmp_path
     for name in ("evil", "own_code"):
@@ -208,7 +208,7 @@ def test_package_with_folders_outside_of_the_installation_is_not_installed(
     installed = place / "site-packages"
     (installed / "shared_name").mkdir(parents=True)
     monkeypatch.setattr("site.getsitepackages", lambda: [str(installed)])
-    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    monkeypatch.setattr(sys, "path", [str(place), *sys.path, str(installed)])
     assert is_trusted(config_of(policy="shared_name.inside:make"))
     (place / "shared_name").mkdir()
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 import ray
+from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 
 from maml_rl.arguments import suggest
@@ -256,6 +257,8 @@ def _connect(placement: Placement) -> bool:
     if address is None and "RAY_ADDRESS" not in os.environ:
         found = RayCluster._found or found
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": placement.ray_log_to_driver}
+    options["job_config"] = JobConfig()
+    options["job_config"]._py_driver_sys_path = _SearchPath()
     if runtime_env:
         options["runtime_env"] = runtime_env
     if found is not None and found != "local":
@@ -305,6 +308,18 @@ def _connect(placement: Placement) -> bool:
     if address is None:
         RayCluster._found = options["address"]
     return True
+
+
+class _SearchPath(list[str]):
+    """The folders that workers search first: of those that Ray adds, the ones that this process searches itself.
+
+    Ray adds the current folder in any case, where others may have put files of any name.
+    """
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Add folders."""
+        mine = set(map(os.path.abspath, sys.path))
+        super().extend(folder for folder in folders if os.path.abspath(folder) in mine)
 
 
 def _check_runtime_env(env: dict[str, Any]) -> None:

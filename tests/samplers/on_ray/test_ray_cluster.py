@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 pytest.importorskip("ray")
@@ -221,6 +222,39 @@ def pretend_another_gymnasium(folder: Path) -> None:
     other = folder / "gymnasium-9.9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: gymnasium\nVersion: 9.9.9\n")
+
+
+def test_actors_search_the_current_folder_only_for_a_family_that_it_has(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself puts the current folder first on the search path of all actors."""
+    planted = "from pathlib import Path\nPath(__file__).with_suffix('.executed').touch()\n"
+    for name in ("torch", "numpy", "gymnasium", "mujoco", "scipy", "pydantic", "psutil"):
+        (tmp_path / f"{name}.py").write_text(planted)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "nearby_family.py").write_text(
+        "import gymnasium\nfrom maml_rl.envs.families.navigation import Navigation2DEnv\n"
+        "gymnasium.register('Nearby-v0', Navigation2DEnv, max_episode_steps=3)\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def sample(env: str) -> int:
+        policy = NormalMLPPolicy(2, 2, (4,))
+        with MultiTaskSampler(
+            env, {}, 2, policy, seed=0, num_workers=1, backend="ray", ray_address=cluster.address, max_episode_steps=3
+        ) as sampler:
+            return sampler.rollout(sampler.sample_tasks(2)).num_steps
+
+    monkeypatch.chdir(tmp_path)
+    assert sample("2DNavigation-v0") == 12
+    assert not list(tmp_path.glob("*.executed"))
+    monkeypatch.chdir(own)
+    try:
+        assert sample("nearby_family:Nearby-v0") == 12
+    finally:
+        sys.modules.pop("nearby_family", None)
+        gymnasium.registry.pop("Nearby-v0", None)
 
 
 @pytest.mark.nightly

@@ -1,0 +1,41 @@
+"""Modules that a config names are searched in the current folder, too, after everything that is installed."""
+
+import os
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def find_named(package: str) -> ModuleSpec | None:
+    """Return where a module without dots would be imported from by `import_named`; import nothing.
+
+    Raises:
+        ImportError: If a module of this name is imported and does not know from where.
+        ValueError: Likewise, or if the name is empty.
+    """
+    return find_spec(package) or _find_here(package)
+
+
+def import_named(module: str) -> ModuleType:
+    """Import a module that a config names.
+
+    If only the current folder has it, that folder becomes the end of the search path of this process and its workers:
+    the module may import its neighbors at any time.
+
+    Raises:
+        Exception: Whatever the import raises.
+    """
+    package = module.partition(".")[0]
+    if package and package not in sys.modules and find_spec(package) is None and _find_here(package) is not None:
+        sys.path.append(os.getcwd())
+    return import_module(module)
+
+
+def _find_here(package: str) -> ModuleSpec | None:
+    try:
+        return PathFinder.find_spec(package, [os.getcwd()])
+    except OSError:
+        # The current folder has been removed.
+        return None
