@@ -220,31 +220,31 @@ def _check_env(options: Namespace) -> None:
 
 def _advise_stepping(env: Any, options: Namespace) -> str:
     """Advise whether slots of an environment should wait concurrently, by how long its steps take and wait."""
-    from maml_rl.envs.calls import Awaited
-    from maml_rl.envs.checking import measure_waiting
+    from maml_rl.envs.calls import Awaited, CallRules
+    from maml_rl.envs.checking import family_of
+    from maml_rl.envs.make_env import steps_in_threads
+    from maml_rl.envs.meta_env import declared
+    from maml_rl.envs.waiting import measure_waiting
 
     with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")):
         seconds, share = measure_waiting(env)
     measured = f"a step takes {1e3 * seconds:.3g} ms, {share:.0%} of it waiting"
-    own = env.unwrapped
+    name = type(family_of(env)).__name__
     if isinstance(env, Awaited):
         return f"ok: {measured}; its slots are awaited concurrently"
-    if not getattr(own, "thread_safe", True):
+    if not declared(env, "thread_safe", True):
         return f"ok: {measured}; it declares that it is not thread-safe, so its slots are stepped one after the other"
     pays = seconds >= _LEAST_WAITING_SECONDS and share >= _LEAST_WAITING_SHARE
-    if pays == (getattr(own, "stepping", "serial") == "threads"):
+    if pays == steps_in_threads(env, CallRules()):
         return (
             f"ok: {measured}; its slots are stepped {'concurrently' if pays else 'one after the other'}, which suits it"
         )
     if pays:
         return (
             f"note: {measured}; with 'stepping: threads' slots wait concurrently (docs/slow-environments.md); "
-            f'for a permanent choice, set stepping = "threads" in {type(own).__name__}'
+            f'for a permanent choice, set stepping = "threads" in {name}'
         )
-    return (
-        f'note: {measured}; threads do not help with that, but {type(own).__name__} sets stepping = "threads"; '
-        "remove it"
-    )
+    return f'note: {measured}; threads do not help with that, but {name} sets stepping = "threads"; remove it'
 
 
 def _usage(env: Any, name: str) -> str:

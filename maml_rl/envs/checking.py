@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from statistics import median
-from time import perf_counter, thread_time
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from maml_rl.envs.meta_env import Task, check_flags, own_task
+from maml_rl.envs.meta_env import Task, check_flags, declared, own_task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ConfigError, explain
 from maml_rl.spaces import ArrayElements, flattener_for, packed
@@ -26,7 +24,6 @@ _REMEDIES = {
     "observation": "gymnasium.wrappers.TransformObservation maps it to one of these",
     "action": "gymnasium.wrappers.TransformAction maps one of these to it",
 }
-_MEASURED_STEPS, _MEASURED_SECONDS = 50, 2.0
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
 # In some families two tasks often give the same rewards by chance, but not for this many seeds.
 _SEEDS_TO_TELL_TASKS_APART = 20
@@ -112,10 +109,7 @@ def has_method(env: gymnasium.Env[Any, Any], name: str) -> bool:
 
 
 def _method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any] | None:
-    try:
-        method = env.get_wrapper_attr(name)
-    except AttributeError:
-        return None
+    method = declared(env, name)
     return method if callable(method) else None
 
 
@@ -182,28 +176,11 @@ def check_meta_env(
     )
 
 
-def measure_waiting(env: gymnasium.Env[Any, Any], seed: int = 0) -> tuple[float, float]:
-    """Return the seconds that a step takes, and the share of them that this thread waits instead of computing.
-
-    Args:
-        env: it is reset and stepped with random actions, for a second or two.
-        seed: of the episodes and actions.
-    """
-    env.action_space.seed(seed)
-    env.reset(seed=seed)
-    wall: list[float] = []
-    computing: list[float] = []
-    while len(wall) < _MEASURED_STEPS and sum(wall) < _MEASURED_SECONDS:
-        action = env.action_space.sample()
-        started = perf_counter(), thread_time()
-        _, _, terminated, truncated, _ = env.step(action)
-        wall.append(perf_counter() - started[0])
-        computing.append(thread_time() - started[1])
-        if terminated or truncated:
-            env.reset()
-    # Medians, because on a busy machine a few steps take long for other reasons.
-    seconds = median(wall)
-    return seconds, max(0.0, 1.0 - median(computing) / seconds)
+def family_of(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Return the outermost layer of an environment that has `reset_task` itself: the family, below other wrappers."""
+    while isinstance(env, gymnasium.Wrapper) and not (hasattr(type(env), "reset_task") or "reset_task" in vars(env)):
+        env = env.env
+    return env
 
 
 def _check_task_before_reset(env: gymnasium.Env[Any, Any], task: dict[str, Any]) -> None:
@@ -274,13 +251,10 @@ def declared_task_space(env: gymnasium.Env[Any, Any]) -> TaskSpace | None:
     Raises:
         TypeError: If it is not a `TaskSpace`.
     """
-    try:
-        declared = env.get_wrapper_attr("task_space")
-    except AttributeError:
-        return None
-    if not (declared is None or isinstance(declared, TaskSpace)):
-        raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {declared!r}")
-    return declared
+    space = declared(env, "task_space")
+    if not (space is None or isinstance(space, TaskSpace)):
+        raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {space!r}")
+    return space
 
 
 def _check_tasks_differ(

@@ -13,15 +13,16 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from maml_rl.envs.calls import CallRules, is_async_class
+from maml_rl.arguments import check_count
+from maml_rl.envs.calls import CallRules, is_async, is_async_class
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepVectorEnv
-from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.meta_env import MetaVectorEnv, declared
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.task_observation import TaskObservationVectorEnv
-from maml_rl.envs.threaded import ThreadedVectorEnv, refuse_unsafe
+from maml_rl.envs.threaded import ThreadedVectorEnv, not_thread_safe
 
 EnvMaker = str | Callable[..., Any]
 
@@ -110,7 +111,9 @@ def check_stepping(env: EnvMaker, rules: CallRules) -> None:
         name = env_id(env)
         if name and _may_be_meta(find_spec(name)):
             raise _one_batch(name)
-        refuse_unsafe(_maker_of(env))
+        made = _maker_of(env)
+        if isinstance(made, type) and not getattr(made, "thread_safe", True):
+            raise not_thread_safe(made.__name__)
     elif rules.stepping == "serial" and is_async_class(made := _maker_of(env)):
         raise TypeError(
             f"{made.__name__} has an async reset or step, which is not awaited where slots are stepped one by one; use "
@@ -125,16 +128,27 @@ def _one_batch(name: str) -> ValueError:
     )
 
 
-def steps_in_threads(env: EnvMaker, rules: CallRules) -> bool:
-    """Return whether environment objects are stepped concurrently: as the rules say, else as their class does."""
-    if rules.want_threads or rules.stepping == "serial":
+def steps_in_threads(env: Any, rules: CallRules) -> bool:
+    """Return whether an environment object is stepped concurrently with others: as the rules say, else as it says."""
+    if rules.want_threads or rules.stepping == "serial" or not isinstance(env, gymnasium.Env):
         return rules.want_threads
-    made = _maker_of(env)
-    return getattr(made, "stepping", "serial") == "threads" or is_async_class(made)
+    return declared(env, "stepping") == "threads" or is_async(env)
 
 
-def _adapter(env: EnvMaker, rules: CallRules) -> type[SerialVectorEnv]:
-    return ThreadedVectorEnv if steps_in_threads(env, rules) else SerialVectorEnv
+def _adapted(
+    make_env: Callable[..., Any],
+    env_kwargs: Mapping[str, Any],
+    num_envs: int,
+    current_slots: NDArray[np.int64] | None,
+    rules: CallRules,
+) -> SerialVectorEnv:
+    """Return an adapter around environment objects, of the kind that the first of them needs."""
+    check_count("num_envs", num_envs)
+    if current_slots is not None:
+        current_slots[0] = 0
+    made = [make_env(**env_kwargs)]
+    adapter = ThreadedVectorEnv if steps_in_threads(made[0], rules) else SerialVectorEnv
+    return adapter(lambda: made.pop() if made else make_env(**env_kwargs), {}, num_envs, current_slots, rules)
 
 
 def make_vector_env(
@@ -185,7 +199,7 @@ def make_vector_env(
         raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
     if not isinstance(env, str):
         make_limited = partial(_make_limited, env, max_episode_steps)
-        return _adapter(env, rules)(make_limited, kwargs, num_envs, current_slots, rules)
+        return _adapted(make_limited, kwargs, num_envs, current_slots, rules)
     spec = find_spec(env)
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
@@ -204,7 +218,7 @@ def make_vector_env(
         vector_env.close()
     # Gymnasium's checker costs time at every step, and would warn once for every slot.
     make_env = partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs})
-    return _adapter(env, rules)(make_env, {}, num_envs, current_slots, rules)
+    return _adapted(make_env, {}, num_envs, current_slots, rules)
 
 
 def _may_be_meta(spec: EnvSpec) -> bool:

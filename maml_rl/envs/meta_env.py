@@ -128,6 +128,14 @@ def own_task(task: Task) -> Task:
     return own
 
 
+def declared(env: gymnasium.Env[Any, Any], name: str, default: Any = None) -> Any:
+    """Return what an environment declares as an attribute, even if wrappers hide it: that of the outermost counts."""
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        return default
+
+
 def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
     """Return the `recorded_infos` that an environment declares.
 
@@ -173,8 +181,9 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
         task_space: the parameters of its tasks, for grids, strata and splits of tasks; None if it declares none. Any
             `gymnasium.Env` may have it.
         stepping: "threads" for an environment that mostly waits, for example for a service: a sampler then runs its
-            slots concurrently by default. Any `gymnasium.Env` class may have it.
-        thread_safe: False for one whose calls must all come from one thread. Any `gymnasium.Env` class may have it.
+            slots concurrently by default. Any `gymnasium.Env` or wrapper may have it.
+        thread_safe: False for one whose calls must all come from one thread. Any `gymnasium.Env` or wrapper may have
+            it.
     """
 
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
@@ -337,6 +346,7 @@ class EnvDescription:
         recorded_infos: see `MetaEnv`.
         task_space: see `MetaEnv`.
         divides: see `MetaVectorEnv`.
+        advances_by_slot: see `MetaVectorEnv`.
     """
 
     observation_space: spaces.Space[Any]
@@ -345,12 +355,20 @@ class EnvDescription:
     recorded_infos: RecordedInfos
     task_space: TaskSpace | None = None
     divides: bool = False
+    advances_by_slot: bool = False
 
     @classmethod
     def of(cls, env: MetaVectorEnv) -> EnvDescription:
         """Return the description of the slots of a vector environment."""
-        single_spaces = env.single_observation_space, env.single_action_space
-        return cls(*single_spaces, env.max_episode_steps, dict(env.recorded_infos), env.task_space, env.divides)
+        return cls(
+            env.single_observation_space,
+            env.single_action_space,
+            env.max_episode_steps,
+            dict(env.recorded_infos),
+            env.task_space,
+            env.divides,
+            env.advances_by_slot,
+        )
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:

@@ -26,6 +26,7 @@ from maml_rl.envs.meta_env import (
     Task,
     check_flags,
     check_recorded_infos,
+    declared,
     own_task,
     read_reset_mask,
     slot_seeds,
@@ -367,11 +368,7 @@ def give(reset_task: Callable[[Task], Any], task: Task) -> Any:
 
 
 def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:
-    try:
-        declared = env.get_wrapper_attr("recorded_infos")
-    except AttributeError:
-        return {}
-    return check_recorded_infos(declared)
+    return check_recorded_infos(declared(env, "recorded_infos", {}))
 
 
 def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:

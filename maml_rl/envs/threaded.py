@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import LOOK_SECONDS, CallHangsError, CallRules, SideBySide, is_async, without_wrappers
-from maml_rl.envs.meta_env import SlotCounts, Task
+from maml_rl.envs.meta_env import SlotCounts, Task, declared
 from maml_rl.envs.serial import SerialVectorEnv, give, time_limit
 from maml_rl.errors import TaskError
 
@@ -254,18 +254,22 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return awaited | self._calls.outstanding
 
 
-def refuse_unsafe(env: Any) -> None:
-    """Refuse an environment, or its class, that must not be called in threads.
+def refuse_unsafe(env: gymnasium.Env[Any, Any]) -> None:
+    """Refuse an environment that must not be called in threads.
 
     Raises:
         TypeError: If it declares so, or renders.
     """
-    made = isinstance(env, gymnasium.Env)
-    name = type(env.unwrapped).__name__ if made else getattr(env, "__name__", str(env))
-    if not getattr(env.unwrapped if made else env, "thread_safe", True):
-        raise TypeError(f"{name} declares that it is not thread-safe (thread_safe = False); use stepping='serial'")
-    if made and env.render_mode is not None:
+    name = type(env.unwrapped).__name__
+    if not declared(env, "thread_safe", True):
+        raise not_thread_safe(name)
+    if env.render_mode is not None:
         raise TypeError(
             f"{name} renders (render_mode={env.render_mode!r}), and a renderer such as OpenGL belongs to one thread; "
             "leave render_mode out, or use stepping='serial'"
         )
+
+
+def not_thread_safe(name: str) -> TypeError:
+    """Return the error for an environment that is to be called in threads and declares that it must not be."""
+    return TypeError(f"{name} declares that it is not thread-safe (thread_safe = False); use stepping='serial'")

@@ -353,6 +353,39 @@ def test_check_env_reports_whether_threads_would_be_faster(
     assert re.search(told, capsys.readouterr().out)
 
 
+def test_check_env_looks_for_how_a_family_is_stepped_where_the_sampler_does(
+    capsys: pytest.CaptureFixture[str], coins: str
+) -> None:
+    Path("waits.py").write_text(
+        "import time, gymnasium\nfrom coins import CoinEnv\n"
+        "class SlowCoins(CoinEnv):\n"
+        "    def step(self, action):\n"
+        "        time.sleep(0.01)\n"
+        "        return super().step(action)\n"
+        "class Family(gymnasium.Wrapper):\n"
+        "    def reset_task(self, task):\n"
+        "        self.env.reset_task(task)\n"
+        "class Told(Family):\n"
+        "    stepping = 'threads'\n"
+        "class Unsafe(Family):\n"
+        "    thread_safe = False\n"
+        "def make():\n"
+        "    return gymnasium.wrappers.TimeLimit(Family(SlowCoins()), 9)\n"
+        "def make_told():\n"
+        "    return gymnasium.wrappers.TimeLimit(Told(SlowCoins()), 9)\n"
+        "def make_unsafe():\n"
+        "    return Unsafe(SlowCoins())\n"
+    )
+    for made, told in (
+        ("make", 'note: .* set stepping = "threads" in Family'),
+        ("make_told", "ok: .* concurrently, which suits it"),
+        ("make_unsafe", "ok: .* declares that it is not thread-safe"),
+    ):
+        assert exit_code("check-env", f"waits:{made}") == 0
+        assert re.search(told, capsys.readouterr().out)
+    sys.modules.pop("waits")
+
+
 def test_check_env_reports_further_requirements_of_the_sampler(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -20,7 +20,8 @@ from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import Retry
 from maml_rl.envs.calls import CallRules
-from maml_rl.envs.make_env import steps_in_threads
+from maml_rl.envs.make_env import make_vector_env
+from maml_rl.envs.threaded import ThreadedVectorEnv
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
 from maml_rl.experiment.train import train
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy, Policy
@@ -242,15 +243,66 @@ def test_a_call_that_never_returns_is_reported_with_its_stack(env: Any, place: s
     assert time.monotonic() - started < 10.0
 
 
-def test_a_family_chooses_how_it_is_stepped() -> None:
-    auto = CallRules()
-    assert steps_in_threads(WaitingEnv, auto)
-    assert steps_in_threads(AwaitedEnv, auto)
-    assert steps_in_threads("slow_env:SlowAwaited-v0", auto)
-    assert steps_in_threads(partial(WaitingEnv, wait=0.1), auto)
-    assert not steps_in_threads(SlowEnv, auto)
-    assert not steps_in_threads(WaitingEnv, CallRules(stepping="serial"))
-    assert steps_in_threads(SlowEnv, CallRules(threads=2))
+class TellsToWait(gymnasium.Wrapper):
+    """A wrapper that declares how what it wraps is stepped."""
+
+    stepping = "threads"
+
+
+def make_awaited() -> Any:
+    return AwaitedEnv(wait=0.002)
+
+
+class IsNotThreadSafe(gymnasium.Wrapper):
+    thread_safe = False
+
+
+def make_waiting() -> Any:
+    return gymnasium.wrappers.TransformReward(WaitingEnv(), lambda reward: reward)
+
+
+def make_fixed() -> Any:
+    return gymnasium.wrappers.TransformReward(FixedThreadEnv(), lambda reward: reward)
+
+
+AUTO = CallRules()
+
+
+@pytest.mark.parametrize(
+    ("env", "rules", "in_threads"),
+    [
+        (WaitingEnv, AUTO, True),
+        (AwaitedEnv, AUTO, True),
+        ("slow_env:SlowAwaited-v0", AUTO, True),
+        (partial(WaitingEnv, wait=0.1), AUTO, True),
+        (lambda: WaitingEnv(), AUTO, True),
+        (make_waiting, AUTO, True),
+        (lambda: AwaitedEnv(), AUTO, True),
+        (lambda: TellsToWait(SlowEnv()), AUTO, True),
+        (SlowEnv, AUTO, False),
+        (WaitingEnv, CallRules(stepping="serial"), False),
+        (SlowEnv, CallRules(threads=2), True),
+    ],
+)
+def test_a_family_chooses_how_it_is_stepped_whatever_makes_it(env: Any, rules: CallRules, in_threads: bool) -> None:
+    vector_env = make_vector_env(env, num_envs=2, rules=rules)
+    assert isinstance(vector_env, ThreadedVectorEnv) == in_threads
+    assert vector_env.num_envs == len({id(slot) for slot in vector_env.envs}) == 2
+    vector_env.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_function_that_makes_a_waiting_environment_gives_the_same_episodes(
+    num_workers: int, undisturbed: list[str]
+) -> None:
+    for make in (make_waiting, make_awaited):
+        assert digests(make, num_workers=num_workers)[0] == undisturbed
+
+
+@pytest.mark.parametrize("make", [make_fixed, lambda: IsNotThreadSafe(SlowEnv())])
+def test_environment_that_is_not_safe_in_threads_is_refused_whatever_makes_it(make: Any) -> None:
+    with pytest.raises(ChildEnvError, match="is not thread-safe"):
+        digests(make, **THREADS)
 
 
 def test_time_limit_of_a_registration_applies_although_the_wrapper_is_not_awaited() -> None:
@@ -311,7 +363,7 @@ def test_wrapper_around_an_awaited_environment_is_refused() -> None:
     with pytest.raises(ChildEnvError, match="TransformReward cannot await"):
         digests(make, **THREADS)
     with pytest.raises(ChildEnvError, match="AwaitedEnv has an async reset or step"):
-        digests(lambda: AwaitedEnv(), num_workers=0)
+        digests(lambda: AwaitedEnv(), num_workers=0, stepping="serial")
 
 
 def test_an_error_names_the_step_of_its_own_slot() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.infos import join_infos
-from maml_rl.envs.make_env import env_id, steps_in_threads
+from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost, TaskError
 from maml_rl.samplers.describing import describe_env
@@ -120,9 +120,6 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         progress = SharedProgress(memory, self.num_workers)
         launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=max_restarts)
         self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress, step_timeout)
-        if steps_in_threads(recipe.env, rules):
-            # A worker with threads detects itself which call hangs.
-            self._pool.grace = _GRACE_SECONDS
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end, self._pool, memory)
@@ -150,6 +147,9 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.task_space = slot.task_space
         self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
         self.divides = slot.divides
+        if slot.advances_by_slot:
+            # A worker with threads detects itself which call hangs.
+            self._pool.grace = _GRACE_SECONDS
         self.phases = WorkerPhases(self._pool, startup, self.parts, memory, progress, step_timeout)
 
     @property
