@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# Relative distance of neighboring float32, in which rewards and values are kept.
+RESOLUTION = torch.finfo(torch.float32).eps
+
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
@@ -101,18 +104,22 @@ def masked_mean(values: Tensor, mask: Tensor, *, dims: tuple[int, ...] = (-2, -1
 
 
 def masked_normalize(
-    values: Tensor, mask: Tensor, *, dims: tuple[int, ...] = (-2, -1), epsilon: float = 1e-8
+    values: Tensor, mask: Tensor, *, dims: tuple[int, ...] = (-2, -1), precision: Tensor | float = 0.0
 ) -> Tensor:
     """Subtract the mean of the real steps and divide by their standard deviation (not by their variance).
+
+    The scale of the values has no influence: deviations are compared with the precision of the values, and with
+    nothing else.
 
     Args:
         values: (..., T, B).
         mask: (..., T, B) 1 for real steps, 0 for padding.
         dims: the axes that share one mean and one deviation; by default each task has its own.
-        epsilon: added to the deviation, so that equal values become zeros.
+        precision: of the values, a number or a tensor of the shape of `values` without `dims`. Values that deviate by
+            less, or by less than float32 resolves, are equal.
 
     Returns:
-        (..., T, B) of the dtype of `values`, zero on padding.
+        (..., T, B) of the dtype of `values`; zero on padding, and where the values are equal.
 
     Raises:
         ValueError: If the shapes differ.
@@ -124,7 +131,22 @@ def masked_normalize(
     count = real.sum(dims, keepdim=True).clamp(min=1)
     centered = torch.where(real, exact - exact.sum(dims, keepdim=True) / count, 0.0)
     deviation = (centered.square().sum(dims, keepdim=True) / count).sqrt()
-    return (centered / (deviation + epsilon)).to(values.dtype)
+    precision = torch.as_tensor(precision, dtype=torch.float64, device=values.device)
+    for dim in sorted(dim % values.dim() for dim in dims) if precision.dim() else ():
+        precision = precision.unsqueeze(dim)
+    precision = precision.clamp(min=RESOLUTION * exact.abs().amax(dims, keepdim=True))
+    return (centered / divisor(deviation, precision)).to(values.dtype)
+
+
+def divisor(deviation: Tensor, precision: Tensor) -> Tensor:
+    """Return what centered values are divided by to have a deviation of 1; infinity for rounding errors.
+
+    Args:
+        deviation: of the values, float64.
+        precision: of the values; those that deviate by no more are equal.
+    """
+    # Nothing needs the summand: with it, ordinary deviations give the bytes of earlier versions.
+    return torch.where(deviation > precision, deviation + (1e-7 * deviation).clamp(max=1e-8), torch.inf)
 
 
 def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:

@@ -148,23 +148,23 @@ def test_masked_mean_and_normalize_equal_numpy_on_the_real_steps_of_each_task(ep
         expected_mean = real.mean() if real.size else 0.0
         assert float(means[task]) == pytest.approx(expected_mean, abs=1e-12)
         if real.size:
-            expected = (real - real.mean()) / (real.std() + 1e-8)
-            np.testing.assert_allclose(normalized[task][mask[task] > 0].numpy(), expected, atol=1e-9)
+            expected = (real - real.mean()) / (real.std() if real.size > 1 else 1.0)
+            np.testing.assert_allclose(normalized[task][mask[task] > 0].numpy(), expected, rtol=2e-7)
 
 
 def test_normalized_advantages_have_unit_deviation_for_any_scale():
     # Divided by the variance they would have a deviation of 1 / scale.
     values = torch.randn(2, 50, 4, generator=torch.Generator().manual_seed(0))
-    for scale in (1e-3, 1.0, 1e3):
+    for scale in (1e-30, 1e-3, 1.0, 1e3, 1e30):
         normalized = functional.masked_normalize(scale * values, torch.ones_like(values))
-        torch.testing.assert_close(normalized.std((-2, -1), correction=0), torch.ones(2), rtol=1e-4, atol=0.0)
+        torch.testing.assert_close(normalized.std((-2, -1), correction=0), torch.ones(2), rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 3.3e7])
 def test_normalized_equal_values_are_zero(value):
     values = torch.full((1, 7, 3), value)
     normalized = functional.masked_normalize(values, torch.ones_like(values))
-    torch.testing.assert_close(normalized, torch.zeros_like(values), rtol=0.0, atol=1e-6)
+    assert not normalized.any()
 
 
 def test_masked_operations_do_not_change_their_arguments():

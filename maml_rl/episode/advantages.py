@@ -50,7 +50,7 @@ def estimate_advantages(
             values, final_values = baseline(episodes), baseline.final_values(episodes) if bootstrap else None
         advantages = advantages_from_values(episodes, values, final_values, gamma, gae_lambda)
         if normalize:
-            advantages = functional.masked_normalize(advantages, episodes.mask)
+            advantages = normalized_advantages(episodes, advantages, values)
         return advantages.to(episodes.rewards.dtype)
 
 
@@ -76,6 +76,37 @@ def advantages_from_values(
             final = torch.where(episodes.truncated & ~episodes.terminated, final_values.double(), 0.0)
         following = functional.next_values(known, final, episodes.lengths)
         return functional.generalized_advantages(rewards, known, following, mask, discount=gamma, gae_lambda=gae_lambda)
+
+
+def normalized_advantages(episodes: Any, advantages: Tensor, values: Tensor | None) -> Tensor:
+    """Give the advantages of each task mean 0 and standard deviation 1; zeros where the rewards have no signal.
+
+    There is no signal where all advantages are rounding errors of the values, or where every episode of a task, of at
+    least two, received the same rewards at the same steps: no action made a difference, and what a baseline leaves of
+    such returns is its own error. Rewards are equal if float32 does not resolve their difference.
+
+    Args:
+        episodes: see `estimate_advantages`.
+        advantages: (..., T, B) float64, as `advantages_from_values` returns them.
+        values: (..., T, B) that they were computed from; None for zero.
+    """
+    # An advantage is a sum of values with weights whose absolute values sum up to at most two; each is known to half
+    # of the resolution.
+    known = torch.zeros_like(advantages) if values is None else torch.where(episodes.mask > 0, values.double(), 0.0)
+    precision = functional.RESOLUTION * known.abs().amax((-2, -1))
+    precision = torch.where(_equal_episodes(episodes), torch.inf, precision)
+    return functional.masked_normalize(advantages, episodes.mask, precision=precision)
+
+
+def _equal_episodes(episodes: Any) -> Tensor:
+    """Return whether all episodes of a task have the same rewards, (...); False for a single one."""
+    rewards, lengths = torch.where(episodes.mask > 0, episodes.rewards, 0.0), episodes.lengths
+    if lengths.shape[-1] < 2:
+        return torch.zeros_like(lengths[..., 0], dtype=torch.bool)
+    low, high = rewards.aminmax(dim=-1)
+    same = high - low <= functional.RESOLUTION * torch.maximum(high.abs(), low.abs())
+    of_equal_length: Tensor = (lengths == lengths[..., :1]).all(-1)
+    return of_equal_length & same.all(-1)
 
 
 def _check_rewards(rewards: Tensor, mask: Tensor, first_task: int) -> None:

@@ -232,6 +232,11 @@ class TaskEpisodes:
         return functional.discounted_returns(self.rewards, self.mask, discount=known_gamma(self.gamma))
 
     @property
+    def has_advantages(self) -> bool:
+        """Whether there are advantages."""
+        return self._advantages is not None
+
+    @property
     def advantages(self) -> Tensor:
         """(M, T, B), as computed by `compute_advantages` or as assigned."""
         return known_advantages(self._advantages)

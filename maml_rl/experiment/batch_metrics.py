@@ -42,6 +42,13 @@ def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
     return {name: value for name, value in spread.items() if math.isfinite(value)}
 
 
+def share_without_signal(hosts: Hosts) -> dict[str, float]:
+    """Return "no_signal", the share of tasks whose rewards gave no signal, over all phases; {} without advantages."""
+    of_chunks = hosts.ask(_without_signal)
+    known = [flags for flags in of_chunks if len(flags)]
+    return {"no_signal": float(torch.cat(known).double().mean())} if known else {}
+
+
 def digest_of(hosts: Hosts) -> str:
     """Return one SHA-256 for the episodes of all phases; see `combined_digest`."""
     return _combined(hosts.ask(_digests))
@@ -60,6 +67,12 @@ def _combined(of_chunks: Sequence[Sequence[Sequence[str]]]) -> str:
 
 def _steps(phases: Sequence[TaskEpisodes]) -> int:
     return sum(episodes.num_steps for episodes in phases)
+
+
+def _without_signal(phases: Sequence[TaskEpisodes]) -> Tensor:
+    """Return for each phase with advantages and each task whether all of them are zero."""
+    flags = [(episodes.advantages == 0.0).all(2).all(1).cpu() for episodes in phases if episodes.has_advantages]
+    return torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool)
 
 
 def _digests(phases: Sequence[TaskEpisodes]) -> list[list[str]]:

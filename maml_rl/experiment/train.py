@@ -18,7 +18,7 @@ from torch import Tensor
 from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import SlotCounts, Task
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
+from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread, share_without_signal
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
@@ -349,7 +349,7 @@ def _iterate(
         metrics[f"return/{name}"] = float(returns.double().mean())
         for key, info in infos.items():
             metrics[f"info/{key}/{name}"] = float(info[:, column].double().mean())
-    metrics |= collected.task_metrics | spread | logs
+    metrics |= collected.task_metrics | spread | share_without_signal(hosts) | logs
     if experiment.config.prefetch:
         metrics["staleness"] = iteration - collected.version
         metrics["time/wait_s"] = got - started

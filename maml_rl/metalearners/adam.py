@@ -117,7 +117,9 @@ class AdamLearner(MetaLearner):
         for _ in range(self.settings.steps_per_batch()):
             losses.append(objective.backward())
             norms.append(float(torch.stack([x.grad.norm() for x in learned if x.grad is not None]).norm()))
-            self.optimizer.step()
+            # Without a gradient, as without any signal in the rewards, Adam would follow earlier ones.
+            if norms[-1] > 0.0:
+                self.optimizer.step()
         after, *inner_kls, kl = objective.measure(self._statistics)
         return {
             "loss/before": losses[0],

@@ -215,7 +215,8 @@ class MAMLTRPO(MetaLearner):
                 lambda fraction: meta.evaluate(theta + fraction * full_step),
                 loss,
                 max_kl=settings.max_kl,
-                max_steps=settings.ls_max_steps,
+                # Without a direction, as without any signal in the rewards, there is nothing to search.
+                max_steps=settings.ls_max_steps if bool(full_step.any()) else 0,
                 ratio=settings.ls_backtrack_ratio,
             )
             if search.accepted:

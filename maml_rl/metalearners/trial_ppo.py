@@ -149,14 +149,14 @@ class _Scales:
 
     Attributes:
         mean: of the advantages.
-        deviation: of the advantages.
+        divisor: of the centered advantages, their deviation; infinity where the rewards have no signal.
         num_steps: real steps of the minibatch.
         entropy_coefficient: weight of the entropy.
         reward_variance: unit of the squared error of predicted rewards.
     """
 
     mean: float
-    deviation: float
+    divisor: float
     num_steps: float
     entropy_coefficient: float
     reward_variance: float
@@ -215,7 +215,8 @@ class _TrialChunk:
         """Store the current outputs of the policy.
 
         Returns:
-            Real steps, and sums of returns, squared returns, and rewards, (4,); sums of observations, (D,).
+            Real steps, and sums of returns, squared returns, and rewards, (4,); number of trials, and the sum of their
+            squared lengths, (2,); sums of observations, (D,).
         """
         program, policy = self._program, self._program.policy
         trials = Trials.of(self._episodes.to(program.device))
@@ -233,7 +234,9 @@ class _TrialChunk:
         self._trials = trials
         returns = trials.returns(program.collection.gamma)
         sums = self._sums(torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
-        return Answer(sums=(*sums.sums, self._observed().sum(0)))
+        lengths = trials.mask.double().sum(0)
+        of_lengths = torch.stack([torch.ones_like(lengths).sum(), lengths.square().sum()])
+        return Answer(sums=(*sums.sums, of_lengths, self._observed().sum(0)))
 
     def center_observations(self, mean: Tensor, workspace: Workspace) -> Answer:
         """Return the sums of the squared distances of observations from their mean, (D,)."""
@@ -286,7 +289,7 @@ class _TrialChunk:
             return Answer(sums=(nothing,))
         real = trials.mask[:, rows] > 0
         weight = trials.mask[:, rows] / scales.num_steps
-        advantages = (self._advantages[:, rows].double() - scales.mean) / (scales.deviation + 1e-8)
+        advantages = (self._advantages[:, rows].double() - scales.mean) / scales.divisor
         with torch.enable_grad():
             unrolled = policy.unroll(trials.observations[:, rows])
             log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, rows])
@@ -393,8 +396,9 @@ class TrialPPO:
         Returns:
             `loss/before`, the clipped objective and the values' error in the first pass; `loss/after`, in the last;
             `kl`, an estimate of the divergence from the old policy in the last pass; `policy/entropy`; `grad_norm` of
-            the first step; `explained_variance`, the share of the returns' variance that the values explained; where
-            rewards are predicted, `explained_rewards`, the share of their variance in the first pass.
+            the first step; `explained_variance`, the share of the returns' variance that the values explained;
+            `no_signal`, 1 if the rewards gave the policy none; where rewards are predicted, `explained_rewards`, the
+            share of their variance in the first pass.
 
         Raises:
             NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
@@ -450,6 +454,7 @@ class TrialPPO:
             "policy/entropy": first[2],
             "grad_norm": history[0][1],
             "explained_variance": explained,
+            "no_signal": float(math.isinf(minibatches[0].divisor)),
             **predictions,
         }
 
@@ -482,7 +487,7 @@ class TrialPPO:
 
     def _prepare(self, session: Session) -> tuple[list[_Scales], float]:
         """Return the scales of each minibatch, and the share of the returns' variance that the values explained."""
-        sums, of_observations = session.run("anchor", recorded=True).sums
+        sums, of_lengths, of_observations = session.run("anchor", recorded=True).sums
         count, of_returns, of_squares, of_rewards = sums.tolist()
         if self._observed is not None:
             mean_observed = of_observations / count
@@ -499,10 +504,16 @@ class TrialPPO:
         self.reward_variance.add(of_distances / count)
         mean = of_advantages / count
         deviation = math.sqrt(float(session.run("center", mean).sums[0]) / count)
+        # Advantages are differences of returns and values. If every step of all trials has the same reward, and all
+        # trials are of equal length, they are nothing but the errors of the values.
+        num_trials, of_squared_lengths = of_lengths.tolist()
+        of_equal_length = num_trials * of_squared_lengths == count**2
+        constant = of_distances <= count * (functional.RESOLUTION * of_rewards / count) ** 2
+        precision = math.inf if of_equal_length and constant else functional.RESOLUTION * math.sqrt(of_squares / count)
         scales = [
             _Scales(
                 mean=mean,
-                deviation=deviation,
+                divisor=float(functional.divisor(*torch.tensor([deviation, precision], dtype=torch.float64))),
                 num_steps=steps,
                 entropy_coefficient=self._settings.entropy_coefficient * self._annealed(),
                 reward_variance=self.reward_variance.mean,

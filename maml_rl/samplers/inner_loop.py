@@ -12,10 +12,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from maml_rl import functional
 from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Workspace, chunks_of
-from maml_rl.episode.advantages import TaskwiseBaseline, advantages_from_values
+from maml_rl.episode.advantages import TaskwiseBaseline, advantages_from_values, normalized_advantages
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
@@ -115,7 +114,8 @@ class InnerPhases:
                 episodes, values, finals if self.bootstrap else None, self.gamma, self.gae_lambda
             )
             for tasks in chunks:
-                mask = episodes.part(tasks).mask
-                found = functional.masked_normalize(raw[tasks, : mask.shape[1]], mask)
-                advantages[tasks, : mask.shape[1]] = found
+                part = episodes.part(tasks)
+                steps = part.rewards.shape[1]
+                found = normalized_advantages(part, raw[tasks, :steps], values[tasks, :steps])
+                advantages[tasks, :steps] = found
         episodes.advantages = advantages
