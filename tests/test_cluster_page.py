@@ -2,7 +2,10 @@
 
 import os
 import re
+import socket
 import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,17 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"
 STAND_INS = {
     "scontrol": r"printf 'n1\nn2\nn3\nn4\n'",
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"',
-    "hostname": "echo 10.0.0.1 fe80::1",
+    "hostname": "echo 127.0.0.1 fe80::1",
     "ray": "",
     "python": "",
     "sleep": "",
 }
+
+
+# A port that nobody has: those of Slurm's jobs end in the same digits.
+with socket.create_server(("127.0.0.1", 0)) as server:
+    PORT = 20000 + server.getsockname()[1] % 20000
+JOB = 740_000 + PORT - 20000
 
 
 def block(beginning: str) -> str:
@@ -28,11 +37,20 @@ def block(beginning: str) -> str:
     return str(found)
 
 
-def called_by_script(folder: Path, beginning: str = "#!/bin/bash") -> list[str]:
+# The head listens until somebody connects.
+HEAD = f"""case "$*" in *--head*) {sys.executable} -c '
+import socket, sys
+socket.create_server(("127.0.0.1", int(sys.argv[1]))).accept()
+' "$(printf %s "$*" | sed "s/.*--port=\\([0-9]*\\).*/\\1/")";; esac"""
+
+
+def called_by_script(
+    folder: Path, beginning: str = "#!/bin/bash", *, code: int = 0, stand_ins: Mapping[str, str] = {}
+) -> list[str]:
     """Run the script that begins with this text in this folder, and return the sorted calls of programs."""
     programs, log = folder / "bin", folder / "log"
     programs.mkdir(exist_ok=True)
-    for name, body in STAND_INS.items():
+    for name, body in {**STAND_INS, **stand_ins}.items():
         (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{log}"\n{body}\n')
         (programs / name).chmod(0o755)
     log.write_text("")
@@ -41,24 +59,26 @@ def called_by_script(folder: Path, beginning: str = "#!/bin/bash") -> list[str]:
         "SLURM_JOB_NODELIST": "n[1-4]",
         "SLURM_NNODES": "4",
         "SLURM_CPUS_PER_TASK": "32",
+        "SLURM_JOB_ID": str(JOB),
     }
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     # Some calls continue after the script; they have ended when no process holds the pipe.
-    subprocess.run(
+    ended = subprocess.run(
         ["bash", "-c", block(beginning)],
         cwd=folder,
         env={**os.environ, **variables, "PATH": path},
         stdout=subprocess.PIPE,
-        timeout=20,
-        check=True,
+        timeout=60,
     )
+    assert ended.returncode == code
     return sorted(log.read_text().splitlines())
 
 
 def test_slurm_script_starts_head_and_workers_and_resumes_an_interrupted_run(tmp_path: Path) -> None:
-    calls = called_by_script(tmp_path)
-    head, workers = "start --head --port=6379 --num-cpus=32", "start --address=10.0.0.1:6379 --num-cpus=32 --block"
-    train = "python train.py halfcheetah-dir --backend ray --ray-address 10.0.0.1:6379 --output-folder"
+    calls = called_by_script(tmp_path, stand_ins={"ray": HEAD})
+    head = f"start --head --node-ip-address=127.0.0.1 --port={PORT} --num-cpus=32"
+    workers = f"start --address=127.0.0.1:{PORT} --num-cpus=32 --block"
+    train = f"python train.py halfcheetah-dir --backend ray --ray-address 127.0.0.1:{PORT} --output-folder"
     assert [call for call in calls if call.startswith("ray ")] == [
         f"ray {workers}",
         f"ray {head} --include-dashboard=false --block",
@@ -71,8 +91,14 @@ def test_slurm_script_starts_head_and_workers_and_resumes_an_interrupted_run(tmp
     assert f"{train} {run}" in calls
     run.mkdir(parents=True)
     (run / "config.json").write_text("{}")
-    assert f"{train} {run} --resume" in called_by_script(tmp_path)
+    assert f"{train} {run} --resume" in called_by_script(tmp_path, stand_ins={"ray": HEAD})
     assert {"#SBATCH --requeue", "#SBATCH --open-mode=append"} <= set(block("#!/bin/bash").splitlines())
+
+
+def test_slurm_script_ends_without_a_run_when_the_head_ends_before_it_answers(tmp_path: Path) -> None:
+    calls = called_by_script(tmp_path, code=1)
+    assert any(call.startswith("ray start --head") for call in calls)
+    assert not any(call.startswith("python") for call in calls)
 
 
 def test_script_of_a_job_resumes_an_interrupted_run(tmp_path: Path) -> None:

@@ -120,11 +120,13 @@ class Raised:
         failure: what, and where.
         steps: of the episodes, done before; None outside of them.
         actor: which, in words.
+        cannot_load: whether its node lacks what environment or policy need, so that another may do better.
     """
 
     failure: Failed
     steps: int | None
     actor: str
+    cannot_load: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,14 @@ def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str
     return ""
 
 
+def _is_failed_import(error: BaseException) -> bool:
+    """Return whether an error comes from a failed import, as Gymnasium's DependencyNotInstalled does."""
+    each: BaseException | None = error
+    while each is not None and not isinstance(each, ImportError):
+        each = each.__cause__ or each.__context__
+    return each is not None
+
+
 def _from_store(reference: Any) -> Any:
     """Return the object that the driver has put into the store.
 
@@ -209,6 +219,7 @@ class RolloutActor:
         self._retries, self._waiting_seconds = 0, 0.0
         self._tasks: tuple[Task, ...] = ()
         self._first_slot = 0
+        self._has_made_env = False
         self._lock = threading.Lock()
 
     def carry_out(self, number: int, method: str, *arguments: Any) -> Any:
@@ -240,7 +251,9 @@ class RolloutActor:
             self._drop_envs()
             if self._host is not None:
                 self._host.forget()
-            return Raised(failure, self._steps(), f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}")
+            who = f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+            cannot_load = not self._has_made_env and (method == "start" or _is_failed_import(error))
+            return Raised(failure, self._steps(), who, cannot_load)
 
     # Methods of the working thread.
 
@@ -326,6 +339,7 @@ class RolloutActor:
                 self._drop_envs()
             made = self._recipe.make(num_tasks * self._slots_per_task, current_slots=self._progress.current_slots)
             self._envs[num_tasks] = ReportingEnv(made, self._progress, 0)
+            self._has_made_env = True
             self._progress.heartbeats[0] = monotonic()
         return self._envs[num_tasks]
 

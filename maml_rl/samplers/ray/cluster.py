@@ -24,6 +24,12 @@ from ray.runtime_env import RuntimeEnv
 from maml_rl.arguments import suggest
 from maml_rl.errors import ConfigError
 from maml_rl.samplers.placement import Placement
+from maml_rl.samplers.ray.authentication import (
+    make_own_token,
+    remove_own_token,
+    require_accepted,
+    require_token,
+)
 from maml_rl.samplers.ray.places import Reserved, describe_asked, options_of, places_on, require_layout
 
 _log = logging.getLogger("maml_rl")
@@ -58,6 +64,10 @@ class RayCluster:
     # The cluster that was found when none was named, or "local" for one of this process's own. Samplers keep to it,
     # even if other clusters are started on this machine between them.
     _found: ClassVar[str | None] = None
+    # Whether a cluster of this process's own has a token of its own.
+    _own_token: ClassVar[bool] = False
+    # What Ray did not print before it was told to print nothing of other processes; () if it was not told.
+    _skipped_before: ClassVar[tuple[re.Pattern[str] | None, ...]] = ()
     # The runtime_env of the connection that was made here.
     _runtime_env: ClassVar[Mapping[str, Any]] = {}
     # The placement group of the first of them, if there is one.
@@ -73,6 +83,8 @@ class RayCluster:
         self._refused: dict[str, str] = {}
         if _connect(placement):
             RayCluster._connected_here, RayCluster._runtime_env = True, placement.ray_runtime_env or {}
+            if not placement.ray_log_to_driver:
+                RayCluster._skipped_before = (_replace_skipped(re.compile("")),)
         self.shares = bool(self._in_use)
         self._in_use.add(self)
         try:
@@ -229,6 +241,10 @@ class RayCluster:
         if RayCluster._connected_here:
             RayCluster._connected_here, RayCluster._runtime_env = False, {}
             ray.shutdown()
+            for pattern in RayCluster._skipped_before:
+                _replace_skipped(pattern)
+            RayCluster._skipped_before = ()
+            _forget_token()
 
 
 def last_line(error: BaseException) -> str:
@@ -268,6 +284,7 @@ def _connect(placement: Placement) -> bool:
                 "cluster, or by `ray job submit`"
             )
         if _answers(found, _CONNECT_SECONDS):
+            require_token(found)
             if not _is_node_of(found, seconds):
                 raise ConfigError(
                     f"this machine is not a node of the Ray cluster at {found}; have it join with "
@@ -287,7 +304,9 @@ def _connect(placement: Placement) -> bool:
         raise ConfigError("no Ray cluster runs on this machine; start one with `ray start --head`, or give its address")
     if "address" not in options:
         options |= {"address": "local", "include_dashboard": False}
-        _log.info("starting a Ray cluster on this machine, for this run")
+        RayCluster._own_token = make_own_token()
+        guarded = ", which accepts only requests with its own token" if RayCluster._own_token else ""
+        _log.info("starting a Ray cluster on this machine, for this run%s", guarded)
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     # Ray draws the ports of a cluster that it starts from Python's global generator.
@@ -296,6 +315,8 @@ def _connect(placement: Placement) -> bool:
         ray.init(**options)
     # SystemExit: Ray raises it when it finds nothing at the address.
     except (Exception, SystemExit) as error:
+        _forget_token()
+        require_accepted(options["address"], error)
         with_env = f" with ray_runtime_env={runtime_env}" if runtime_env else ""
         raise ConfigError(
             f"cannot connect to the Ray cluster at {options['address']}{with_env}: {last_line(error)}"
@@ -320,6 +341,24 @@ class _SearchPath(list[str]):
         """Add folders."""
         mine = set(map(os.path.abspath, sys.path))
         super().extend(folder for folder in folders if os.path.abspath(folder) in mine)
+
+
+def _replace_skipped(pattern: re.Pattern[str] | None) -> re.Pattern[str] | None:
+    """Choose which lines from other processes Ray does not print, and return the choice before.
+
+    Ray prints what it tells of lost nodes and actors whatever its `log_to_driver` is, and has no public function for
+    this; the driver reports them itself.
+    """
+    printing = ray._private.ray_logging.stdout_deduplicator
+    before: re.Pattern[str] | None = printing.skip_re
+    printing.skip_re = pattern
+    return before
+
+
+def _forget_token() -> None:
+    own, RayCluster._own_token = RayCluster._own_token, False
+    if own:
+        remove_own_token()
 
 
 def _check_runtime_env(env: dict[str, Any]) -> None:
@@ -351,7 +390,8 @@ def _is_node_of(address: str, seconds: float) -> bool:
             if alive & set(ray._private.services.find_node_ids()):
                 return True
         # Ray reports best what is wrong with a connection, and its earlier versions lack a public function for this.
-        except Exception:
+        except Exception as error:
+            require_accepted(address, error)
             return True
         if monotonic() >= until:
             return False

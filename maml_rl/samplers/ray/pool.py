@@ -136,15 +136,20 @@ class RayPool:
             ChildLost: If another thread has called `kill`.
             ChildEnvError: If an environment raised, or a unit has lost more actors than `max_restarts` allows.
             ChildEnvTimeout: If it has because they hung.
+            ConfigError: If all actors were lost, and no other starts within `ray_start_timeout`.
         """
         self._waiting, self._open, self._durations = deque(units), set(units), []
         for actor in self._actors:
             actor.seconds = {}
+        had_actors = monotonic()
         try:
             while self._open:
                 self._assign()
                 with timer.stage("waiting"):
                     replies = self._wait(_TICK_SECONDS)
+                if any(actor.known is not None for actor in self._actors):
+                    had_actors = monotonic()
+                self._look_after_starts(monotonic() - had_actors)
                 while replies:
                     # The store keeps objects that are referred to.
                     unit, reply = replies.pop()
@@ -184,23 +189,23 @@ class RayPool:
             actor.end()
         self._cluster.leave()
 
-    def warn_of_unused_places(self, num_tasks: int, what: str = "tasks") -> None:
-        """Warn once that there are more CPUs than a phase of `num_tasks` tasks, or shares of tasks, can use."""
+    def warn_of_unused_places(self, number: int, what: str = "task") -> None:
+        """Warn once that there are more CPUs than a phase of so many tasks, or blocks of tasks, can use."""
         # A sampler that shares the CPUs of another leaves none idle that it could use.
         if self._idle_told or self._cluster.shares:
             return
         places = self._count_places()
         if self._placement.num_workers is not None:
             places = min(places, self._placement.num_workers)
-        if places > num_tasks:
+        if places > number:
             self._idle_told = True
             _log.warning(
-                "a phase has %d %s, each of which one actor samples, so that %d of the %d actors that this run could "
-                "have on the Ray cluster at %s are not started; have more tasks in a batch (meta-batch-size), or fewer "
+                "a phase has %d %s, and one actor samples each, so that %d of the %d actors that this run could have "
+                "on the Ray cluster at %s are not started; have more tasks in a batch (meta-batch-size), or fewer "
                 "num-workers",
-                num_tasks,
-                what,
-                places - num_tasks,
+                number,
+                what if number == 1 else f"{what}s",
+                places - number,
                 places,
                 self._cluster.address,
             )
@@ -244,11 +249,7 @@ class RayPool:
 
         Raises:
             ConfigError: If it has other versions than this process, and so has every node.
-            ChildEnvError: If it cannot unpack environment or policy, and no node can.
         """
-        if isinstance(reply, Raised):
-            self._cannot_load(actor, reply.failure.summary)
-            return
         assert isinstance(reply, Introduction)
         if difference := differing_version(reply.versions, self._versions):
             self._remove(actor)
@@ -262,7 +263,7 @@ class RayPool:
         self._warn_of_nodes()
 
     def _cannot_load(self, actor: RayWorker, reason: str) -> None:
-        """Leave out the node of an actor that cannot unpack environment or policy; another start would not help.
+        """Leave out the node of an actor that cannot import what environment or policy need; a restart would not help.
 
         Raises:
             ChildEnvError: If no other node is left.
@@ -324,8 +325,11 @@ class RayPool:
             self._warnings.clear()
 
     def _remove(self, actor: RayWorker) -> None:
+        """End an actor, and let others take what it has not done."""
         actor.end()
         self._actors.remove(actor)
+        units = [actor.take_call().unit for _ in range(len(actor.calls))]
+        self._waiting.extendleft(unit for unit in units if unit in self._open and not unit.copies)
         self._metrics.note_actors(self._num_known)
 
     def _refill(self) -> None:
@@ -352,6 +356,13 @@ class RayPool:
                 f"ray_start_timeout={self._placement.ray_start_timeout:g}"
             )
         _log.warning("%s", message)
+        nodes = self._cluster.nodes
+        self._count_places()
+        if self._cluster.nodes != nodes:
+            # They wait for nodes that have left.
+            for actor in [actor for actor in self._actors if actor.known is None]:
+                self._remove(actor)
+            self._refill()
 
     def _require_cluster(self) -> None:
         """Wait a while for a cluster whose head node does not answer.
@@ -455,6 +466,11 @@ class RayPool:
             self._lose(actor, "hangs on the network" if isinstance(error, GetTimeoutError) else _first_line(error))
             return call, None
         actor.take_call()
+        if isinstance(reply, Raised) and reply.cannot_load:
+            if call.unit in self._open and not call.unit.copies:
+                self._waiting.appendleft(call.unit)
+            self._cannot_load(actor, reply.failure.summary)
+            return call, None
         if call.unit.method == "start":
             self._began(actor, reply)
             reply = None
@@ -479,10 +495,9 @@ class RayPool:
             ChildEnvError: If this happens too often to one unit, or to actors that start on the last node.
             ChildEnvTimeout: If they hung.
         """
+        head = actor.take_call().unit
         self._remove(actor)
         self._metrics.note_loss()
-        head, *queued = [actor.take_call().unit for _ in range(len(actor.calls))]
-        self._waiting.extendleft(unit for unit in queued if unit in self._open and not unit.copies)
         if head.method == "start":
             self._note_failed_start(actor, cause)
         self._refill()

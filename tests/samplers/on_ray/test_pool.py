@@ -66,6 +66,7 @@ class Clusters:
     """A fake cluster: nodes by id with their CPUs, on which actors are placed one after the other."""
 
     address, shares, nothing_left = "head:6379", False, "no node of the Ray cluster is left"
+    nodes: Any = None
 
     def __init__(self, cpus: dict[str, int], strict: bool = False) -> None:
         self.cpus, self.left_out, self.strict = cpus, {}, strict
@@ -189,9 +190,8 @@ def test_no_node_left_is_one_error_with_all_causes_and_no_warning(
     pool._began(one, Introduction(1, "1", "10.0.0.1", {**VERSIONS, "gymnasium": "9.9.9"}))
     cluster.places[two.actor_id] = "2"
     two.take_call()
-    failure = Failed(0, "ModuleNotFoundError", "no my_family", "", "no module my_family", None, None)
     with pytest.raises(ChildEnvError) as raised:
-        pool._began(two, Raised(failure, None, "actor"))
+        pool._cannot_load(two, "no module my_family")
     assert str(raised.value) == (
         "no node of the Ray cluster is left: the Ray node 10.0.0.1 has gymnasium 9.9.9, this process has "
         f"{VERSIONS['gymnasium']}; Ray actors cannot load 'env' or the policy on the node 10.0.0.2: no module "
@@ -263,6 +263,37 @@ def test_actors_and_losses_are_reported_to_the_monitoring_of_the_cluster(monkeyp
     assert cluster.left_out == {}
 
 
+def test_node_that_cannot_import_the_engine_in_a_phase_is_left_out_and_others_take_its_tasks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch)
+    pool._hire(2)
+    good, bad = list(pool._actors)
+    for actor, node in ((good, "1"), (bad, "2")):
+        introduce(pool, actor, node)
+        cluster.places[actor.actor_id] = node
+    units = [Unit("run", ()) for _ in range(4)]
+    pool._open, pool._waiting = set(units), deque(units)
+    pool._assign()
+    assert len(bad.calls) == 2
+    failure = Failed(0, "ImportError", "no libGL", "", "ImportError: no libGL", None, None)
+    monkeypatch.setattr(ray, "get", lambda *arguments, **options: Raised(failure, None, "actor", True))
+    assert pool._receive(bad)[1] is None
+    assert set(pool._waiting) == {units[1], units[3]}
+    assert pool._actors == [good]
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("Ray actors cannot load 'env' or the policy on the node 10.0.0.2: ImportError: no libGL")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_blocks_are_counted_in_words(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, _ = pool_of({"1": 3}, monkeypatch)
+    pool.warn_of_unused_places(number, "block")
+    assert f"a phase has {['1 block', '2 blocks'][number - 1]}, and" in warnings_of(caplog)[0]
+
+
 # CPUs and tasks.
 
 
@@ -273,7 +304,7 @@ def test_workers_beyond_the_number_of_tasks_are_reported_once(
     for num_tasks in (48, 20, 20):
         pool.warn_of_unused_places(num_tasks)
     (warning,) = warnings_of(caplog)
-    assert "a phase has 20 tasks, each of which one actor samples, so that 28 of the 48 actors" in warning
+    assert "a phase has 20 tasks, and one actor samples each, so that 28 of the 48 actors" in warning
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.5])
@@ -470,6 +501,24 @@ def test_start_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.Monke
     pool._look_after_starts(29.0)
     with pytest.raises(ConfigError, match=r"0 of 1 Ray actors have started after 30 s.*raise ray_start_timeout=30$"):
         pool._look_after_starts(30.0)
+
+
+def test_actors_that_wait_for_nodes_that_have_left_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, cluster = pool_of({"1": 1}, monkeypatch)
+    cluster.describe_cpus = lambda: "the cluster has 0 CPUs"  # type: ignore[attr-defined]
+    pool._hire(1)
+    (waiting,) = pool._actors
+    pool._look_after_starts(11.0)
+    assert pool._actors == [waiting]
+
+    def count() -> int:
+        cluster.nodes = {"ray.io/node-id": "in(2)"}
+        return 1
+
+    monkeypatch.setattr(cluster, "count_places", count)
+    pool._look_after_starts(22.0)
+    (other,) = pool._actors
+    assert other is not waiting
 
 
 def test_head_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Runs on a real Ray cluster whose driver or head node dies, or whose nodes have other code."""
 
+import dataclasses
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
-from cluster_on_this_machine import STORE, actor_processes, cluster_of, connected_to
+from cluster_on_this_machine import FINDS_TESTS, STORE, actor_processes, cluster_of, connected_to
 from faulty_env import HORIZON, LargeEnv
 
 from maml_rl import MultiTaskSampler
@@ -290,20 +291,21 @@ def test_node_of_other_versions_that_joins_is_left_out_with_one_warning(
 
 
 def warning_of_the_node_that_joined(
-    cluster: Any, folder: Path, caplog: pytest.LogCaptureFixture, **options: Any
+    cluster: Any, folder: Path, caplog: pytest.LogCaptureFixture, env: str = "2DNavigation-v0", **options: Any
 ) -> str:
     """Let a node with this folder on its path join a run, and return the only warning; the bytes stay the same."""
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    policy = NormalMLPPolicy(2, 2, (4,))
-    with MultiTaskSampler(
-        "2DNavigation-v0", {}, 2, policy, seed=0, backend="ray", max_episode_steps=3, **options
-    ) as sampler:
+    policy = NormalMLPPolicy(2, 2, (4,)) if env == "2DNavigation-v0" else NormalMLPPolicy(20, 6, (4,))
+    with MultiTaskSampler(env, {}, 2, policy, seed=0, backend="ray", max_episode_steps=3, **options) as sampler:
         tasks = sampler.sample_tasks(8)
         before = sampler.rollout(tasks).digest()
         paths = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
         node = cluster.add_node(num_cpus=1, object_store_memory=STORE, env_vars={"PYTHONPATH": paths})
         try:
-            wait_until(lambda: (sampler.prepare(8), "continues without that node" in caplog.text)[-1])
+            while "continues without that node" not in caplog.text:
+                sampler.seek(0)
+                sampler.prepare(8)
+                assert sampler.rollout(tasks).digest() == before
             sampler.seek(0)
             assert sampler.rollout(tasks).digest() == before
         finally:
@@ -319,6 +321,16 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     line = warning_of_the_node_that_joined(cluster, tmp_path, caplog, max_restarts=1)
     assert re.search(r"2 Ray actors died while they started on the node \S+; the last was lost", line)
+
+
+@pytest.mark.nightly
+def test_node_that_cannot_import_the_physics_engine_is_left_out_with_one_warning(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mujoco.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')\n")
+    line = warning_of_the_node_that_joined(cluster, tmp_path, caplog, env="HalfCheetahDir-v5")
+    assert "cannot load 'HalfCheetahDir-v5' or the policy on the node" in line
+    assert "libGL.so.1" in line
 
 
 # Memory.
@@ -373,7 +385,7 @@ class Losing(StageTimer):
         if name == "waiting" and self.sampler is not None:
             calls = [actor.calls[0].reply for actor in self.sampler._backend._pool._actors]
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=60.0, fetch_local=False)
-            assert len(ready) == 2
+            assert len(ready) == len(calls)
             (node,) = self._cluster.worker_nodes
             self._cluster.remove_node(node, allow_graceful=False)
             self.sampler = None
@@ -390,6 +402,102 @@ def test_episodes_lost_with_their_node_before_they_were_fetched_are_sampled_agai
             found = sampler.rollout(tasks).digest()
     assert timer.sampler is None
     assert found == large_digest(4, num_workers=0)
+
+
+class Rejoining(Losing):
+    """Adds another node once the run has warned that it waits.
+
+    Args:
+        cluster: that has the node.
+        stalled: returns the warnings.
+    """
+
+    def __init__(self, cluster: Any, stalled: Callable[[], list[str]]) -> None:
+        super().__init__(cluster)
+        self._stalled, self._joined = stalled, False
+
+    def stage(self, name: str) -> Any:
+        """Add the node between two waits."""
+        if self._stalled() and not self._joined:
+            self._joined = True
+            self._cluster.add_node(num_cpus=1, object_store_memory=STORE, env_vars=FINDS_TESTS)
+        return super().stage(name)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_run_that_loses_its_last_node_in_a_phase_warns_and_waits_for_another_up_to_its_limit(
+    joins: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("maml_rl.samplers.ray.pool._STALLED_SECONDS", 0.5)
+
+    def stalled() -> list[str]:
+        return [message for message in caplog.messages if "0 of 1 Ray actors have started" in message]
+
+    with cluster_of(0, 1) as running:
+        timer = Rejoining(running, lambda: stalled() if joins else [])
+        with make_large(backend="ray", num_workers=1, timer=timer, ray_address=running.address) as sampler:
+            tasks = sampler.sample_tasks(4)
+            caplog.clear()
+            # The first start, which takes as long as the machine is busy, has no such limit.
+            pool: Any = sampler._backend
+            pool._pool._placement = dataclasses.replace(sampler.placement, ray_start_timeout=60.0 if joins else 2.0)
+            timer.sampler = sampler
+            if not joins:
+                with pytest.raises(ConfigError, match=r"0 of 1 Ray actors have started .*raise ray_start_timeout=2$"):
+                    sampler.rollout(tasks)
+                return
+            found = sampler.rollout(tasks).digest()
+    # Ray's own words about the node.
+    assert "raylet" not in capfd.readouterr().out
+    assert re.search(r"started after \d s; the cluster at .* has 0 CPUs", stalled()[0])
+    assert found == large_digest(4, num_workers=0)
+
+
+# Tokens.
+
+OWN_CLUSTER = """
+from maml_rl import MultiTaskSampler
+from maml_rl.policies import NormalMLPPolicy
+
+with MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray", ray_address="local") as own:
+    print(own._backend._pool._cluster.address, flush=True)
+    input()
+"""
+
+
+def test_cluster_of_its_own_has_a_token_that_others_lack_and_leaves_none_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWN_CLUSTER],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert owner.stdout is not None
+        address = owner.stdout.readline().strip()
+        arguments = [*SMALL, "--output-folder", str(tmp_path / "run"), "--backend", "ray", "--ray-address", address]
+        for mode, told in (
+            (None, f"the Ray cluster at {address} accepts only requests with its token; set RAY_AUTH_MODE=token, and"),
+            ("token", f"RAY_AUTH_MODE=token, but there is no token for the Ray cluster at {address}; give this"),
+        ):
+            if mode is not None:
+                monkeypatch.setenv("RAY_AUTH_MODE", mode)
+            assert run_train(arguments) == 2
+            assert told in capsys.readouterr().err
+        assert not (tmp_path / ".ray").exists()
+    finally:
+        owner.communicate("\n", timeout=60.0)
+    assert owner.returncode == 0
 
 
 # The command line.
