@@ -7,6 +7,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+import ray
+
 from maml_rl.errors import ConfigError
 
 _MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -33,19 +35,13 @@ def remove_own_token() -> None:
     for name in (_MODE, _TOKEN):
         os.environ.pop(name, None)
     # Ray has no public function for this.
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _has_mode_by_default() -> bool:
     """Return whether this version of Ray starts clusters with a token unless the user says otherwise."""
-    with suppress(ImportError):
-        from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
-
-        return bool(enable_token_auth_by_default)
-    return False
+    return tuple(map(int, ray.__version__.split(".")[:2])) >= (2, 59)
 
 
 def require_token(address: str) -> None:
