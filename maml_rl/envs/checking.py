@@ -1,6 +1,7 @@
 """Checks that report which requirements of a task family an environment does not meet."""
 
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -10,10 +11,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.utils.env_checker import check_env
 
-from maml_rl.envs.meta_env import Task, check_flags, declared, own_task
+from maml_rl.envs.calls import Awaited
+from maml_rl.envs.meta_env import Task, declared, own_task
+from maml_rl.envs.reading import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
-from maml_rl.errors import ConfigError, explain
+from maml_rl.errors import ConfigError, UsersCode, explain
 from maml_rl.spaces import ArrayElements, flattener_for, packed
 
 _DUTIES = {
@@ -24,6 +28,15 @@ _REMEDIES = {
     "observation": "gymnasium.wrappers.TransformObservation maps it to one of these",
     "action": "gymnasium.wrappers.TransformAction maps one of these to it",
 }
+# Escape sequences and prefix of Gymnasium's warnings.
+_ESCAPE = re.compile(r"\x1b\[\d+m|WARN: ")
+GYMNASIUM = "gymnasium.utils.env_checker on"
+# Advice of Gymnasium's checker that changes nothing for a sampler, or does not suit a family that is a wrapper.
+_MATTERS_OF_TASTE = (
+    "This is probably too",
+    "we recommend using a symmetric",
+    "is different from the unwrapped version",
+)
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
 # In some families two tasks often give the same rewards by chance, but not for this many seeds.
 _SEEDS_TO_TELL_TASKS_APART = 20
@@ -122,9 +135,10 @@ def check_meta_env(
 ) -> None:
     """Check that `env` fulfills the contract of a task family.
 
-    It steps the environment a few times. Gymnasium's own rules are checked by `gymnasium.utils.env_checker.check_env`.
-    It warns where `reset_task` does not refuse malformed tasks by a ValueError, where the environment changes the task
-    that it was given, and where no reward differs between tasks, which may be right where rewards are sparse.
+    It steps the environment a few times. It warns of breaches of Gymnasium's own rules, which
+    `gymnasium.utils.env_checker.check_env` finds in the family, without the wrappers around it. It warns where
+    `reset_task` does not refuse malformed tasks by a ValueError or changes a task that it was given, and where no
+    reward differs between tasks, which may be right where rewards are sparse.
 
     Args:
         env: one environment, not a vector.
@@ -138,6 +152,15 @@ def check_meta_env(
         AssertionError: If something violates the contract; the message says what was expected.
     """
     require_meta_env(env)
+    # Even SystemExit: an environment that calls sys.exit fails in the sampler.
+    with UsersCode(lambda error: AssertionError(explain(error)), Warning):
+        _check_contract(env, num_tasks, seed, make_another)
+        _check_rules_of_gymnasium(env)
+
+
+def _check_contract(
+    env: gymnasium.Env[Any, Any], num_tasks: int, seed: int, make_another: Callable[[], gymnasium.Env[Any, Any]] | None
+) -> None:
     states = _global_random_states()
     sample_tasks, given_to = find_method(env, "sample_tasks"), find_method(env, "reset_task")
 
@@ -147,12 +170,12 @@ def check_meta_env(
 
     try:
         _episode(env, seed)
-    except AssertionError:
-        raise
     except Exception as error:
-        raise AssertionError(
-            f"reset and step must work before any reset_task, as other code calls them: {explain(error)}"
-        ) from error
+        if _works_with_a_task(env, sample_tasks, reset_task, seed):
+            raise AssertionError(
+                f"reset and step must work before any reset_task, as other code calls them: {explain(error)}"
+            ) from error
+        raise
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
     _check_declared_tasks(env, reset_task, tasks, num_tasks)
     spec = env.spec
@@ -181,6 +204,38 @@ def family_of(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     while isinstance(env, gymnasium.Wrapper) and not (hasattr(type(env), "reset_task") or "reset_task" in vars(env)):
         env = env.env
     return env
+
+
+def _works_with_a_task(
+    env: gymnasium.Env[Any, Any], sample_tasks: Callable[..., Any], reset_task: Callable[[Task], None], seed: int
+) -> bool:
+    """Return whether an episode works once the environment has a task."""
+    with suppress(Exception):
+        (task,) = sample_tasks(1)
+        reset_task(task)
+        _episode(env, seed)
+        return True
+    return False
+
+
+def _check_rules_of_gymnasium(env: gymnasium.Env[Any, Any]) -> None:
+    """Warn of what Gymnasium's own checker finds in the family: a sampler may do without it, other code may not."""
+    layer = env if isinstance(env, Awaited) else family_of(env)
+    finding = ""
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        try:
+            # A wrapper cannot be made again.
+            check_env(layer, skip_render_check=True, skip_close_check=isinstance(layer, gymnasium.Wrapper))
+        except KeyboardInterrupt:
+            raise
+        # Its comparisons do not work with arrays of every library, for example.
+        except BaseException as error:
+            finding = explain(error)
+    found = [_ESCAPE.sub("", str(remark.message)) for remark in remarks]
+    for remark in dict.fromkeys([*found, finding]):
+        if remark and not any(taste in remark for taste in _MATTERS_OF_TASTE):
+            warnings.warn(f"{GYMNASIUM} {type(layer).__name__}: {remark}", stacklevel=4)
 
 
 def _check_task_before_reset(env: gymnasium.Env[Any, Any], task: dict[str, Any]) -> None:
@@ -328,21 +383,17 @@ def _global_random_states() -> list[Any]:
 
 
 def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> list[Any]:
-    observation = _as_array(env, env.reset(seed=seed)[0])
+    # As the sampler calls it.
+    observation = _as_array(env, read_reset(env, env.reset(seed=seed, options=None))[0])
     env.action_space.seed(seed)
     _expect_finite("observations", observation, "after reset")
     history: list[Any] = [observation]
     for step in range(1, num_steps + 1):
-        observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        observation, reward, terminated, truncated, _ = read_step(env, env.step(env.action_space.sample()))
         observation = _as_array(env, observation)
         _expect_finite("observations", observation, f"at step {step}")
         _expect_finite("rewards", reward, f"at step {step}")
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            try:
-                check_flags(name, flag)
-            except TypeError as error:
-                raise AssertionError(f"{error} at step {step}") from error
-        history += [observation, float(reward), terminated, truncated]
+        history += [observation, reward, terminated, truncated]
         if terminated or truncated:
             break
     return history

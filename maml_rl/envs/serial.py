@@ -24,13 +24,13 @@ from maml_rl.envs.meta_env import (
     Seeds,
     StepBuffers,
     Task,
-    check_flags,
     check_recorded_infos,
     declared,
     own_task,
     read_reset_mask,
     slot_seeds,
 )
+from maml_rl.envs.reading import read_reset, read_step
 from maml_rl.errors import ChildEnvError, TaskError, UsersCode, explain
 from maml_rl.spaces import ArrayElements, PackedSpace, flattener_for, packed
 
@@ -230,7 +230,7 @@ class SerialVectorEnv(MetaVectorEnv):
             result: observation and info.
             restarted: whether the episode had begun before.
         """
-        buffers, (observation, info) = self.buffers, result
+        buffers, (observation, info) = self.buffers, read_reset(self.envs[slot], result)
         self._write_observation(slot, observation)
         buffers.rewards[slot], buffers.terminated[slot], buffers.truncated[slot] = 0.0, False, False
         buffers.restarted[slot] = restarted
@@ -272,11 +272,10 @@ class SerialVectorEnv(MetaVectorEnv):
 
     def _write_step(self, slot: int, result: Any) -> None:
         """Write the result of a `step`."""
-        buffers, (observation, reward, terminated, truncated, info) = self.buffers, result
+        observation, reward, terminated, truncated, info = read_step(self.envs[slot], result)
         self._write_observation(slot, observation)
+        buffers = self.buffers
         buffers.rewards[slot] = reward
-        terminated = self._flag(slot, "terminated", terminated)
-        truncated = self._flag(slot, "truncated", truncated)
         buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
         self._write_infos(slot, info, terminated=terminated, truncated=truncated)
         self._keep_info(slot, info)
@@ -290,15 +289,6 @@ class SerialVectorEnv(MetaVectorEnv):
                 self._flattener.write(observation, observations[slot])
         except ValueError as error:
             raise ValueError(f"{self.envs[slot]} returned {error}") from error
-
-    def _flag(self, slot: int, name: str, value: Any) -> bool:
-        if isinstance(value, bool | np.bool_):
-            return bool(value)
-        try:
-            # An array of one flag is one, too, as of environments in torch or JAX.
-            return bool(check_flags(name, value).item())
-        except (TypeError, ValueError):
-            raise TypeError(f"{self.envs[slot]} returned {name}={value!r}; return True or False") from None
 
     def _write_infos(self, slot: int, info: Any, *, terminated: bool, truncated: bool) -> None:
         """Write the infos that are declared; a phase reads no others."""

@@ -1,6 +1,8 @@
 """The messages to the author of an environment."""
 
 import random
+import re
+import warnings
 from typing import Any
 
 import gymnasium
@@ -9,7 +11,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
+from maml_rl import MultiTaskSampler
 from maml_rl.envs import TaskParameter, TaskSpace, check_meta_env
+from maml_rl.errors import ChildEnvError
+from maml_rl.policies import NormalMLPPolicy
 from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, NoTaskEnv, PixelEnv, SplitEnv, SwitchesEnv, WalkEnv
 
 
@@ -281,7 +286,7 @@ def test_end_of_an_episode_that_is_not_a_flag_is_refused(flag: Any) -> None:
             observation, reward, _, truncated, info = super().step(action)
             return observation, reward, flag, truncated, info
 
-    with pytest.raises(AssertionError, match=r"terminated must be True or False, got .* at step 1"):
+    with pytest.raises(AssertionError, match=r"step of .* returned terminated=.*; return True or False"):
         check_meta_env(Unclear())
 
 
@@ -333,3 +338,193 @@ def test_observation_outside_of_its_space_by_value_fails_the_check() -> None:
 
     with pytest.raises(AssertionError, match=r"Wraps returned an observation with 140 at \[0\], outside of its space"):
         check_meta_env(Wraps())
+
+
+class TakesNoOptions(WalkEnv):
+    def reset(self, *, seed: int | None = None) -> Any:
+        return super().reset(seed=seed)
+
+
+class ReturnsTheObservationAlone(WalkEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class ReturnsThreeNumbersAlone(ReturnsTheObservationAlone):
+    observation_space = spaces.Box(-1.0, 1.0, (3,), np.float64)
+
+    def observe(self) -> Any:
+        return np.array([self.place, 0.1, 0.2])
+
+
+class ReturnsTwoPartsAlone(ReturnsTheObservationAlone):
+    observation_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+
+    def observe(self) -> Any:
+        return 0, 1
+
+
+class ReturnsFourValues(WalkEnv):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class SeesAnotherShape(WalkEnv):
+    def observe(self) -> Any:
+        return np.zeros(3)
+
+
+class SeesAnotherType(WalkEnv):
+    observation_space = spaces.Box(-1, 1, (2,), np.int8)
+
+
+class Exits(WalkEnv):
+    def step(self, action: Any) -> Any:
+        raise SystemExit(0)
+
+
+class ExitsLater(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        raise SystemExit("no licence")
+
+
+class Stops(WalkEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        next(iter(()))
+
+
+class Needs(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        assert task["slope"] > 5
+
+
+@pytest.mark.parametrize(
+    ("env_class", "message"),
+    [
+        (TakesNoOptions, "got an unexpected keyword argument 'options'"),
+        (
+            ReturnsTheObservationAlone,
+            "reset of .* returned array.*; it must return the observation and a dict of infos",
+        ),
+        (
+            ReturnsThreeNumbersAlone,
+            "reset of .* returned array.* of shape .3,.; it must return the observation and a d",
+        ),
+        (ReturnsTwoPartsAlone, r"reset of .* returned 2 values, \(0, 1\); it must return the observation and a dict"),
+        (ReturnsFourValues, "step of .* returned 4 values, .* old versions of Gym.*; it must return the observation"),
+        (SeesAnotherShape, r"returned an observation of shape \(3,\) and dtype float64; its space is Box"),
+        (SeesAnotherType, "returned an observation of shape .* and dtype float64; its space is Box"),
+        (Exits, "SystemExit in .*test_checking.py, line .*: 0"),
+        (ExitsLater, "SystemExit in .*test_checking.py, line .*: no licence"),
+        (Stops, r"StopIteration in .*test_checking.py, line .*next\(iter"),
+        (Needs, r"AssertionError in .*test_checking.py, line .*: assert .* > 5"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused_and_only_that_is_said(env_class: Any, message: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_meta_env(env_class())
+    assert re.search(message, str(caught.value))
+    assert "before any reset_task" not in str(caught.value)
+    # The sampler refuses them, too.
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    with (
+        pytest.raises((ChildEnvError, TypeError, ValueError)),
+        MultiTaskSampler(env_class, {}, 2, policy, seed=0, num_workers=0, max_episode_steps=3) as sampler,
+    ):
+        sampler.rollout(sampler.sample_tasks(2))
+
+
+class SharesItsInfos(WalkEnv):
+    """Like many packages: one dict for all infos."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info: dict[str, Any] = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0], self.info
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:-1], self.info
+
+
+class LibraryArray:
+    """An array of a library whose comparisons are arrays, too, as those of JAX."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self.array, dtype)
+
+    def __eq__(self, other: object) -> Any:
+        return LibraryArray(self.array == np.asarray(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        return bool(self.array)
+
+
+class ReturnsLibraryArrays(WalkEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return LibraryArray(super().reset(seed=seed)[0]), {}
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return LibraryArray(observation), LibraryArray(reward), LibraryArray(terminated), LibraryArray(truncated), {}
+
+
+class LibraryBox(spaces.Box):
+    def contains(self, x: Any) -> bool:
+        return super().contains(np.asarray(x))
+
+
+ReturnsLibraryArrays.observation_space = LibraryBox(-1.0, 1.0, (2,), np.float64)
+
+
+class Family(gymnasium.Wrapper):
+    """A family that is a wrapper around somebody else's environment, whose infos breach a rule."""
+
+    slope = 1.0
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": float(slope)} for slope in self.np_random.uniform(-1.0, 1.0, num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if set(task) != {"slope"}:
+            raise ValueError("slope")
+        self.slope = task["slope"]
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = self.env.step(action)
+        return observation, self.slope * float(reward), *rest
+
+
+def make_wrapper_family() -> Any:
+    return TimeLimit(Family(SharesItsInfos()), 4)
+
+
+@pytest.mark.parametrize(
+    ("make_env", "note"),
+    [
+        (SharesItsInfos, "on SharesItsInfos: .*[Tt]he infos returned by .* share an object"),
+        (ReturnsLibraryArrays, "on ReturnsLibraryArrays: .*The truth value of an array"),
+        (make_wrapper_family, "on Family: .*[Tt]he infos returned by .* share an object"),
+    ],
+)
+def test_breach_of_gymnasiums_rules_is_a_remark_with_its_source_and_is_sampled(make_env: Any, note: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_meta_env(make_env())
+    remarks = [str(remark.message) for remark in caught]
+    assert all(remark.startswith("gymnasium.utils.env_checker on ") for remark in remarks)
+    assert any(re.search(note, remark) for remark in remarks)
+    assert not any("unwrapped" in remark for remark in remarks)
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    returns = []
+    for make in (make_env, WalkEnv):
+        with MultiTaskSampler(make, {}, 2, policy, seed=0, num_workers=0, max_episode_steps=4) as sampler:
+            returns.append(sampler.rollout([{"slope": 0.5}]).digest())
+    assert returns[0] == returns[1]
