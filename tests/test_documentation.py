@@ -323,6 +323,8 @@ def test_formula_becomes_mathml(documentation: Any) -> None:
     assert 'display="block"' in documentation.with_formulas('<div class="arithmatex">\\[\nx\n\\]</div>')
 
 
+# The page on levels says what Gymnasium's checker remarks there.
+@pytest.mark.filterwarnings("ignore:gymnasium.utils.env_checker on Levels")
 @pytest.mark.parametrize("page", RUN_PAGES)
 def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

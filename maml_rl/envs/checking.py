@@ -3,21 +3,22 @@
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
 
 from maml_rl.envs.calls import Awaited
 from maml_rl.envs.meta_env import Task, declared, own_task
 from maml_rl.envs.reading import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
-from maml_rl.errors import ConfigError, UsersCode, explain
+from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
 from maml_rl.spaces import ArrayElements, flattener_for, packed
 
 _DUTIES = {
@@ -126,6 +127,60 @@ def _method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any] | Non
     return method if callable(method) else None
 
 
+def seed_draws(env: gymnasium.Env[Any, Any], seed: int) -> None:
+    """Give `sample_tasks` a generator: the one that `reset(seed=...)` gives to an environment that hands the seed on.
+
+    A reset alone would not do. A family whose task is the seed of a level resets with that, and an environment may have
+    drawn from its generator since.
+    """
+    env.np_random = seeding.np_random(seed)[0]
+
+
+class DrawsBySeed:
+    """Refuses a family that draws the same tasks for two seeds, unless it has only a few tasks."""
+
+    def __init__(self) -> None:
+        # The first draw, with its seed, until a second seed has drawn other tasks.
+        self._first: tuple[int, Sequence[Task]] | None = None
+        self._differ = False
+
+    def check(self, seed: int, tasks: Sequence[Task], draw: Callable[[int, int], Sequence[Task]]) -> None:
+        """Compare tasks with those of the first seed; draw more where they are the same.
+
+        Args:
+            seed: the generator was seeded with.
+            tasks: that were drawn.
+            draw: draws a number of tasks after seeding with its second argument.
+
+        Raises:
+            TaskError: If many tasks are the same for both seeds, and none of them is drawn twice.
+        """
+        if self._differ:
+            return
+        first_seed, first = self._first = self._first or (seed, tasks)
+        if seed == first_seed:
+            return
+        shared = min(len(first), len(tasks))
+        if _same(list(first[:shared]), list(tasks[:shared])):
+            self._refuse_same(draw, first_seed, seed)
+        self._first, self._differ = None, True
+
+    def _refuse_same(self, draw: Callable[[int, int], Sequence[Task]], *seeds: int) -> None:
+        try:
+            first, other = (list(draw(_DRAWS_TO_FIND_ANOTHER_TASK, seed)) for seed in seeds)
+        except (ChildEnvError, TaskError) as error:
+            if isinstance(error, ChildLost):
+                raise
+            # It has fewer tasks than that.
+            return
+        if _same(first, other) and not any(_same(*pair) for pair in combinations(first, 2)):
+            raise TaskError(
+                f"sample_tasks draws the same {len(first)} tasks for two seeds, such as {first[0]}: draw from "
+                "self.np_random, which is seeded before each call, or from a generator of your own, which "
+                "reset(seed=...) seeds (docs/task-distributions.md#tasks-that-are-levels)"
+            )
+
+
 def check_meta_env(
     env: gymnasium.Env[Any, Any],
     num_tasks: int = 3,
@@ -179,7 +234,8 @@ def _check_contract(
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
     _check_declared_tasks(env, reset_task, tasks, num_tasks)
     spec = env.spec
-    if make_another is None and spec is not None:
+    # Gymnasium cannot repeat wrappers that do not record their arguments.
+    if make_another is None and spec is not None and all(each.kwargs is not None for each in spec.additional_wrappers):
         make_another = partial(gymnasium.make, spec)
     if make_another is not None:
         _check_task_before_reset(make_another(), own_task(tasks[0]))
@@ -253,8 +309,16 @@ def _check_task_before_reset(env: gymnasium.Env[Any, Any], task: dict[str, Any])
 def _check_sample_tasks(
     env: gymnasium.Env[Any, Any], sample_tasks: Callable[..., Any], num_tasks: int, seed: int
 ) -> list[dict[str, Any]]:
-    env.reset(seed=seed)
-    tasks = list(sample_tasks(num_tasks))
+    def draw(count: int, seed: int) -> list[dict[str, Any]]:
+        env.reset(seed=seed)
+        seed_draws(env, seed)
+        return [own_task(task) if isinstance(task, dict) else task for task in sample_tasks(count)]
+
+    def draw_after_reset(count: int, seed: int) -> list[dict[str, Any]]:
+        env.reset(seed=seed)
+        return list(sample_tasks(count))
+
+    tasks = draw(num_tasks, seed)
     _expect(len(tasks) == num_tasks, f"sample_tasks({num_tasks}) must return {num_tasks} tasks, got {len(tasks)}")
     for task in tasks:
         _expect(isinstance(task, dict), f"a task must be a dict, got {type(task).__name__}")
@@ -262,16 +326,40 @@ def _check_sample_tasks(
             _expect(isinstance(name, str), f"the entries of a task must have strings as names, got {name!r}")
             plain = np.asarray(value).dtype.kind in "biufU"
             _expect(plain, f"a task holds numbers and arrays, so that it can be stored; entry {name!r} is {value!r}")
-    env.reset(seed=seed)
     _expect(
-        _same(tasks, list(sample_tasks(num_tasks))),
+        _same(tasks, draw(num_tasks, seed)),
         "sample_tasks must repeat after reset(seed=...): call super().reset(seed=seed), and draw from self.np_random",
     )
+    if (fault := _fault_of_draws(draw, num_tasks, seed)) is not None:
+        raise AssertionError(fault)
+    if _fault_of_draws(draw_after_reset, num_tasks, seed) is not None:
+        warnings.warn(
+            "reset(seed=...) does not seed the generator from which sample_tasks draws; the sampler seeds np_random "
+            "itself, but other code gets the same tasks for every seed: draw them from a generator of your own "
+            "(docs/task-distributions.md#tasks-that-are-levels)",
+            stacklevel=3,
+        )
     if any(not _same(first, other) for first, other in pairwise(tasks)):
         return tasks
     different = [task for task in sample_tasks(_DRAWS_TO_FIND_ANOTHER_TASK) if not _same(tasks[0], task)]
     _expect(bool(different), "sample_tasks must draw different tasks, got the same each time")
     return [*tasks, different[0]]
+
+
+def _fault_of_draws(draw: Callable[[int, int], list[dict[str, Any]]], num_tasks: int, seed: int) -> str | None:
+    """Return why the tasks that are drawn for two seeds are not as the sampler needs them; None if they are."""
+
+    def many(count: int, seed: int) -> list[dict[str, Any]]:
+        with UsersCode(lambda error: ChildEnvError(explain(error))):
+            return draw(count, seed)
+
+    draws = DrawsBySeed()
+    try:
+        for each in (seed, seed + 1):
+            draws.check(each, draw(num_tasks, each), many)
+    except TaskError as error:
+        return str(error)
+    return None
 
 
 def _check_declared_tasks(

@@ -8,7 +8,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from maml_rl.envs.checking import find_method
+from maml_rl.envs.checking import find_method, seed_draws
 from maml_rl.envs.meta_env import MetaVectorEnv, Task, own_task, read_reset_mask
 
 
@@ -32,12 +32,20 @@ class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructor
         gymnasium.Wrapper.__init__(self, env)
         self._sample_tasks, self._reset_task = find_method(env, "sample_tasks"), find_method(env, "reset_task")
         self.task: Task = {}
+        # The generator of the tasks; None before the first seeded reset.
+        self._draws: np.random.Generator | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Draw a task, and start an episode in it; see `gymnasium.Env.reset`."""
         if seed is not None:
             # Tasks are drawn from the generator that this seeds; the start of the episode is drawn after them.
             self.env.reset(seed=seed, options=options)
+            if self.env.np_random_seed != seed:
+                # The family has passed another seed on, such as that of a level.
+                seed_draws(self.env, seed)
+            self._draws = self.env.np_random
+        if self._draws is not None and self.env.np_random is not self._draws:
+            self.env.np_random = self._draws
         self.task = own_task(*self._sample_tasks(1))
         self._reset_task(own_task(self.task))
         observation, info = self.env.reset(options=options)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import Attempt, Attempts, CallRules, Retry, carry_out, is_async, pause_visibly
-from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env
+from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env, seed_draws
 from maml_rl.envs.infos import collect_infos
 from maml_rl.envs.meta_env import (
     InfoKind,
@@ -139,7 +139,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return self._attempts.total
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw tasks from the generator of slot 0; `seed` resets that slot with it first.
+        """Draw tasks from the generator of slot 0; `seed` resets that slot, and seeds its generator, first.
 
         For an evaluation, `sample_test_tasks` draws them where the environment has that method.
         """
@@ -150,6 +150,7 @@ class SerialVectorEnv(MetaVectorEnv):
             if seed is not None:
                 self._ready = False
                 self.envs[0].reset(seed=seed & _SEED_BITS)
+                seed_draws(self.envs[0], seed & _SEED_BITS)
             return list(find_method(self.envs[0], name)(num_tasks))
 
         self._attempts.retries[0] = 0

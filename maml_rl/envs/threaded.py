@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import LOOK_SECONDS, CallHangsError, CallRules, SideBySide, is_async, without_wrappers
+from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.meta_env import SlotCounts, Task, declared
 from maml_rl.envs.serial import SerialVectorEnv, give, time_limit
 from maml_rl.errors import TaskError
@@ -95,6 +96,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if seed is not None and self._is_async[0]:
             self._start_reset(0, int(seed), None)
             self._wait_for({0})
+            seed_draws(self.envs[0], int(seed) & (2**32 - 1))
             self._ready, seed = False, None
         return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count, suggest
 from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
+from maml_rl.envs.checking import DrawsBySeed
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.advantages import TaskwiseBaseline
@@ -162,6 +163,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self.policy, self.baseline = policy, baseline
         self._streams: NamedStreams | None = None
+        self._draws = DrawsBySeed()
         self.iteration, self.phase = -1, 0
         self._reset_memory, self._memory_tried = reset_memory_each_episode, False
         self.record_log_probs, self.record_memory = record_log_probs, record_memory
@@ -229,7 +231,12 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         return self._draw_seeded(num_tasks, seed)
 
     def _draw_seeded(self, num_tasks: int, seed: int) -> list[Task]:
-        return self._replay(lambda: self._backend.sample_tasks(num_tasks, seed, self.task_split == "test"))
+        def draw(count: int, seed: int) -> list[Task]:
+            return self._replay(lambda: self._backend.sample_tasks(count, seed, self.task_split == "test"))
+
+        tasks = draw(num_tasks, seed)
+        self._draws.check(seed, tasks, draw)
+        return tasks
 
     def seek(self, iteration: int) -> None:
         """Continue as if `iteration` had just begun: the next `rollout` is its phase 0.

@@ -69,8 +69,8 @@ def test_missing_space_is_listed() -> None:
 
 class DrawsGlobally(WalkEnv):
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        np.random.seed(0)
-        return [{"slope": np.random.uniform()} for _ in range(num_tasks)]
+        np.random.uniform()
+        return super().sample_tasks(num_tasks)
 
 
 class StepsGlobally(WalkEnv):
@@ -528,3 +528,28 @@ def test_breach_of_gymnasiums_rules_is_a_remark_with_its_source_and_is_sampled(m
         with MultiTaskSampler(make, {}, 2, policy, seed=0, num_workers=0, max_episode_steps=4) as sampler:
             returns.append(sampler.rollout([{"slope": 0.5}]).digest())
     assert returns[0] == returns[1]
+
+
+class PassesALevelOn(WalkEnv):
+    """Like families whose task is the seed of a level."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=3, options=options)
+
+
+class DrawsFromASeedOfItsOwn(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": slope} for slope in np.random.default_rng(5).uniform(size=num_tasks)]
+
+
+def test_family_whose_reset_does_not_seed_its_draws_is_noted() -> None:
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        check_meta_env(PassesALevelOn())
+    text = str(remarks[0].message)
+    assert re.search(r"does not seed the generator .* a generator of your own .*levels", text)
+
+
+def test_family_that_draws_the_same_tasks_for_every_seed_fails_the_check() -> None:
+    with pytest.raises(AssertionError, match=r"draws the same 50 tasks for two seeds, .*self.np_random"):
+        check_meta_env(DrawsFromASeedOfItsOwn())

@@ -95,3 +95,16 @@ def test_a_batch_without_autoreset_changes_tasks_by_reset_only() -> None:
     assert [values(task) for task in env.tasks] == before
     env.reset()
     assert [values(task) for task in env.tasks] != before
+
+
+def test_family_that_passes_its_own_seed_on_gets_new_tasks_in_every_episode_and_for_every_seed() -> None:
+    class PassesALevelOn(WalkEnv):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return super().reset(seed=3, options=options)
+
+    def drawn(seed: int) -> list[float]:
+        env = SampleTaskOnReset(PassesALevelOn())
+        return [env.reset(seed=seed if episode == 0 else None)[1]["task"]["slope"] for episode in range(4)]
+
+    assert len({*drawn(0), *drawn(1)}) == 8
+    assert drawn(0) == drawn(0)

@@ -1,7 +1,10 @@
 """The seam to other people's code: it is given copies, and what it returns is checked by value before it is stored."""
 
 import copy
+import re
+import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,7 +14,7 @@ from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import MamlRLError
+from maml_rl.errors import MamlRLError, TaskError
 from tests.envs.third_party import WalkEnv
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -230,3 +233,123 @@ def test_observation_outside_of_its_space_by_value_is_refused_at_its_step(kind: 
         with pytest.raises(MamlRLError, match=f"(?s)slot 0 with the task .*{message}") as caught:
             sampler.rollout(tasks)
     assert "step 2" in str(caught.value) or "step 3" in str(caught.value)
+
+
+class Levels(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Redirects the seed, as wrappers around environments with levels do."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._level = 0
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"level": int(level)} for level in self.np_random.integers(2**31, size=num_tasks)]
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if task.keys() != {"level"}:
+            raise ValueError("expected a level alone")
+        self._level = task["level"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=self._level, options=options)
+
+
+class AsyncLevels(KeepsActions):
+    """Draws levels of its own choice, and must be awaited."""
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # type: ignore[override]
+        return super().reset(seed=3, options=options)
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        return super().step(action)
+
+
+def drawn(make_env: Any, iterations: int = 3, num_tasks: int = 3, **options: Any) -> list[list[dict[str, Any]]]:
+    policy = get_policy_for_env(KeepsActions() if make_env is AsyncLevels else make_env(), (4,))
+    with MultiTaskSampler(make_env, policy=policy, max_episode_steps=2, **{"num_workers": 0, **options}) as sampler:
+        return [sampler.sample_tasks(num_tasks) for _ in range(iterations)]
+
+
+@pytest.mark.parametrize("make_env", [Levels, AsyncLevels])
+def test_family_that_redirects_the_seed_draws_new_tasks_in_every_iteration_and_for_every_seed(make_env: Any) -> None:
+    batches = [*drawn(make_env, seed=0), *drawn(make_env, seed=1), *drawn(make_env, seed=0, evaluation=True)]
+    numbers = [value for batch in batches for task in batch for value in task.values()]
+    assert len(set(numbers)) == len(numbers) == 27
+    assert drawn(make_env, seed=0, num_workers=2) == batches[:3]
+
+
+class DrawsAtReset(KeepsActions):
+    """Draws more numbers in a reset, the dearer its task is."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed)
+        self.np_random.normal(size=int(100 * getattr(self, "price", 0.0)))
+        return result
+
+
+def test_drawn_tasks_do_not_depend_on_the_task_of_the_slot_that_draws() -> None:
+    policy = get_policy_for_env(DrawsAtReset(), (4,))
+    settings: dict[str, Any] = {"batch_size": 1, "seed": 0, "max_episode_steps": 2, "num_workers": 0}
+    with MultiTaskSampler(DrawsAtReset, policy=policy, **settings) as sampler:
+        sampler.rollout(sampler.sample_tasks(1))
+        after_a_task = sampler.sample_tasks(1)
+    with MultiTaskSampler(DrawsAtReset, policy=policy, **settings) as sampler:
+        sampler.seek(0)
+        assert sampler.sample_tasks(1) == after_a_task
+
+
+class DrawsTheSame(KeepsActions):
+    """Draws from a generator that it seeds itself."""
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"price": float(price)} for price in np.random.default_rng(5).uniform(1.0, 2.0, num_tasks)]
+
+
+class HasTwo(KeepsActions):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"price": float(price)} for price in self.np_random.integers(1, 3, num_tasks)]
+
+
+class ListsThem(KeepsActions):
+    """Has three tasks, and gives them in order."""
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"price": 1.0 + index % 3} for index in range(num_tasks)]
+
+
+class HasThreeAtMost(KeepsActions):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"price": [1.0, 2.0, 3.0][index]} for index in range(num_tasks)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_family_that_draws_the_same_tasks_for_every_seed_is_refused(num_workers: int) -> None:
+    with pytest.raises(TaskError, match=r"draws the same 50 tasks for two seeds, .*levels"):
+        drawn(DrawsTheSame, iterations=2, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2, 3])
+@pytest.mark.parametrize("make_env", [HasTwo, ListsThem, HasThreeAtMost])
+def test_family_with_few_tasks_may_draw_the_same_again(make_env: Any, num_tasks: int) -> None:
+    assert len(drawn(make_env, 6, num_tasks, seed=0)) == 6
+
+
+def test_recipe_for_levels_passes_the_check_and_keeps_test_levels_apart() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "task-distributions.md").read_text()
+    (block,) = [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M) if "class Levels" in block]
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        exec(block, names)
+    # As the page says.
+    (remark,) = remarks
+    assert "env_checker on Levels" in str(remark.message)
+
+    def make_env() -> Any:
+        return names["Levels"](gymnasium.make("CartPole-v1"))
+
+    training = [drawn(make_env, seed=seed) for seed in (0, 1)]
+    test = [drawn(make_env, seed=seed, evaluation=True) for seed in (0, 1)]
+    levels = [[task["level"] for batch in batches for task in batch] for batches in (*training, *test)]
+    assert len({tuple(of_seed) for of_seed in levels}) == 4
+    assert max(levels[0] + levels[1]) < names["TRAINING"] <= min(levels[2] + levels[3])

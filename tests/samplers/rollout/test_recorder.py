@@ -35,7 +35,7 @@ class LampEnv(gymnasium.Env):
         self.task = {"brightness": 0.0}
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"brightness": float(task)} for task in range(num_tasks)]
+        return [{"brightness": float(task % 40)} for task in range(num_tasks)]
 
     def reset_task(self, task: dict[str, Any]) -> None:
         self.task = task

@@ -31,7 +31,7 @@ class CountingEnv(gymnasium.Env):
         self.reset_task({"number": 0, "length": HORIZON})
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"number": number, "length": HORIZON} for number in range(num_tasks)]
+        return [{"number": number % 40, "length": HORIZON} for number in range(num_tasks)]
 
     def reset_task(self, task: dict[str, Any]) -> None:
         self.task = task
