@@ -35,6 +35,8 @@ from maml_rl.cli.train import run_train
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+# Steps of an episode that are compared with a loop.
+_MOST_COMPARED_STEPS = 100
 # Shorter steps than this end before another thread has started.
 _LEAST_WAITING_SECONDS, _LEAST_WAITING_SHARE = 2e-3, 0.5
 
@@ -194,6 +196,11 @@ def run_check_env(arguments: Sequence[str], prog: str) -> int:
     parser = Parser(prog=prog, description="Check that an environment keeps the contract of a task family.")
     parser.add_argument("env", help="a registered id, module:Id-v0, or module:Class")
     parser.add_argument("--env-kwargs", default="{}", help="arguments of the environment, as YAML: '{size: 3}'")
+    parser.add_argument(
+        "--against-loop",
+        action="store_true",
+        help="also sample episodes, in this process, in threads and in workers, and compare every value with a loop",
+    )
     add_log_level(parser)
     return run_command(parser, arguments, _check_env)
 
@@ -207,6 +214,8 @@ def _check_env(options: Namespace) -> None:
         if env.spec is None or env.spec.id not in FAMILIES:
             # The slots of this package's families are one batch.
             print(_advise_stepping(env, options))
+        if options.against_loop:
+            print(_compare_with_loop(env, options))
     except BaseException:
         with suppress(Exception):
             env.close()
@@ -243,6 +252,23 @@ def _advise_stepping(env: Any, options: Namespace) -> str:
             f'for a permanent choice, set stepping = "threads" in {name}'
         )
     return f'note: {measured}; threads do not help with that, but {name} sets stepping = "threads"; remove it'
+
+
+def _compare_with_loop(env: Any, options: Namespace) -> str:
+    """Compare sampled episodes with a plain loop, and return what was compared."""
+    from maml_rl.envs.serial import time_limit
+    from maml_rl.samplers.plain_loop import compare_with_loop
+
+    kwargs = _kwargs(options.env_kwargs)
+    limits = [time_limit(env), getattr(env.unwrapped, "max_episode_steps", None), _MOST_COMPARED_STEPS]
+    with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")):
+        compared = compare_with_loop(
+            _maker(options.env),
+            partial(_make_env, options.env, kwargs),
+            env_kwargs=kwargs,
+            max_episode_steps=min(limit for limit in limits if limit is not None),
+        )
+    return f"ok: {compared}"
 
 
 def _usage(env: Any, name: str) -> str:
@@ -289,17 +315,23 @@ def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
     import gymnasium
 
     from maml_rl.envs.calls import Awaited, is_async
-    from maml_rl.envs.registration import find_spec, import_module_of
+    from maml_rl.envs.registration import find_spec
 
-    module, _, attribute = name.rpartition(":")
-    make: Callable[..., Any]
     with UsersCode(lambda error: ConfigError(f"{name} cannot be made: {explain(error)}")):
-        found = getattr(import_module_of(module, name), attribute, None) if module else None
-        make = found if callable(found) else lambda **arguments: gymnasium.make(find_spec(name).id, **arguments)
-        env = make(**kwargs)
+        maker = _maker(name)
+        env = gymnasium.make(find_spec(maker).id, **kwargs) if isinstance(maker, str) else maker(**kwargs)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"{name} makes {type(env).__name__}, which is not a gymnasium.Env; derive it from that")
     return Awaited(env) if is_async(env) else env
+
+
+def _maker(name: str) -> Any:
+    """Return the class or function of the name `module:Class`; any other name as it is."""
+    from maml_rl.envs.registration import import_module_of
+
+    module, _, attribute = name.rpartition(":")
+    found = getattr(import_module_of(module, name), attribute, None) if module else None
+    return found if callable(found) else name
 
 
 def _kwargs(text: str) -> dict[str, Any]:

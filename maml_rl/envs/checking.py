@@ -472,13 +472,13 @@ def _global_random_states() -> list[Any]:
 
 def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> list[Any]:
     # As the sampler calls it.
-    observation = _as_array(env, read_reset(env, env.reset(seed=seed, options=None))[0])
+    observation = as_sampled(env, read_reset(env, env.reset(seed=seed, options=None))[0])
     env.action_space.seed(seed)
     _expect_finite("observations", observation, "after reset")
     history: list[Any] = [observation]
     for step in range(1, num_steps + 1):
         observation, reward, terminated, truncated, _ = read_step(env, env.step(env.action_space.sample()))
-        observation = _as_array(env, observation)
+        observation = as_sampled(env, observation)
         _expect_finite("observations", observation, f"at step {step}")
         _expect_finite("rewards", reward, f"at step {step}")
         history += [observation, reward, terminated, truncated]
@@ -487,7 +487,7 @@ def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> lis
     return history
 
 
-def _as_array(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+def as_sampled(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
     """Return a copy of an observation as the sampler sees it."""
     flattener = flattener_for(env.observation_space)
     try:

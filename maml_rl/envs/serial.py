@@ -37,7 +37,7 @@ from maml_rl.spaces import ArrayElements, PackedSpace, flattener_for, packed
 logger = logging.getLogger(__name__)
 
 # Many environments hand their seed to generators that take 32 bits.
-_SEED_BITS = 2**32 - 1
+SEED_BITS = 2**32 - 1
 _BEFORE_RESET = "cannot step before a reset, nor after sample_tasks(seed=...), which resets slot 0; call reset first"
 
 
@@ -149,8 +149,8 @@ class SerialVectorEnv(MetaVectorEnv):
         def draw() -> list[Task]:
             if seed is not None:
                 self._ready = False
-                self.envs[0].reset(seed=seed & _SEED_BITS)
-                seed_draws(self.envs[0], seed & _SEED_BITS)
+                self.envs[0].reset(seed=seed & SEED_BITS)
+                seed_draws(self.envs[0], seed & SEED_BITS)
             return list(find_method(self.envs[0], name)(num_tasks))
 
         self._attempts.retries[0] = 0
@@ -196,13 +196,13 @@ class SerialVectorEnv(MetaVectorEnv):
         if mask is not None and not self._ready:
             raise ResetNeeded("the first reset must be of all slots; call reset without reset_mask first")
         others = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
-        seeds = [None if entry is None else entry & _SEED_BITS for entry in slot_seeds(seed, self.num_envs)]
+        seeds = [None if entry is None else entry & SEED_BITS for entry in slot_seeds(seed, self.num_envs)]
         self._reset(seeds, mask, others or None)
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with the low 32 bits of `seeds[i]`; see `MetaVectorEnv`."""
-        low = np.asarray(seeds, np.uint64) & np.uint64(_SEED_BITS)
+        low = np.asarray(seeds, np.uint64) & np.uint64(SEED_BITS)
         self._reset([int(seed) for seed in low], None, None)
 
     def _reset(

@@ -1,0 +1,227 @@
+"""Sampled episodes compared with a plain loop over one environment, value by value, in every placement."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maml_rl.envs.batch_of_one import BatchOfOne
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.checking import as_sampled, find_method
+from maml_rl.envs.make_env import EnvMaker, check_stepping
+from maml_rl.envs.serial import SEED_BITS
+from maml_rl.envs.task_space import task_key
+from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
+from maml_rl.policies import Memory, Policy
+from maml_rl.policies.heads import Params
+from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
+from maml_rl.seeding import PhaseStreams
+from maml_rl.spaces import PackedSpace, packed
+
+_NUM_TASKS, _EPISODES = 3, 2
+# Their episodes must be the same, to the last bit.
+_PLACEMENTS: Mapping[str, Mapping[str, Any]] = {
+    "in this process": {"num_workers": 0},
+    "with one slot for each task": {"num_workers": 0, "slots_per_task": 1},
+    "in threads": {"num_workers": 0, "stepping": "threads"},
+    "with one worker": {"num_workers": 1},
+    "with two workers": {"num_workers": 2},
+    "with central inference": {"num_workers": 2, "inference": "central", "num_groups": 2},
+}
+
+
+class SampledActions(Policy):
+    """Acts by `sample` of the action space, so that every element of the space may come.
+
+    Args:
+        space: of the actions.
+    """
+
+    noise_kind = "uniform"
+    noise_size = 1
+    stateless = True
+    reads_text = True
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        super().__init__()
+        self._space, self._packed = copy.deepcopy(space), packed(space)
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return an element of the space for each number of the noise; see `Policy.act`."""
+        rows = np.stack([self._row(float(number)) for number in noise.flatten()])
+        return torch.from_numpy(rows).unflatten(0, noise.shape[:-1]), ()
+
+    def _row(self, number: float) -> NDArray[Any]:
+        # The noise comes in multiples of 2**-24.
+        self._space.seed(int(number * 2**24))
+        element = self._space.sample()
+        if not isinstance(self._packed, PackedSpace):
+            return np.asarray(element)
+        row = np.zeros(self._packed.shape, np.uint8)
+        self._packed.write(element, row)
+        return row
+
+
+def compare_with_loop(
+    env: EnvMaker,
+    make_one: Callable[[], gymnasium.Env[Any, Any]],
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+) -> str:
+    """Compare sampled episodes with those of a plain loop over one environment, in every placement.
+
+    The loop repeats the recorded actions, with the seeds and tasks of the sampler. Observations, rewards, ends of
+    episodes and recorded infos must be equal, to the last bit.
+
+    Args:
+        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
+        make_one: makes the environment of the loop.
+        env_kwargs: keyword arguments of `env`.
+        max_episode_steps: time limit; None for the environment's own.
+        seed: of the sampler.
+
+    Returns:
+        What was compared, in words.
+
+    Raises:
+        AssertionError: If a value differs; the message says where, at which step, and what.
+        ChildEnvError: If the environment raises.
+    """
+    names, steps = [], 0
+    first: tuple[list[Any], str] | None = None
+    looped = make_one()
+    try:
+        policy = SampledActions(looped.action_space)
+        for name in _placements(env, looped):
+            with MultiTaskSampler(
+                env,
+                env_kwargs,
+                batch_size=_EPISODES,
+                policy=policy,
+                seed=seed,
+                max_episode_steps=max_episode_steps,
+                **_PLACEMENTS[name],
+            ) as sampler:
+                tasks = sampler.sample_tasks(_NUM_TASKS)
+                episodes = sampler.rollout(tasks)
+            found = [task_key(task) for task in tasks], episodes.digest()
+            if found == first:
+                names.append(name)
+                continue
+            seeds = PhaseStreams(seed, 0, 0).episode_seeds(_NUM_TASKS, range(_EPISODES))
+            if not isinstance(looped.unwrapped, BatchOfOne):
+                seeds &= SEED_BITS
+            _expect_equal(looped, episodes, seeds, name, _PLACEMENTS[name].get("slots_per_task", _EPISODES))
+            if first is not None:
+                raise AssertionError(
+                    f"the tasks or actions that are drawn {name} are not those that are drawn {names[0]}, so that they "
+                    "depend on more than the seed"
+                )
+            first, steps = found, int(episodes.lengths.sum())
+            names.append(name)
+    finally:
+        looped.close()
+    return (
+        f"{_NUM_TASKS * _EPISODES} episodes of {_NUM_TASKS} tasks, {steps} steps in all, have the values of a plain "
+        f"loop, sampled {', '.join(names)}"
+    )
+
+
+def _placements(env: EnvMaker, made: gymnasium.Env[Any, Any]) -> Iterator[str]:
+    """Yield the names of the placements that an environment allows."""
+    for name, options in _PLACEMENTS.items():
+        if "stepping" in options:
+            try:
+                check_stepping(env, CallRules(stepping=options["stepping"]))
+            except (TypeError, ValueError):
+                continue
+            if made.render_mode is not None:  # A renderer belongs to one thread.
+                continue
+        yield name
+
+
+def _expect_equal(
+    env: gymnasium.Env[Any, Any], episodes: TaskEpisodes, seeds: NDArray[np.int64], sampled: str, slots_per_task: int
+) -> None:
+    """Expect that episodes have the values of a loop over `env`.
+
+    Args:
+        env: one environment, which takes all tasks and episodes one after the other.
+        episodes: M tasks, B episodes of each.
+        seeds: (M, B).
+        sampled: how, in words.
+        slots_per_task: how many environments sampled the episodes of a task.
+
+    Raises:
+        AssertionError: At the first value that differs.
+    """
+    kinds = {name: "step" if info.dim() == 3 else "episode" for name, info in episodes.infos.items()}
+    for task, own in enumerate(episodes):
+        find_method(env, "reset_task")(copy.deepcopy(episodes.tasks[task]))
+        for episode, seed in enumerate(seeds[task].tolist()):
+            actions = own.actions[: int(own.lengths[episode]), episode].numpy()
+            looped = _loop(env, seed, actions, episodes.horizon, kinds)
+            for (what, step, recorded), value in zip(_record(own, episode, kinds), looped, strict=True):
+                if difference := _difference(np.asarray(recorded), value):
+                    slot = task * slots_per_task + episode % slots_per_task
+                    raise AssertionError(
+                        f"sampled {sampled}, the {what} of slot {slot} (task {task}, episode {episode}, step {step}) "
+                        f"is {difference} in a plain loop; an episode may depend only on its task, seed and actions: "
+                        "look for state that outlives a reset, or that environments share"
+                    )
+
+
+def _record(episodes: BatchEpisodes, episode: int, kinds: Mapping[str, str]) -> Iterator[tuple[str, int, Any]]:
+    """Yield the recorded values of an episode, each with its name and step, in the order of `_loop`."""
+    length = int(episodes.lengths[episode])
+    for step in range(length):
+        yield "observation", step, episodes.observations[step, episode]
+        yield "reward", step, episodes.rewards[step, episode]
+        is_last = step == length - 1
+        yield "flag terminated", step, is_last and bool(episodes.terminated[episode])
+        yield "end of the episode", step, is_last
+        for name, info in episodes.infos.items():
+            if kinds[name] == "step":
+                yield f"info {name!r}", step, info[step, episode]
+    yield "last observation", length, episodes.final_observations[episode]
+    for name, info in episodes.infos.items():
+        if kinds[name] == "episode":
+            yield f"info {name!r}", length - 1, info[episode]
+
+
+def _loop(
+    env: gymnasium.Env[Any, Any], seed: int, actions: NDArray[Any], horizon: int, kinds: Mapping[str, str]
+) -> Iterator[Any]:
+    """Yield the values of an episode of `env` with the given actions: the loop that anybody would write."""
+    action_space = packed(env.action_space)
+    observation, _ = env.reset(seed=seed)
+    for step, action in enumerate(actions):
+        yield as_sampled(env, observation)
+        own = action_space.element(action) if isinstance(action_space, PackedSpace) else action.copy()
+        observation, reward, terminated, truncated, info = env.step(own)
+        yield reward
+        yield bool(terminated)
+        yield bool(terminated or truncated or step == horizon - 1)
+        yield from (info[name] for name, kind in kinds.items() if kind == "step")
+    yield as_sampled(env, observation)
+    yield from (info.get(name, np.nan) for name, kind in kinds.items() if kind == "episode")
+
+
+def _difference(recorded: NDArray[Any], value: Any) -> str:
+    """Return a recorded value and that of a loop, in words; "" if they are equal once both are recorded."""
+    looped = np.asarray(value).astype(recorded.dtype).reshape(recorded.shape)
+    if np.array_equal(recorded, looped, equal_nan=recorded.dtype.kind == "f"):
+        return ""
+    index = tuple(np.argwhere(recorded != looped)[0].tolist())
+    return f"{recorded[index]}{f' at {list(index)}' if index else ''}, but {looped[index]}"

@@ -1,0 +1,151 @@
+"""Sampled episodes are those of a plain loop; what makes them differ is found, and its place named."""
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maml_rl.cli import main as cli
+from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.samplers.plain_loop import compare_with_loop
+from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
+from tests.samplers.text_env import GuessingEnv
+
+pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(120)]
+EVERYWHERE = (
+    "sampled in this process, with one slot for each task, in threads, with one worker, with two workers, with central "
+    "inference"
+)
+
+
+class InfoEnv(WalkEnv):
+    """Records the place at every step, and at the end how often it is on the left."""
+
+    recorded_infos = {"place": "step", "left": "episode"}  # noqa: RUF012
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, {**info, **({"left": 3.5} if terminated else {})}
+
+
+class LeakyEnv(WalkEnv):
+    """Its reward depends on the episodes before."""
+
+    age = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.age += 1
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float(self.age), terminated, truncated, info
+
+
+class CountedEnv(WalkEnv):
+    """An object knows how many there were before it in its process."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = CountedEnv.made = CountedEnv.made + 1
+
+    def observe(self) -> Any:
+        return np.array([self.place, 0.01 * self.number])
+
+
+class DrawingEnv(WalkEnv):
+    """Draws its tasks without a seed."""
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        draws = random.SystemRandom()
+        return [{"slope": draws.uniform(-1.0, 1.0)} for _ in range(num_tasks)]
+
+
+class UnsafeEnv(WalkEnv):
+    """Must not be stepped in threads."""
+
+    thread_safe = False
+
+
+def compared(env: Any, **options: Any) -> str:
+    return compare_with_loop(env, env, max_episode_steps=6, **options)
+
+
+@pytest.mark.parametrize("env", [WalkEnv, InfoEnv, DictEnv, PixelEnv, CellEnv, KnobsEnv, SwitchesEnv, GuessingEnv])
+def test_environments_of_every_kind_have_the_values_of_a_loop_in_every_placement(env: Any) -> None:
+    assert compared(env).endswith(EVERYWHERE)
+
+
+def test_family_of_the_package_has_the_values_of_a_loop() -> None:
+    told = compare_with_loop("2DNavigation-v0", partial(gymnasium.make, "2DNavigation-v0"), max_episode_steps=5)
+    assert told.startswith("6 episodes of 3 tasks, 30 steps in all")
+    assert "in threads" not in told
+
+
+def test_environment_that_is_not_thread_safe_is_not_sampled_in_threads() -> None:
+    told = compared(UnsafeEnv)
+    assert "two workers" in told
+    assert "in threads" not in told
+
+
+def test_state_that_outlives_a_reset_is_found_with_its_place() -> None:
+    with pytest.raises(AssertionError) as raised:
+        compared(LeakyEnv)
+    assert "sampled in this process, the reward of slot 1 (task 0, episode 1, step 0) is 1.0, but" in str(raised.value)
+
+
+def test_state_that_environments_share_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"the observation of slot 0 .* at \[1\], but 0.01 in a plain loop"):
+        compared(CountedEnv)
+
+
+def test_tasks_that_no_seed_determines_are_found() -> None:
+    with pytest.raises(AssertionError, match="with one slot for each task are not those .* in this process"):
+        compared(DrawingEnv)
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("reward", lambda env: env.buffers.rewards.__setitem__(2, 0.125)),
+        ("observation", lambda env: env.buffers.observations.__setitem__((2, 1), 0.25)),
+        ("flag terminated", lambda env: env.buffers.terminated.__setitem__(2, True)),
+        ("end of the episode", lambda env: env.buffers.truncated.__setitem__(2, True)),
+        ("info 'place'", lambda env: env.buffers.infos["place"].__setitem__(2, 7.0)),
+    ],
+)
+def test_value_that_the_sampler_would_record_wrongly_is_found(
+    what: str, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = SerialVectorEnv._write_step
+
+    def wrong(self: SerialVectorEnv, slot: int, result: Any) -> None:
+        own(self, slot, result)
+        if slot == 2:
+            change(self)
+
+    monkeypatch.setattr(SerialVectorEnv, "_write_step", wrong)
+    with pytest.raises(AssertionError, match=rf"the {what} of slot 2 \(task 1, episode 0, step [01]\) is"):
+        compared(InfoEnv)
+
+
+def test_command_says_what_was_compared_or_where_a_value_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "walks.py").write_text(
+        "import gymnasium\n"
+        "from tests.envs.third_party import WalkEnv\n"
+        "from tests.samplers.test_plain_loop import CountedEnv\n"
+        "gymnasium.register('Counted-v0', f'{__name__}:CountedEnv', max_episode_steps=7)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main(["check-env", "walks:WalkEnv", "--env-kwargs", "{scale: 2.0}", "--against-loop"]) == 0
+    shown = capsys.readouterr().out
+    assert "ok: 6 episodes of 3 tasks, " in shown
+    assert EVERYWHERE in shown
+    assert cli.main(["check-env", "walks:Counted-v0", "--against-loop"]) == 1
+    assert "walks:Counted-v0: sampled in this process, the observation of slot 0" in capsys.readouterr().err
