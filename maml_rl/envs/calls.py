@@ -216,6 +216,8 @@ class SideBySide:
         self._threads = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
+        # What ended the loop, if anything was raised.
+        self._loop_error: BaseException | None = None
         self._slots_of_loop: asyncio.Semaphore | None = None
         self._to_await: deque[tuple[int, Attempt]] = deque()
         self._awaiting: set[asyncio.Task[None]] = set()
@@ -224,11 +226,12 @@ class SideBySide:
         self._since: dict[int, float] = {}
         self._thread_of: dict[int, int] = {}
         self.outstanding: set[int] = set()
-        self._next_look = 0.0
+        self._next_look = self._latest_start = 0.0
 
     def start(self, slot: int, attempt: Attempt, *, awaited: bool) -> None:
         """Start a call of a slot that has none outstanding."""
         self.outstanding.add(slot)
+        self._latest_start = monotonic()
         if awaited:
             # `wait` wakes the loop once for all calls started until then, because waking it costs more than a call.
             self._to_await.append((slot, attempt))
@@ -244,7 +247,8 @@ class SideBySide:
         The outcome is the result of the call, in a tuple with whether the episode restarted, or an exception.
 
         Raises:
-            CallHangsError: If a call takes too long. `hung` names it.
+            CallHangsError: If a call takes too long, or does not begin for as long although no other runs.
+            RuntimeError: If the event loop has ended, and calls are left on it.
         """
         if self._to_await:
             self._running_loop().call_soon_threadsafe(self._await_all)
@@ -255,6 +259,10 @@ class SideBySide:
                 over.append(self._done.get_nowait())
         for slot, _ in over:
             self.outstanding.discard(slot)
+        if over:
+            self._latest_start = monotonic()
+        else:
+            self._require_loop()
         if not over or monotonic() >= self._next_look:
             self._next_look = monotonic() + LOOK_SECONDS
             self._check_deadlines()
@@ -267,8 +275,8 @@ class SideBySide:
 
     def drain(self, until: float) -> None:
         """Wait for all calls until a time on the monotonic clock, and drop their results."""
-        while self.outstanding and monotonic() < until:
-            with suppress(CallHangsError):
+        while self.outstanding and not self._has_lost_loop() and monotonic() < until:
+            with suppress(CallHangsError, RuntimeError):
                 self.wait(until - monotonic())
 
     def close(self) -> None:
@@ -278,13 +286,39 @@ class SideBySide:
         self._threads = 0
         loop, self._loop = self._loop, None
         if loop is not None and self._loop_thread is not None:
+            if not self._loop_thread.is_alive():
+                # What ended it was reported. Its tasks can only end on it; one that has not begun could end it again.
+                loop.set_exception_handler(lambda loop, context: None)
+                for task in asyncio.all_tasks(loop):
+                    task.cancel()
+                self._start_loop(loop)
             asyncio.run_coroutine_threadsafe(_end_loop(loop), loop)
             self._loop_thread.join(timeout=1.0)
             if not self._loop_thread.is_alive():
                 loop.close()
 
+    def _has_lost_loop(self) -> bool:
+        """Return whether the event loop has ended while calls are left on it, whose outcomes never come."""
+        ended = self._loop_thread is not None and not self._loop_thread.is_alive()
+        return ended and bool(self._coroutines or self._to_await)
+
+    def _require_loop(self) -> None:
+        if not self._has_lost_loop() or not self._done.empty():
+            return
+        error = self._loop_error
+        why = "something called its method stop" if error is None else f"a background task raised {error!r}"
+        raise RuntimeError(
+            f"the event loop on which the environments are awaited has ended: {why}; catch what background tasks "
+            "raise, and leave the loop running"
+        ) from error
+
     def _check_deadlines(self) -> None:
         longest = self.longest()
+        if longest is None and self.outstanding and monotonic() - self._latest_start > self._timeout:
+            raise CallHangsError(
+                f"no call has begun for {self._timeout:g} s although {len(self.outstanding)} are waiting to; something "
+                "blocks the event loop, or takes its callbacks"
+            )
         if longest is None or monotonic() - longest[1] <= self._timeout:
             return
         slot, _ = longest
@@ -309,7 +343,7 @@ class SideBySide:
                 outcome: Any = carry_out(attempt, pause)
             # An environment's error is raised again where its result is awaited.
             except BaseException as error:
-                outcome = error
+                outcome = _not_ctrl_c(error)
             self._thread_of.pop(slot, None)
             self._since.pop(slot, None)
             self._done.put((slot, outcome))
@@ -317,11 +351,21 @@ class SideBySide:
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            loop = self._loop = asyncio.new_event_loop()
+            self._loop = asyncio.new_event_loop()
             self._slots_of_loop = asyncio.Semaphore(self._limit)
-            self._loop_thread = threading.Thread(target=loop.run_forever, name="slots-awaited", daemon=True)
-            self._loop_thread.start()
+            self._start_loop(self._loop)
         return self._loop
+
+    def _start_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        def run() -> None:
+            try:
+                loop.run_forever()
+            # SystemExit and KeyboardInterrupt of any task end the loop.
+            except BaseException as error:
+                self._loop_error = error
+
+        self._loop_thread = threading.Thread(target=run, name="slots-awaited", daemon=True)
+        self._loop_thread.start()
 
     def _await_all(self) -> None:
         """Begin with the calls that were started, in the thread of the loop."""
@@ -343,7 +387,7 @@ class SideBySide:
             try:
                 outcome: Any = await coroutine
             except BaseException as error:
-                outcome = error
+                outcome = _not_ctrl_c(error)
             self._coroutines.pop(slot, None)
             self._since.pop(slot, None)
         self._done.put((slot, outcome))
@@ -358,6 +402,15 @@ class SideBySide:
         if not frames and ident is not None and (frame := sys._current_frames().get(ident)) is not None:
             return "".join(traceback.format_stack(frame))
         return "".join(traceback.format_list([_summary(frame) for frame in frames]))
+
+
+def _not_ctrl_c(error: BaseException) -> BaseException:
+    """Return an error of an environment in a helper thread, which Ctrl-C never reaches."""
+    if not isinstance(error, KeyboardInterrupt):
+        return error
+    own = RuntimeError("it raised KeyboardInterrupt itself")
+    own.__cause__ = error
+    return own
 
 
 async def _end_loop(loop: asyncio.AbstractEventLoop) -> None:

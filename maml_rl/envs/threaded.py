@@ -233,8 +233,8 @@ class ThreadedVectorEnv(SerialVectorEnv):
         started = perf_counter()
         try:
             return self._calls.wait(seconds)
-        except CallHangsError:
-            longest = self._calls.longest()
+        except (CallHangsError, RuntimeError) as error:
+            longest = self._calls.longest() if isinstance(error, CallHangsError) else None
             self.current_slots[0] = -1 if longest is None else longest[0]
             raise
         finally:

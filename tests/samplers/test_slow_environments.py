@@ -1,8 +1,9 @@
 """Slots that wait concurrently give the episodes of serial stepping, in whatever order they answer."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,79 @@ def test_a_call_that_never_returns_is_reported_with_its_stack(env: Any, place: s
     with pytest.raises(ChildEnvTimeout, match=rf"(?s)slot \d.*'goal': 0\.0.*more than 0\.3 s.*{place}"):
         digests(partial(env, hang=1), stepping="threads", num_workers=num_workers, step_timeout=0.3, inference="auto")
     assert time.monotonic() - started < 10.0
+
+
+def exit_process() -> None:
+    raise SystemExit(0)
+
+
+def press_ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def stop_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+
+def deafen_loop() -> None:
+    """Let the loop lose the calls of environments that other threads ask it for."""
+    loop = asyncio.get_running_loop()
+    ask = loop.call_soon_threadsafe
+
+    def hear(callback: Any, *arguments: Any, **options: Any) -> Any:
+        if callback.__name__ != "_await_all":
+            ask(callback, *arguments, **options)
+
+    loop.call_soon_threadsafe = hear  # type: ignore[method-assign]
+
+
+class Meddling(AwaitedEnv):
+    """Interferes with the event loop in a background task."""
+
+    def __init__(self, meddle: Callable[[], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._meddle = meddle
+
+    async def step(self, action: Any) -> Any:
+        if self._steps == 1 and self._task["goal"] == 0.0:
+
+            async def meddle() -> None:
+                self._meddle()
+
+            self._background = asyncio.get_running_loop().create_task(meddle())
+        return await super().step(action)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("meddle", "error", "told"),
+    [
+        (exit_process, ChildEnvError, r"event loop .* has ended: a background task raised SystemExit\(0\); catch"),
+        (press_ctrl_c, ChildEnvError, r"event loop .* has ended: a background task raised KeyboardInterrupt\(\)"),
+        (stop_loop, ChildEnvError, r"event loop .* has ended: something called its method stop"),
+        (deafen_loop, ChildEnvTimeout, r"no call has begun for 0\.5 s although \d+ are waiting to"),
+    ],
+)
+def test_event_loop_that_ends_is_an_error_and_not_an_endless_wait(
+    meddle: Any, error: type[Exception], told: str, num_workers: int
+) -> None:
+    started = time.monotonic()
+    limit = 0.5 if error is ChildEnvTimeout else 60.0
+    options: dict[str, Any] = {"stepping": "threads", "num_workers": num_workers, "step_timeout": limit}
+    with pytest.raises(error, match=told):
+        digests(partial(Meddling, meddle, wait=0.002), inference="auto", **options)
+    assert time.monotonic() - started < 20.0
+
+
+@pytest.mark.parametrize("env", [SlowEnv, AwaitedEnv])
+def test_keyboard_interrupt_of_an_environment_in_a_thread_is_not_taken_for_ctrl_c(env: Any) -> None:
+    class Interrupting(env):  # type: ignore[misc]
+        def _take_time(self) -> None:
+            if self._steps == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(ChildEnvError, match="raised KeyboardInterrupt itself"):
+        digests(Interrupting, **THREADS)
 
 
 class TellsToWait(gymnasium.Wrapper):
